@@ -10,6 +10,10 @@ compared. Two ranks are compared with one by the clock, each with one thread: th
 * ragged: the same with 16 to 368 tokens; the plain engine pads, Megatron's packs;
 * large: 100 M parameters, and what publishing their version costs: how long a step waits for the copy of a checkpoint,
   how much longer the step beside its files takes, and how long a step waits for a staged version; by the clock.
+
+Of the demo's workload, whose steps are the shortest, a replay's steps are timed too, from the log: records and
+experiences fetched and checked, its own records written, figures appended. The engine alone makes the same steps before
+and after each replay.
 """
 
 import statistics
@@ -23,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks._options import parser
+from benchmarks._replay import replaying
 from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
@@ -255,6 +260,10 @@ def main() -> None:
     for load in WORKLOADS[:1] if options.short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(load, Path(folder), 1 if options.short else load.repeats)
+            if load is WORKLOADS[0]:
+                settings = settings_of(load, Path(folder))
+                steps, turns = (3, 1) if options.short else (load.repeats, 3)
+                rows += replaying(load.name, settings, make_groups(load), steps=steps, turns=turns)
     with tempfile.TemporaryDirectory() as folder:
         load = WORKLOADS[0] if options.short else LARGE
         rows += publishing(load, Path(folder), 1 if options.short else load.repeats)

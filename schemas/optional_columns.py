@@ -239,10 +239,11 @@ class _Building:
 
 def _row_of(how: Sampling | None) -> tuple[float, ...]:
     """Return how a sample was drawn, as ``sampling`` has it."""
+    if how is not None and how.altered_by:
+        # That of an engine that is not told; what matters is that something else had a say.
+        return (1.0 if how.temperature is None else how.temperature, *(np.nan,) * 3)
     if how is None or how.temperature is None:
         return (np.nan,) * 4
-    if how.altered_by:
-        return (how.temperature, *(np.nan,) * 3)
     return (how.temperature, 1.0 if how.top_p is None else how.top_p, max(how.top_k or 0, 0), how.min_p or 0.0)
 
 

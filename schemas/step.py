@@ -4,7 +4,8 @@ The record is durable before the first weight changes. A step that is taken agai
 and obeys it: what was left out stays left out, whatever the settings or the program say by then; so the choice is the
 same bit for bit. Tools read it to train on the log once more, and to tell what a step was made of.
 
-Keyed by trainer and step on a compacted topic, so the last record of a step is the one that counts. The last
+Keyed by trainer and step on a compacted topic, so the last record of a step is the one that counts; each stage of a
+trainer writes under a name of its own, which has the stage's behind a slash. The last
 ``KEPT_STEPS`` are kept; older ones get a tombstone as new ones are written.
 
 ================================  ====================================================================================
@@ -50,6 +51,7 @@ from schemas.skipped import MAX_REASON_CHARS
 KEPT_STEPS = 1000
 """Steps of each trainer whose records are kept."""
 MAX_WHY_CHARS = 500
+_MAX_DIGITS = 19
 
 
 class StepGroup(Item, frozen=True, kw_only=True):
@@ -110,3 +112,10 @@ class StepBegun(Record):
 def step_key(trainer: str, step: int) -> str:
     """Return the key of a step's record."""
     return f"{trainer}/{step}"
+
+
+def step_of_key(key: str | None, trainer: str) -> int | None:
+    """Return the step of a trainer that a key names; None where it names none."""
+    name, _, number = (key or "").rpartition("/")
+    known = name == trainer and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+    return int(number) if known else None

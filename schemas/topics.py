@@ -206,7 +206,7 @@ BATCHES = Topic(
 )
 STEPS = Topic(
     name="steps",
-    key="trainer name/step",
+    key="trainer name/step, with stages trainer name/stage/step",
     partitions=1,
     cleanup="compact",
     max_message_bytes=StepBegun.MAX_BYTES + ROOM,

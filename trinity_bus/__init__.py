@@ -75,7 +75,10 @@ if TYPE_CHECKING:
     )
     from trinity_bus.rollout.agents import AgentWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
+    from trinity_bus.rollout.programs import ProgramWorkflow
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
+    from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
+    from trinity_bus.rollout.threads import BlockingContext
 
 __all__ = [
     "AccessDeniedError",
@@ -83,6 +86,7 @@ __all__ = [
     "BatchHandle",
     "BatchLifecycleState",
     "BatchResult",
+    "BlockingContext",
     "BrokerError",
     "BrokerUnreachableError",
     "BusError",
@@ -101,6 +105,7 @@ __all__ = [
     "NotOwnerError",
     "NotStartedError",
     "PartialRunsError",
+    "ProgramWorkflow",
     "RecordError",
     "RecordGoneError",
     "RecordTooLargeError",
@@ -121,6 +126,8 @@ __all__ = [
     "Synchronizer",
     "Task",
     "TaskResult",
+    "TextEnv",
+    "TextEnvWorkflow",
     "TimedOutError",
     "Tokenizer",
     "ToolError",
@@ -159,7 +166,10 @@ _NAMES = {
     "trinity_bus.chat": "Session renderer_for",
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
+    "trinity_bus.rollout.programs": "ProgramWorkflow",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
+    "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
+    "trinity_bus.rollout.threads": "BlockingContext",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -152,6 +152,16 @@ def _publishes(settings: Settings) -> None:
         )
 
 
+def _shadows(settings: Settings) -> None:
+    trainer = settings.trainer
+    if trainer.role == "shadow" and trainer.name == trainer.shadows:
+        raise ConfigError(
+            f"trainer.name and trainer.shadows are both {trainer.name}: give the shadow a name of its own"
+        )
+    if trainer.role == "shadow" and trainer.stages:
+        raise ConfigError("trainer.role is shadow: a shadow follows one training: leave trainer.stages empty")
+
+
 _MODES: Final[Mapping[str, frozenset[Mode]]] = {
     "explorer": frozenset(["both", "explore", "bench", "serve"]),
     "trainer": frozenset(["both", "train"]),
@@ -171,6 +181,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         _trained_dtype,
         lambda settings: registry.check(settings.trainer),
         _ranks,
+        _shadows,
         _publishes,
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),

@@ -18,6 +18,12 @@ class TrainerSettings(Section):
 
     name: InstanceName = "trainer-0"
     """Its identity over restarts. ``{host}`` in it is the host's name."""
+    role: Literal["live", "shadow"] = "live"
+    """``live``: it trains on batches or examples, and explorers get its weights. ``shadow``: it trains on the steps of
+    another trainer as these are written on ``steps``, shuffled with that one's seed, and tells nobody but ``steps`` and
+    ``metrics.jsonl`` in its ``checkpoint_dir``: another objective on the same stream. See docs/replay.md."""
+    shadows: InstanceName = "trainer-0"
+    """With ``role=shadow``: the name of that trainer; where it has stages, a slash and the stage's name behind it."""
     model_path: str | None = of_mesh("model_path")
     checkpoint_dir: Path | None = None
     """Where checkpoints go, and where a restarted trainer looks for the newest."""
@@ -217,6 +223,10 @@ class TrainerSettings(Section):
     def ranks(self) -> int:
         """Processes that train together."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    def is_done(self, step: int) -> bool:
+        """Whether training ends after a step."""
+        return self.total_steps is not None and step >= self.total_steps
 
     @property
     def weights_ports(self) -> range:

@@ -10,7 +10,6 @@ Failures: what the function raises is the failure of its run. An engine that fai
 may have passed over it. A function that asks the model nothing gives nothing to train on, and fails.
 """
 
-import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +21,7 @@ from trinity_bus.chat import Session, renderer_for
 from trinity_bus.rollout.endpoint import Endpoint
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
+from trinity_bus.rollout.threads import in_thread
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
 
 type Outcome = float | tuple[float, Mapping[str, float]]
@@ -84,7 +84,7 @@ def agent(name: str) -> Callable[[Agent], Agent]:
             del self
             if inspect.iscoroutinefunction(function):
                 return await function(task, model)
-            return await asyncio.to_thread(function, task, model)
+            return await in_thread(function, task, model)
 
         given = {"act": act, "__doc__": function.__doc__, "__module__": function.__module__}
         register(name)(type(function.__qualname__, (AgentWorkflow,), given))

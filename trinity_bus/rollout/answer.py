@@ -19,7 +19,7 @@ from schemas import Dispatch, ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.experience import MAX_METRICS
 from schemas.record import Metrics
-from trinity_bus.rollout.stamp import stamped
+from trinity_bus.rollout.stamp import sampling_of_rest
 from trinity_bus.rollout.workflow import WorkflowError
 
 MAX_METRIC_NAME = 200
@@ -48,7 +48,7 @@ def encode_answer(
         _check_runs(order, [])
     sampling = None
     if order.batch_type == "train":
-        rollouts, sampling = stamped(rollouts, asked)
+        sampling = sampling_of_rest(rollouts, asked)
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
         group = build_group(

@@ -1,11 +1,11 @@
-"""A base for workflows in which a model speaks, calls tools, and speaks again.
+"""Bases for workflows in which a model speaks, is answered, and speaks again: by tools, or by anything else.
 
 ::
 
-    the task's messages --> the model --said--> no call: the end --> reward --> the samples of the run
+    the task's messages --> the model --said--> nothing to answer: the end --> reward --> the samples of the run
                                ^                  |
-                               |                  '--calls: each tool, one after the other --> turn reward --> end_turn
-                               '------- their results, and what was wrong with calls -------------'
+                               |                  '--the other side: each tool, one after the other; a game; ...
+                               '-- end_turn <-- turn reward <-- its answers, and what was wrong with calls --'
 
 The conversation also ends where the model was cut at a limit, and after ``max_turns`` of its turns. Tokens are never
 made again from text (``trinity_bus.chat``); completed turns outlive the explorer (``RolloutContext.end_turn``).
@@ -16,7 +16,8 @@ Failures: see ``trinity_bus.rollout.tools``. A run that fails has no reward.
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -37,12 +38,16 @@ class Conversation:
     run_id: int
     turns: list[Said] = field(default_factory=list)
     """What the model said, turn by turn."""
+    texts: list[str] = field(default_factory=list)
+    """The same as it was written: with reasoning and calls, without special tokens."""
     calls: int = 0
     """Of tools, that were made."""
     errors: int = 0
     """Calls that could not be read or made, or whose tool said that it could not."""
     truncated: bool = False
     """Whether the model was cut at a limit, or would have gone on."""
+    rewards: list[float] = field(default_factory=list)
+    """What the other side has given, where it gives some."""
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
     """Of the run: what a reward asks other pools with."""
 
@@ -52,25 +57,40 @@ class Conversation:
         return self.turns[-1].content if self.turns else ""
 
 
-class ToolWorkflow(SingleRunWorkflow):
-    """A conversation with tools. Register the subclass, with its ``tools`` and its ``reward``."""
+type OtherSide = Callable[[Said], Awaitable[bool]]
+"""Answers a turn of the model, by adding messages to the conversation. Returns whether that is over."""
 
-    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
-    """Python functions; their names, docstrings and types are what the model is told of them."""
+
+class ConversationWorkflow(SingleRunWorkflow):
+    """A conversation of a model and another side. Register the subclass."""
+
     max_turns: ClassVar[int] = 16
     """Of the model, in one run."""
-    tool_timeout_s: ClassVar[float] = 30.0
-    """Of one call."""
+    schemas: Sequence[dict[str, Any]] = ()
+    """What the model is told that it may call, OpenAI's shape."""
 
-    def __init__(self) -> None:
-        self._toolbox = Toolbox(self.tools)
+    @abstractmethod
+    def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AbstractAsyncContextManager[OtherSide]:
+        """Provide who answers the model, for one run. It may say something first, in ``talk.messages``."""
+
+    def opening(self, task: Task) -> list[dict[str, Any]]:
+        """Return the messages that a conversation begins with.
+
+        Raises:
+            WorkflowError: The task has none, and no prompt.
+        """
+        if task.messages is not None:
+            return [message.model_dump(exclude_none=True) for message in task.messages]
+        if task.prompt is None:
+            raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
+        return [{"role": "user", "content": task.prompt}]
 
     @abstractmethod
     async def reward(self, task: Task, conversation: Conversation) -> float:
         """Return what a conversation that has ended was worth."""
 
     async def turn_reward(self, task: Task, conversation: Conversation) -> float | None:
-        """Return what the model's last turn was worth, once its tools have answered; None: nothing by itself."""
+        """Return what the model's last turn was worth, once it was answered; None: nothing by itself."""
         del task, conversation
         return None
 
@@ -79,27 +99,27 @@ class ToolWorkflow(SingleRunWorkflow):
 
         Raises:
             WorkflowError: The task has no prompt and no messages, or they cannot be written as tokens.
-            Exception: A tool's, or the reward's.
+            Exception: The other side's, or the reward's.
         """
-        talk = Conversation(_opening(task), run_id, ctx=ctx)
+        talk = Conversation(self.opening(task), run_id, ctx=ctx)
         session = Session(renderer_for(ctx.tokenizer))
         values: list[list[float]] = []
-        while True:
-            said = await self._turn(task, ctx, session, talk)
-            over = not (said.tool_calls or said.flaws) or said.finish_reason == "length"
-            if not over:
-                await self._answer_calls(ctx, talk, said)
-            value = await self.turn_reward(task, talk)
-            if len(values) < len(session.samples):
-                values.append([])
-            values[-1].append(math.nan if value is None else value)
-            await ctx.end_turn()
-            if over or len(talk.turns) == self.max_turns:
-                talk.truncated = not over or said.finish_reason == "length"
-                break
-        reward = await self.reward(task, talk)
+        async with self.other_side(task, ctx, talk) as answer:
+            while True:
+                said = await self._turn(task, ctx, session, talk)
+                over = said.finish_reason == "length" or await answer(said)
+                value = await self.turn_reward(task, talk)
+                if len(values) < len(session.samples):
+                    values.append([])
+                values[-1].append(math.nan if value is None else value)
+                await ctx.end_turn()
+                if over or len(talk.turns) == self.max_turns:
+                    talk.truncated = talk.truncated or not over or said.finish_reason == "length"
+                    break
+            reward = await self.reward(task, talk)
         metrics = {
             "reward": reward,
+            "exact": float(reward == 1.0),
             "turns": float(len(talk.turns)),
             "tool_calls": float(talk.calls),
             "tool_errors": float(talk.errors),
@@ -116,15 +136,40 @@ class ToolWorkflow(SingleRunWorkflow):
     async def _turn(self, task: Task, ctx: RolloutContext, session: Session, talk: Conversation) -> Said:
         """Have the model speak."""
         try:
-            prompt = session.prompt(talk.messages, self._toolbox.schemas or None)
+            prompt = session.prompt(talk.messages, self.schemas or None)
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} cannot be written as tokens: {error}") from error
         (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
         stop = (task.sampling.stop if task.sampling is not None else None) or ctx.sampling.stop or ()
         said = session.add(prompt, completion, stop)
         talk.turns.append(said)
+        talk.texts.append(ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True))
         talk.messages.append(said.message)
         return said
+
+
+class ToolWorkflow(ConversationWorkflow):
+    """A conversation with tools. Register the subclass, with its ``tools`` and its ``reward``."""
+
+    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    """Python functions; their names, docstrings and types are what the model is told of them."""
+    tool_timeout_s: ClassVar[float] = 30.0
+    """Of one call."""
+
+    def __init__(self) -> None:
+        self._toolbox = Toolbox(self.tools)
+        self.schemas = self._toolbox.schemas
+
+    @asynccontextmanager
+    async def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AsyncIterator[OtherSide]:
+        """See ``ConversationWorkflow.other_side``."""
+        del task
+
+        async def answer(said: Said) -> bool:
+            await self._answer_calls(ctx, talk, said)
+            return not (said.tool_calls or said.flaws)
+
+        yield answer
 
     async def _answer_calls(self, ctx: RolloutContext, talk: Conversation, said: Said) -> None:
         """Add what the tools of a turn return, and what is wrong with its calls."""
@@ -143,14 +188,6 @@ class ToolWorkflow(SingleRunWorkflow):
             return [True, await self._toolbox.run(name, arguments, self.tool_timeout_s)]
         except ToolError as error:
             return [False, f"error: {error}"]
-
-
-def _opening(task: Task) -> list[dict[str, Any]]:
-    if task.messages is not None:
-        return [message.model_dump(exclude_none=True) for message in task.messages]
-    if task.prompt is None:
-        raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
-    return [{"role": "user", "content": task.prompt}]
 
 
 def _result(call: ParsedCall, text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The registry of workflows: the only way from a name in a task to code.
 
-A name off the wire is looked up here and nowhere else; nothing is imported by it. To add workflows, import the module
-that registers them before the explorer starts.
+A name off the wire is looked up here and nowhere else; nothing is imported by it. Who fills it: ``find``, and the
+setting ``explorer.workflow_modules``.
 """
 
 from collections.abc import Callable

@@ -7,19 +7,32 @@
 
 So what an instance keeps in itself (``self.task``, an environment, a client) is of one run at a time, though the one
 instance of a workflow in the registry serves all tasks of its kind at once.
+
+==================================  ==========================================
+the runs of a task are done         where
+==================================  ==========================================
+at once                             ``run`` is ``async``
+each in a thread of its own         ``run`` is not: it may block
+one after the other                 ``sequential`` is True, in either case
+==================================  ==========================================
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
+from trinity_bus.rollout.threads import BlockingContext, in_thread
 from trinity_bus.rollout.workflow import RolloutContext
 
 MAX_IDLE = 1024
 """Instances that wait to be used again."""
+
+type Rollouts = Rollout | Sequence[Rollout]
 
 
 class Reusable(ABC):
@@ -33,8 +46,13 @@ class Reusable(ABC):
         """Forget the run before, and take this task."""
 
     @abstractmethod
-    async def run(self, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
-        """Run the task that it was reset to; see ``SingleRunWorkflow.run_once``."""
+    def run(self, ctx: Any, run_id: int) -> Rollouts | Awaitable[Rollouts]:
+        """Run the task that it was reset to; see ``SingleRunWorkflow.run_once``.
+
+        Args:
+            ctx: A ``RolloutContext``; where this is not ``async``, a ``BlockingContext``.
+            run_id: Which run of the task this is.
+        """
 
 
 class _Reusing(SingleRunWorkflow):
@@ -45,14 +63,20 @@ class _Reusing(SingleRunWorkflow):
     def __init__(self) -> None:
         self._idle: list[Reusable] = []
 
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollouts:
         """See ``SingleRunWorkflow.run_once``."""
         instance = self._idle.pop() if self._idle else type(self).make()
         instance.reset(task)
-        given = await instance.run(ctx, run_id)
+        given: Any
+        if inspect.iscoroutinefunction(instance.run):
+            given = await instance.run(ctx, run_id)
+        else:
+            async with BlockingContext(ctx) as blocking:
+                given = await in_thread(instance.run, blocking, run_id)
         if len(self._idle) < MAX_IDLE:
             self._idle.append(instance)
-        return given
+        rollouts: Rollouts = given
+        return rollouts
 
 
 def reused[R: Reusable](name: str) -> Callable[[type[R]], type[R]]:

@@ -7,12 +7,10 @@ the engine was asked is known here; which sample came of which question is not, 
     asked in several ways    --> each sample has to say it (``Rollout.sampling``), or nobody knows: an error
     never asked              --> nothing was drawn: nothing is said
 
-No trainer can repeat a distribution that penalties, biases or constraints have altered (``Sampling.altered_by``). What
-was drawn from one is carried, and rewarded, and its mask is all False: it is not trained on. A metric counts it.
+Whether what was drawn so is trained on is the trainer's to say (``trinity_bus.training.choice``).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from schemas.experience import Rollout
@@ -32,8 +30,8 @@ def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
         asked.append(sampling)
 
 
-def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> tuple[Sequence[Rollout], Sampling | None]:
-    """Return the rollouts, and how those were drawn that do not say it.
+def sampling_of_rest(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sampling | None:
+    """Return how those rollouts were drawn that do not say it; None where there are none, or nothing was drawn.
 
     Args:
         rollouts: What a workflow gave.
@@ -43,31 +41,15 @@ def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> tuple[Seq
         UnknownSamplingError: One does not say it, and there are several ways.
         AttributeError: One is no rollout.
     """
-    ways = [one.sampling for one in rollouts]
-    rest = asked[0] if asked and any(way is None for way in ways) else None
-    if rest is not None and len(asked) > 1:
+    if all(one.sampling is not None for one in rollouts) or not asked:
+        return None
+    if len(asked) > 1:
         told = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
         raise UnknownSamplingError(
             f"the engine was asked to draw in {len(asked)} ways ({told}): say of each rollout which it was, as in "
             "Rollout(..., sampling=merge_sampling(ctx.sampling, wishes))"
         )
-    altered = {id(way) for way in {id(way): way for way in (rest, *ways)}.values() if way and way.altered_by}
-    if altered:
-        rollouts = [
-            _untrained(one) if id(rest if one.sampling is None else one.sampling) in altered else one
-            for one in rollouts
-        ]
-    return rollouts, rest
-
-
-ALTERED = "altered_sampling:sum"
-"""The metric: samples that are not trained on because of how they were drawn."""
-
-
-def _untrained(rollout: Rollout) -> Rollout:
-    """Return the rollout, none of it trained on: nobody can say with which probability it was drawn."""
-    mask = [False] * len(rollout.response_token_ids)
-    return replace(rollout, mask=mask, metrics={**rollout.metrics, ALTERED: 1.0})
+    return asked[0]
 
 
 _DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")

@@ -11,11 +11,10 @@ whose function raises anything else         the failure of its run
 that takes longer than it may               the failure of its run: ``ToolTimeoutError``
 ==========================================  ==========================================================================
 
-A function that is not ``async`` runs in a thread; one that hangs there cannot be stopped before its runner is. What may
-hang is ``async``, or a process of its own.
+A function that is not ``async`` runs in a thread of its own (``trinity_bus.rollout.threads``); one that hangs there
+ends with its runner, which is replaced.
 """
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 
 from schemas.message import FunctionSchema, Tool
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.threads import within
 
 MAX_RESULT_CHARS = 1 << 18
 """Of what a tool returns; a model reads no more."""
@@ -58,7 +58,6 @@ class PythonTool:
                 raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} cannot be given by its name")
             if parameter.annotation is parameter.empty:
                 raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} needs a type")
-        self._is_async = inspect.iscoroutinefunction(function)
         self._check = validate_call(_given(function))
         description = (inspect.getdoc(function) or "").partition("\n\n")[0] or None
         # Pydantic takes functions too, whatever its types say.
@@ -79,19 +78,14 @@ class PythonTool:
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ToolError(f"{self.name} does not take these arguments: {problems}") from error
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                value = await (
-                    self._function(**taken) if self._is_async else asyncio.to_thread(self._function, **taken)
-                )
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s") from error
+        value = await within(timeout_s, lambda: self._late(timeout_s), self._function, **taken)
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if len(text) > MAX_RESULT_CHARS:
             raise ToolError(f"{self.name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
         return text
+
+    def _late(self, timeout_s: float) -> ToolTimeoutError:
+        return ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
 
 
 def _given(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+from opentelemetry import trace
+
 from schemas.experience import Rollout
 from schemas.record import BatchType
 from schemas.sampling import Sampling
@@ -29,6 +31,8 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.turns import RunTurns
+
+_TRACER = trace.get_tracer("trinity_bus.rollout")
 
 
 class WorkflowError(TrinityError, ValueError):
@@ -134,13 +138,13 @@ class RolloutContext:
             *args: Its arguments, which JSON can hold.
             **kwargs: The same, by name.
         """
-        if self.turns is None:
-            return await function(*args, **kwargs)
         arguments = [args, kwargs]
-        if (known := self.turns.result(name, arguments)) is not None:
+        if self.turns is not None and (known := self.turns.result(name, arguments)) is not None:
             return cast("R", known[0])
-        value = await function(*args, **kwargs)
-        self.turns.note_result(name, arguments, value)
+        with _TRACER.start_as_current_span(f"execute_tool {name}"):
+            value = await function(*args, **kwargs)
+        if self.turns is not None:
+            self.turns.note_result(name, arguments, value)
         return value
 
     def set_state(self, **values: Any) -> None:

@@ -33,6 +33,7 @@ from typing import NoReturn
 import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
+from trinity_bus.rollout.find import load_installed
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.control import (
     FROM_FORK_SERVER,
@@ -63,6 +64,7 @@ def load(order: LoadWorkflows) -> Tokenizer:
     Raises:
         Exception: Whatever a module raises while it is imported.
     """
+    load_installed()
     for module in order.modules:
         importlib.import_module(module)
     module, _, function = order.tokenizer.partition(":")

@@ -14,7 +14,7 @@
        │ CancelRun(job) ─────────────────────────────> │  the workflow is cancelled
        │ <────────────── Done, Failed or Cancelled(job) │  exactly one for each Run
        │ Ping ───────────────────────────────────────> │
-       │ <──────────────────────────────── Pong(states) │  also the first thing that it says, unasked
+       │ <────────────────────────── Pong(states, worn) │  also the first thing that it says, unasked
 
 A *job* is one attempt in one runner, numbered by the explorer; a *request* is numbered by the runner, within its job.
 
@@ -153,6 +153,8 @@ class Pong(Struct, tag=11, array_like=True, gc=False, frozen=True):
 
     states: dict[int, dict[str, Any]]
     """By job."""
+    worn: bool = False
+    """Whether something goes on here that nobody waits for any more, and that only the end of this process stops."""
 
 
 class KeepTurn(Struct, tag=12, array_like=True, gc=False, frozen=True):

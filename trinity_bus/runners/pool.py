@@ -10,7 +10,7 @@ A *job* is an attempt that wants to run, a *place* one of the configured number 
                SUSPECT: it runs again, alone in a runner of its own; when that dies too, it was this job: FailJob
 
     a runner:  STARTING --first sign of life--> IDLE <--> BUSY
-                  |        (of a place) too large, or too many attempts --> LEAVING: another takes its place at once,
+                  |        (of a place) too large, worn, too many jobs --> LEAVING: another takes its place at once,
                   |                                                         it ends when its jobs have ended
                   |        stuck, or holding on to a cancelled job -------> KILLED
                   '--three in a row die before it--> GiveUp                 --> (gone) and another takes its place
@@ -24,6 +24,7 @@ a runner dies of itself or from outside   its jobs are suspects
 it answers ``stuck_pings`` pings not      SIGABRT, so that it says where it is, then SIGKILL; its jobs are suspects
 a cancelled job is not let go of in time  SIGKILL; its other jobs go back to the head of the queue
 it uses more memory than it should        LEAVING; with twice as much SIGKILL, and its jobs are suspects
+nobody waits for a thread that it runs    LEAVING (``worn``)
 it does not end when it should            SIGKILL
 ========================================  =========================================================================
 
@@ -37,17 +38,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.runners.pool_effects import (
-    CancelJob,
-    CloseRunner,
-    FailJob,
-    GiveUp,
-    KillRunner,
-    PingRunner,
-    PoolEffect,
-    StartJob,
-    StartRunner,
-)
+from trinity_bus.runners import pool_effects as do
 
 QUARANTINE = 16
 """Suspects that run at once, each alone in a process; the others wait."""
@@ -149,17 +140,17 @@ class Pool:
         self._failed_starts = 0
         self._running = 0
 
-    def begin(self) -> list[PoolEffect]:
+    def begin(self) -> list[do.PoolEffect]:
         """Start the runners."""
         return [self._fork(place) for place in range(self._places)]
 
-    def submit(self, job: int) -> list[PoolEffect]:
+    def submit(self, job: int) -> list[do.PoolEffect]:
         """Take a job that was not known and wants to run."""
         self._jobs[job] = _Job()
         self._waiting.append(job)
         return self._assign()
 
-    def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[PoolEffect]:
+    def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[do.PoolEffect]:
         """Nobody wants a job any more; it counts as running until its runner lets go of it.
 
         Args:
@@ -176,19 +167,19 @@ class Pool:
             return []
         known.cancelled_at = now
         runner = self._runner_of(job)
-        effects: list[PoolEffect] = [CancelJob(runner.serial, job)]
+        effects: list[do.PoolEffect] = [do.CancelJob(runner.serial, job)]
         if at_once:
             effects += self._kill(runner, f"job {job} was to be stopped at once", now, blame=False)
         return effects
 
-    def ended(self, job: int, now: float) -> list[PoolEffect]:
+    def ended(self, job: int, now: float) -> list[do.PoolEffect]:
         """Note that a runner has said that a job has ended in it, however."""
         runner = self._runner_of(job)
         del self._jobs[job]
         del runner.jobs[job]
         runner.ended += 1
         self._running -= 1
-        effects: list[PoolEffect] = []
+        effects: list[do.PoolEffect] = []
         if runner.alone or (runner.place is None and not runner.jobs):
             effects += self._close(runner, now)
         elif self._limits.max_attempts is not None and runner.taken >= self._limits.max_attempts:
@@ -204,12 +195,17 @@ class Pool:
                 runner.heard = True
                 self._failed_starts = 0
 
-    def broken(self, serial: int, why: str, now: float) -> list[PoolEffect]:
+    def worn(self, serial: int, now: float) -> list[do.PoolEffect]:
+        """Note that a runner has said that something goes on in it that only its end stops."""
+        runner = self._runners.get(serial)
+        return [] if runner is None or runner.place is None else self._leave(runner, now)
+
+    def broken(self, serial: int, why: str, now: float) -> list[do.PoolEffect]:
         """Note that a runner has said what it must not say, or has closed its socket."""
         runner = self._runners.get(serial)
         return [] if runner is None else self._kill(runner, why, now)
 
-    def died(self, serial: int, how: str) -> list[PoolEffect]:
+    def died(self, serial: int, how: str) -> list[do.PoolEffect]:
         """Note that a runner is gone.
 
         Args:
@@ -217,26 +213,26 @@ class Pool:
             how: As in "was killed by signal 11".
         """
         runner = self._runners.pop(serial)
-        effects: list[PoolEffect] = []
+        effects: list[do.PoolEffect] = []
         how = how if runner.killed is None else f"{how}, because {runner.killed}"
         if not runner.heard and runner.blame and (runner.killed is not None or runner.ends_at is None):
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
-                return [GiveUp(f"{self._failed_starts} runners in a row died as they started; the last one {how}")]
+                return [do.GiveUp(f"{self._failed_starts} runners in a row died as they started; the last one {how}")]
         for job in reversed(runner.jobs):
             effects += self._requeue_or_fail(job, how, suspect=runner.heard and runner.blame)
         if runner.place is not None:
             effects.append(self._fork(runner.place))
         return effects + self._assign()
 
-    def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[PoolEffect]:
+    def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[do.PoolEffect]:
         """Note that some time has passed: ask the runners whether they are there, and look at what is overdue.
 
         Args:
             now: The time.
             rss_mib: Memory of runners by serial, as far as it is known.
         """
-        effects: list[PoolEffect] = []
+        effects: list[do.PoolEffect] = []
         for runner in list(self._runners.values()):
             runner.rss_mib = rss_mib.get(runner.serial, runner.rss_mib)
             effects += self._look(runner, now)
@@ -257,8 +253,8 @@ class Pool:
             for runner in sorted(self._runners.values(), key=lambda one: (one.place is None, one.place, one.serial))
         ]
 
-    def _assign(self) -> list[PoolEffect]:
-        effects: list[PoolEffect] = []
+    def _assign(self) -> list[do.PoolEffect]:
+        effects: list[do.PoolEffect] = []
         alone = sum(runner.alone for runner in self._runners.values()) if self._suspects else 0
         while self._running < self._limits.slots:
             if self._suspects and alone < QUARANTINE:
@@ -289,43 +285,43 @@ class Pool:
         share, left = divmod(self._limits.slots, self._places)
         return share + (place < left)
 
-    def _fork(self, place: int | None) -> StartRunner:
+    def _fork(self, place: int | None) -> do.StartRunner:
         serial = self._next_serial
         self._next_serial += 1
         self._runners[serial] = _Runner(serial, place, alone=place is None)
         if place is not None:
             self._forked[place] += 1
-        return StartRunner(serial)
+        return do.StartRunner(serial)
 
-    def _start(self, runner: _Runner, job: int) -> StartJob:
+    def _start(self, runner: _Runner, job: int) -> do.StartJob:
         self._jobs[job].serial = runner.serial
         runner.jobs[job] = None
         runner.taken += 1
         self._running += 1
-        return StartJob(runner.serial, job)
+        return do.StartJob(runner.serial, job)
 
-    def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[PoolEffect]:
+    def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[do.PoolEffect]:
         """Note that the runner of a job is gone."""
         known = self._jobs[job]
         known.serial = None
         self._running -= 1
         if known.cancelled_at is not None or (known.alone and suspect):
             del self._jobs[job]
-            return [] if known.cancelled_at is not None else [FailJob(job, how)]
+            return [] if known.cancelled_at is not None else [do.FailJob(job, how)]
         known.alone = known.alone or suspect
         (self._suspects if known.alone else self._waiting).appendleft(job)
         return []
 
-    def _close(self, runner: _Runner, now: float) -> list[PoolEffect]:
+    def _close(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
         if runner.ends_at is not None:
             return []
         runner.ends_at = now
-        return [CloseRunner(runner.serial)]
+        return [do.CloseRunner(runner.serial)]
 
-    def _leave(self, runner: _Runner, now: float) -> list[PoolEffect]:
+    def _leave(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
         """Another takes its place."""
         place, runner.place = runner.place, None
-        effects: list[PoolEffect] = [] if place is None else [self._fork(place)]
+        effects: list[do.PoolEffect] = [] if place is None else [self._fork(place)]
         return effects if runner.jobs else [*effects, *self._close(runner, now)]
 
     def _kill(
@@ -336,18 +332,18 @@ class Pool:
         *,
         number: signal.Signals = signal.SIGKILL,
         blame: bool = True,
-    ) -> list[PoolEffect]:
+    ) -> list[do.PoolEffect]:
         if runner.killed is not None:
             return []
         runner.killed, runner.ends_at, runner.blame = why, now, blame
-        return [KillRunner(runner.serial, number, why)]
+        return [do.KillRunner(runner.serial, number, why)]
 
-    def _look(self, runner: _Runner, now: float) -> list[PoolEffect]:
+    def _look(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
         limits = self._limits
         if runner.ends_at is not None:
             grace_s = KILL_AGAIN_S if runner.killed is not None else limits.cancel_grace_s
             late = now - runner.ends_at > grace_s
-            return [KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
+            return [do.KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
         for job in runner.jobs:
             since = self._jobs[job].cancelled_at
             if since is not None and now - since >= limits.cancel_grace_s:
@@ -356,7 +352,7 @@ class Pool:
         if runner.unanswered >= limits.stuck_pings:
             return self._kill(runner, "it was stuck: it answered nothing", now, number=signal.SIGABRT)
         runner.unanswered += 1
-        effects: list[PoolEffect] = [PingRunner(runner.serial)]
+        effects: list[do.PoolEffect] = [do.PingRunner(runner.serial)]
         if limits.max_rss_mib is not None:
             if runner.rss_mib > 2 * limits.max_rss_mib:
                 why = f"it used {runner.rss_mib:.0f} MiB of memory, more than twice of {limits.max_rss_mib}"

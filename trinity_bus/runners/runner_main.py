@@ -37,6 +37,7 @@ from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
+from trinity_bus.rollout.threads import given_up
 from trinity_bus.rollout.turns import RunTurns, Write
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
@@ -278,7 +279,7 @@ class Runner(asyncio.Protocol):
                     asking.engine.answered(message)
             case Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
-                self._writer.send(Pong(news))
+                self._writer.send(Pong(news, given_up() > 0))
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.

@@ -33,6 +33,7 @@ from schemas.event import RunnerState
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import messages, request_rules
+from trinity_bus.runners import pool_effects as do
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.control import RunnerExited, RunnerForked
 from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
@@ -52,17 +53,6 @@ from trinity_bus.runners.messages import (
     TurnKept,
 )
 from trinity_bus.runners.pool import Pool, limits_of
-from trinity_bus.runners.pool_effects import (
-    CancelJob,
-    CloseRunner,
-    FailJob,
-    GiveUp,
-    KillRunner,
-    PingRunner,
-    PoolEffect,
-    StartJob,
-    StartRunner,
-)
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 from trinity_bus.runners.request_rules import (
     DropRequest,
@@ -230,28 +220,28 @@ class Runners:
 
     # Effects of the pool.
 
-    def _do(self, effects: Iterable[PoolEffect]) -> None:
+    def _do(self, effects: Iterable[do.PoolEffect]) -> None:
         # What is decided after the end concerns runners that are gone.
         for effect in () if self._closed else effects:
             match effect:
-                case StartRunner(serial):
+                case do.StartRunner(serial):
                     self._links[serial] = RunnerLink(self, serial, self._fork_server.fork(serial))
-                case StartJob(serial, job):
+                case do.StartJob(serial, job):
                     self._begin(serial, job)
-                case CancelJob(serial, job):
+                case do.CancelJob(serial, job):
                     link = self._links[serial]
                     self._drop(serial, link.talk.cancel(job))
                     link.send(CancelRun(job))
-                case PingRunner(serial):
+                case do.PingRunner(serial):
                     self._links[serial].send(Ping())
-                case CloseRunner(serial):
+                case do.CloseRunner(serial):
                     self._links[serial].dismiss()
-                case KillRunner(serial, number, why):
+                case do.KillRunner(serial, number, why):
                     _log.warning("runner %s/%d is stopped: %s", self._name, serial, why)
                     self._fork_server.signal(serial, number)
-                case FailJob(job, how):
+                case do.FailJob(job, how):
                     self._answer(job, RunnerDiedError(f"its runner {how}"))
-                case GiveUp(why):
+                case do.GiveUp(why):
                     self._die(RunnersError(why))
 
     def _begin(self, serial: int, job: int) -> None:
@@ -330,6 +320,8 @@ class Runners:
                 for job, values in answer.states.items():
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)
+                if answer.worn:
+                    self._do(self._pool.worn(link.serial, time.monotonic()))
 
     def broken(self, link: RunnerLink, why: str) -> None:
         """Note that a runner has said what it must not say, or has hung up."""

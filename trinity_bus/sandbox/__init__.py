@@ -1,9 +1,12 @@
 """Sandboxes: where what a model has written is run, with limits and without a network.
 
-``sandbox``  a folder, and commands that run in it
-``jail``     what stands before each command: namespaces and limits; a program of its own
+``sandbox``    a folder, and commands that run in it
+``jail``       what stands before each command: namespaces and limits; a program of its own
+``container``  the same folder, and a container for each command, where Docker is
 """
 
-from trinity_bus.sandbox.sandbox import Executed, Sandbox, SandboxError, SandboxLimits
+from trinity_bus.runtime.execution import Executed
+from trinity_bus.sandbox.container import ContainerSandbox
+from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
 
-__all__ = ["Executed", "Sandbox", "SandboxError", "SandboxLimits"]
+__all__ = ["ContainerSandbox", "Executed", "Sandbox", "SandboxError", "SandboxLimits"]

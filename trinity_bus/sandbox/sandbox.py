@@ -30,10 +30,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.execution import Executed, Process, execute, kill
 from trinity_bus.sandbox import jail
 
 _JAIL: Final = str(jail.__file__)
-_PIECE: Final = 1 << 16
 
 
 class SandboxError(TrinityError, RuntimeError):
@@ -70,19 +70,6 @@ class SandboxLimits:
         return json.dumps(names)
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """How a command ended."""
-
-    returncode: int
-    """128 and the signal's number where one has killed it; -1 where it took too long."""
-    stdout: str
-    stderr: str
-    timed_out: bool
-    truncated: bool
-    """Whether it has printed more than is kept."""
-
-
 class Sandbox:
     """A folder and what runs in it. An async context manager.
 
@@ -92,7 +79,7 @@ class Sandbox:
 
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
-        self._running: set[asyncio.subprocess.Process] = set()
+        self._running: set[Process] = set()
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix="sandbox-"))
 
     @property
@@ -117,57 +104,31 @@ class Sandbox:
         Raises:
             SandboxError: It is over, or this machine gives no namespaces.
         """
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        return await self._run(command, data, min(wall_s or self._limits.wall_s, self._limits.wall_s))
+
+    async def _run(self, command: Sequence[str], stdin: bytes, wall_s: float) -> Executed:
         folder = self.folder
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", _JAIL),
-            self._limits.for_kernel(),
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=folder,
+        done = await execute(
+            [sys.executable, "-I", "-S", _JAIL, self._limits.for_kernel(), *command],
+            stdin=stdin,
+            wall_s=wall_s,
+            output_bytes=self._limits.output_bytes,
             env={
                 "PATH": os.environ.get("PATH", os.defpath),
                 "HOME": str(folder),
                 "TMPDIR": str(folder),
                 "LANG": "C.UTF-8",
             },
-            start_new_session=True,
+            cwd=folder,
+            running=self._running,
         )
-        self._running.add(process)
-        assert process.stdout is not None  # noqa: S101 - for types
-        assert process.stderr is not None  # noqa: S101 - likewise
-        timed_out = False
-        output, errors = bytearray(), bytearray()
-        talk = asyncio.gather(
-            _tell(process, stdin.encode() if isinstance(stdin, str) else stdin),
-            _keep(process.stdout, output, self._limits.output_bytes),
-            _keep(process.stderr, errors, self._limits.output_bytes),
-        )
-        try:
-            async with asyncio.timeout(min(wall_s or self._limits.wall_s, self._limits.wall_s)):
-                await asyncio.shield(talk)
-                await process.wait()
-        except TimeoutError:
-            timed_out = True
-        finally:
-            _kill(process)
-            code = await process.wait()
-            # Its processes are dead, and so its pipes are at their ends.
-            _, more_output, more_errors = await talk
-            self._running.discard(process)
-        if code == jail.REFUSED and errors.startswith(b"no namespaces"):
+        if done.returncode == jail.REFUSED and done.stderr.startswith("no namespaces"):
             raise SandboxError(
-                f"{errors.decode(errors='replace').strip()}; a sandbox needs unprivileged user namespaces "
+                f"{done.stderr.strip()}; a sandbox needs unprivileged user namespaces "
                 "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
             )
-        return Executed(
-            -1 if timed_out else code,
-            output.decode(errors="replace"),
-            errors.decode(errors="replace"),
-            timed_out,
-            more_output or more_errors,
-        )
+        return done
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file, and the folders that it lies in.
@@ -200,7 +161,7 @@ class Sandbox:
         """Kill what runs, and remove the folder. Safe to call twice."""
         folder, self._folder = self._folder, None
         for process in tuple(self._running):
-            _kill(process)
+            await kill(process)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -241,27 +202,3 @@ def _write_all(file: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
-
-
-async def _tell(process: asyncio.subprocess.Process, data: bytes) -> None:
-    assert process.stdin is not None  # noqa: S101 - for types
-    # A command need not read what it is given.
-    with contextlib.suppress(ConnectionError):
-        process.stdin.write(data)
-        await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _keep(stream: asyncio.StreamReader, kept: bytearray, limit: int) -> bool:
-    """Keep the beginning of what a stream says, and read it to its end; whether there was more."""
-    more = False
-    while piece := await stream.read(_PIECE):
-        more = more or len(kept) + len(piece) > limit
-        kept += piece[: limit - len(kept)]
-    return more
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()

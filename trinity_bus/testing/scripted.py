@@ -12,14 +12,15 @@ An engine that has no answer left raises :class:`OutOfAnswersError`; nothing is 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from schemas import Dispatch, Sampling, Task
 from schemas.errors import shown
 from schemas.trainable import Bounds, flaws
+from trinity_bus.chat import EndingTokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import UnknownPoolError
-from trinity_bus.rollout import Rollout, RolloutContext, Workflow, WorkflowError
+from trinity_bus.rollout import Engine, Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 
 LOGPROB: Final = -1.0
@@ -42,6 +43,7 @@ class CharacterTokenizer:
 
     chat_template: Any = "role: content<tool_call>call</tool_call>"
     all_special_ids: Sequence[int] = (END,)
+    eos_token_id: int | None = END
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; it adds no special tokens."""
@@ -101,13 +103,14 @@ class ScriptedEngine:
     Args:
         answers: In the order in which they are given; or what makes one of a prompt.
         version: Of the model, that all tokens are said to be drawn with.
+        tokenizer: That of a model, for tests of what it is prompted with.
     """
 
     answers: Iterable[str] | Callable[[str], str]
     version: int = 0
+    tokenizer: EndingTokenizer = field(default_factory=CharacterTokenizer)
     requests: list[Request] = field(default_factory=list, init=False)
     """All of them, in order."""
-    tokenizer: CharacterTokenizer = field(default_factory=CharacterTokenizer, init=False)
     _next: Callable[[str], str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +126,8 @@ class ScriptedEngine:
         return [self._answer(self._next(prompt), sampling.max_tokens) for _ in range(n)]
 
     def _answer(self, text: str, limit: int | None) -> _Answer:
-        whole = [*self.tokenizer.encode(text), END]
+        end = self.tokenizer.eos_token_id
+        whole = [*self.tokenizer.encode(text, add_special_tokens=False), *([] if end is None else [end])]
         tokens = whole[:limit]
         reason = "stop" if len(tokens) == len(whole) else "length"
         return _Answer(tokens, [LOGPROB] * len(tokens), reason, [(0, self.version)])
@@ -176,15 +180,21 @@ def _in_order(answers: Iterable[str]) -> Callable[[str], str]:
     return following
 
 
+class TokenizingEngine(Engine, Protocol):
+    """An engine that has its model's tokenizer at hand."""
+
+    tokenizer: EndingTokenizer
+
+
 async def run_workflow(
-    workflow: Workflow, task: Task, engine: ScriptedEngine, pools: Mapping[str, ScriptedEngine] | None = None
+    workflow: Workflow, task: Task, engine: TokenizingEngine, pools: Mapping[str, ScriptedEngine] | None = None
 ) -> list[Rollout]:
     """Run a task as an explorer would.
 
     Args:
         workflow: Need not be registered.
         task: With ``repeat_times`` runs; one, where it names no number.
-        engine: Answers the workflow.
+        engine: Answers the workflow; a ``ScriptedEngine`` says what it is told to.
         pools: Answer what it asks of other pools, by their names.
 
     Raises:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import numpy as np
+from msgspec.structs import replace
 
 from schemas.experience import Bool, ExperienceGroup, join_groups
 from schemas.pieces import piece
@@ -49,6 +50,7 @@ class Unfit(StrEnum):
 
 REASONS = tuple(kind.value for kinds in (FlawKind, Unfit, ExampleFlaw) for kind in kinds)
 _COUNTS_ALL_THE_SAME = frozenset({Unfit.BASELINE.value, Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
+_DRAWN_GREEDILY = frozenset({Unfit.GREEDY.value, Unfit.BASELINE.value})
 _OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
 """Which are no samples of a task, though one may have the same id."""
 _DETAILS = {
@@ -106,6 +108,15 @@ def _unfit(group: ExperienceGroup, greedy: Unfit) -> Iterable[tuple[Unfit, Bool]
     trained = np.concatenate([[0], np.cumsum(group.mask)])
     yield Unfit.EMPTY, responses == 0
     yield Unfit.ALL_MASKED, trained[ends] == trained[ends - responses]
+
+
+def retold(left: Sequence[LeftOut], *, wants_greedy: bool) -> list[LeftOut]:
+    """Return what another trainer has left out, with greedy samples as this one's advantage has them."""
+    wanted = Unfit.BASELINE if wants_greedy else Unfit.GREEDY
+    return [
+        replace(one, reason=wanted.value, detail=_DETAILS[wanted]) if one.reason in _DRAWN_GREEDILY else one
+        for one in left
+    ]
 
 
 def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[ExperienceGroup]:

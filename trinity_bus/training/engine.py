@@ -157,8 +157,12 @@ class TrainingEngine(ABC):
         """
 
     @abstractmethod
-    def load_latest(self, directory: Path) -> TrainingProgress | None:
+    def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
         """Go back to the newest checkpoint, of whatever layout; nothing changes where there is none.
+
+        Args:
+            directory: Of the checkpoints, which may be another trainer's: nothing in it is changed.
+            through: The last step whose checkpoint may be taken; any where absent.
 
         Raises:
             CheckpointError: It is damaged or does not fit.

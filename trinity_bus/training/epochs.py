@@ -6,7 +6,10 @@ Epochs follow one another without an end; each has every example once, in an ord
     epoch 1:              1 | 0 4 | 2 3
 """
 
+from functools import lru_cache
+
 import numpy as np
+import numpy.typing as npt
 
 
 def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
@@ -22,6 +25,11 @@ def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
     places: list[int] = []
     while len(places) < per_step:
         epoch, begin = divmod(first + len(places), count)
-        order = np.random.default_rng((seed, epoch)).permutation(count)
-        places += order[begin : begin + per_step - len(places)].tolist()
+        places += _order(count, seed, epoch)[begin : begin + per_step - len(places)].tolist()
     return places
+
+
+@lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the order of an epoch; many steps ask for the same."""
+    return np.random.default_rng((seed, epoch)).permutation(count)

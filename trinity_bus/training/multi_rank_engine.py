@@ -136,11 +136,11 @@ class MultiRankEngine(TrainingEngine):
         self._settle()
         return written
 
-    def load_latest(self, directory: Path) -> TrainingProgress | None:
+    def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
         """See :class:`TrainingEngine`."""
-        self._followers.begin(Load(str(directory)))
+        self._followers.begin(Load(str(directory), through))
         with self._followers.explained():
-            progress = self._engine.load_latest(directory)
+            progress = self._engine.load_latest(directory, through=through)
         self._settle()
         return progress
 

@@ -91,8 +91,8 @@ class Rank:
 
     def _follow(self, engine: MegatronEngine, call: Load | Train | Save | Gather | Export) -> None:
         match call:
-            case Load(directory):
-                engine.load_latest(Path(directory))
+            case Load(directory, through):
+                engine.load_latest(Path(directory), through=through)
             case Train():
                 engine.train(rank_protocol.step_of(call, self._sample))
             case Save(directory, progress):

@@ -177,10 +177,9 @@ class RankEngine(SavedEngine):
         """Add what the objective needs: log-probabilities of others, values, and advantages from these."""
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
-            own = self._copy_weights()
-            self._set_weights(self._reference)
+            self._exchange_weights(self._reference)
             references = self.logprobs(samples)
-            self._set_weights(own)
+            self._exchange_weights(self._reference)
             samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
             old = self.logprobs(samples)
@@ -250,10 +249,10 @@ class RankEngine(SavedEngine):
     def _copy_weights(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters()]
 
-    def _set_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for parameter, weight in zip(self._parameters(), weights, strict=True):
-                parameter.copy_(weight)
+    def _exchange_weights(self, others: list[torch.Tensor]) -> None:
+        """Put other weights in the place of the present ones, which the list has then; nothing is copied."""
+        for place, parameter in enumerate(self._parameters()):
+            parameter.data, others[place] = others[place], parameter.data
 
 
 def _means(reports: Sequence[Metrics]) -> Metrics:

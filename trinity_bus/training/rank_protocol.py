@@ -56,9 +56,10 @@ class Join(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Go back to the newest checkpoint."""
+    """Go back to the newest checkpoint; see :meth:`TrainingEngine.load_latest`."""
 
     directory: str
+    through: int | None = None
 
 
 class UpdateShard(Struct, frozen=True):

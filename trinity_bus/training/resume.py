@@ -14,6 +14,7 @@ a checkpoint ...                     gets
 ===================================  =================================================================================
 of other settings                    a line for each; training goes on with the new ones
 of a model of another name           refused: its versions are known by that name
+of adapters with another alpha       refused: what they add to the weights would be something else
 without a setting that there is now  a line, ``not recorded -> value``; likewise one that there was
 without settings                     a line; nothing is compared
 ===================================  =================================================================================
@@ -36,10 +37,13 @@ type Shaping = dict[str, Value]
 
 _MODEL = "mesh.model"
 _OPTIONS = "trainer.objective_options"
+_RANK, _ALPHA = "trainer.lora_rank", "trainer.lora_alpha"
 _MESH = {"model", "max_model_len", "max_tokens"}
 _TELLS_WHERE_AND_WHEN = {
     "stages",  # what a stage says is in its own settings
     "name",
+    "role",
+    "shadows",
     "checkpoint_dir",
     "publish",
     "checkpoint_interval",
@@ -93,6 +97,12 @@ def differences(written: Mapping[str, Value], ours: Mapping[str, Value]) -> list
         for name in names
         if (name in written) != (name in ours) or written[name] != ours[name]
     ]
+    if written.get(_RANK) and written.get(_ALPHA) != ours.get(_ALPHA):
+        raise CheckpointError(
+            f"{_ALPHA}: {_shown(_ALPHA, written)} -> {_shown(_ALPHA, ours)}: the adapters were trained with the "
+            "former: set it again, or start with an exported model as TRINITY_BUS_TRAINER__MODEL_PATH and an empty "
+            "checkpoint_dir"
+        )
     if _MODEL in written and written[_MODEL] != ours[_MODEL]:
         raise CheckpointError(
             f"{lines[0]}: the versions of this run are known by the former name; set it again, or give the new model "

@@ -167,12 +167,16 @@ class SavedEngine(TrainingEngine):
         )
         return self._saver.save(snapshot, directory)
 
-    def load_latest(self, directory: Path) -> TrainingProgress | None:
+    def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
         """See :class:`TrainingEngine`."""
         self._saver.wait()
-        folder = checkpoint.latest(directory)
+        folder = checkpoint.latest(directory, through)
         if folder is None:
             return None
+        with checkpoint.held(folder):
+            return self._load(folder)
+
+    def _load(self, folder: Path) -> TrainingProgress:
         progress = checkpoint.read_progress(folder, self.written_by(self.settings))
         if self.layout.rank == 0:
             checkpoint.verify(folder)

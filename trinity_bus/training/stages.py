@@ -7,12 +7,13 @@
     settings of `trainer`, changed as the stage says --> the stage's settings, with checkpoint_dir/<stage> of its own
     model of stage n + 1 = last checkpoint of stage n
 
-A stage is a run: it has steps, an optimizer, a reference and checkpoints of its own. It is done when its last step has
-a checkpoint; so a trainer that starts anew finds out by itself where it was, whenever it was killed.
+A stage is a run: it has steps, an optimizer, a reference and checkpoints of its own, and a name of its own on
+``steps``. It is done when its last step has a checkpoint; so a trainer that starts anew finds out by itself where it
+was, whenever it was killed.
 
 Settings without stages are one stage, in ``checkpoint_dir`` itself. Refused, before anything is loaded: a setting that
-there is not, one that is the service's and not a stage's, a name twice, a stage that does not say when it ends although
-another one follows it.
+there is not, one that is the service's and not a stage's, a name twice, a stage that does not say when it ends, or
+saves no model, although another one follows it.
 """
 
 import re
@@ -28,7 +29,7 @@ from trinity_bus.errors import ConfigError
 
 NAME: Final = "stage"
 _OF_THE_SERVICE: Final = frozenset(
-    {"name", "stages", "model_path", "checkpoint_dir", "heartbeat_s", "host", "weights_port"}
+    {"name", "role", "shadows", "stages", "model_path", "checkpoint_dir", "heartbeat_s", "host", "weights_port"}
 )
 
 
@@ -42,6 +43,12 @@ class Stage:
     directory: Path
     """Of its checkpoints."""
     is_last: bool
+
+    @property
+    def writer(self) -> str:
+        """Who writes its steps on ``steps``."""
+        name = self.settings.trainer.name
+        return f"{name}/{self.name}" if self.name else name
 
     def starting_from(self, model: Path) -> "Stage":
         """Return the stage with the model that it begins with."""
@@ -74,6 +81,11 @@ def stages_of(settings: Settings, directory: Path) -> list[Stage]:
         if not is_last and trainer.total_steps is None:
             raise ConfigError(
                 f"trainer.stages: {name} needs total_steps: {told[place + 1].get(NAME)} begins where it ends"
+            )
+        if not is_last and trainer.save_as_hf == "never":
+            raise ConfigError(
+                f"trainer.stages: {name} needs save_as_hf, last or always: {told[place + 1].get(NAME)} begins with its "
+                "model"
             )
         changed = settings.model_copy(update={"trainer": trainer})
         found[name] = Stage(name, changed, directory / name, is_last=is_last)

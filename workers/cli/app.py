@@ -34,6 +34,7 @@ EXTRAS = {
     "tokenizers": _WHOLE_MESH,
     "torch": _WHOLE_MESH,
     "transformers": _WHOLE_MESH,
+    "verifiers": "verifiers",
     "vllm": "explorer-cpu",
 }
 """Packages that a base installation does not have, and the extras that bring what is needed with them."""
@@ -62,18 +63,24 @@ COMMANDS: dict[str, Lazy] = {
     "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
+    "lineage": Lazy(
+        "workers.cli.lineage", "Tell what a step was made of: samples, versions, traces, checkpoint.", _SEE
+    ),
     "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
     "config": Lazy("workers.cli.config", "Write, show and check a file of settings.", _MESH),
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
+    "workflow": Lazy("workers.cli.workflow", "Begin a workflow of your own; run a task of one.", _MESH),
     "tasks": Lazy("workers.cli.tasks", "Check task sets, count them, and show their first tasks.", _LOG),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
     "checkpoints": Lazy("workers.cli.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),
+    "replay": Lazy("workers.cli.replay", "Train steps of a run once more, with other settings perhaps.", _MESH),
     "upgrade": Lazy("workers.cli.upgrade", "End an upgrade: write what only the new version reads.", _MESH),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
+    "export": Lazy("workers.cli.export", "Write what the log tells of samples and all else as Parquet files.", _LOG),
     "access": Lazy("workers.cli.access", "Users of the mesh on a cluster that checks rights.", _LOG),
     "positions": Lazy("workers.cli.positions", "How far the inputs are read, and where reading goes on.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),

@@ -102,7 +102,7 @@ class IndexSide:
                 self._index = Index(self.folder)
                 while True:
                     standing = await asyncio.to_thread(follower.standing)
-                    waits = standing.state == "waiting" or standing.behind > 1000
+                    waits = standing.state in {"waiting", "stopped"} or standing.behind > 1000
                     self._say(f"The index: {standing.line}" if waits else "")
                     self.extent = await self.ask(lambda index: index.extent())
                     touch()

@@ -1,13 +1,11 @@
 """A question to a trained model: greedy, on the CPU, straight from its Hugging Face folder."""
 
+import asyncio
 from pathlib import Path
 
+from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
-from trinity_bus.errors import TrinityError
-
-
-class NotAModelError(TrinityError, ValueError):
-    """A folder holds no model that can be asked."""
+from workers.demo.local_engine import LocalEngine
 
 
 def ask(model: Path, prompt: str, *, max_tokens: int) -> str:
@@ -21,28 +19,10 @@ def ask(model: Path, prompt: str, *, max_tokens: int) -> str:
     Raises:
         NotAModelError: The folder cannot be loaded.
     """
-    if not (model / "config.json").is_file():
-        raise NotAModelError(f"{model} is not a Hugging Face model folder: it has no config.json")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-        network = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise NotAModelError(f"{model} cannot be loaded: {error}") from error
-    if tokenizer.chat_template:
-        token_ids = renderer_for(tokenizer).prompt([{"role": "user", "content": prompt}], None)
+    engine = LocalEngine(model)
+    if engine.tokenizer.chat_template:
+        token_ids = renderer_for(engine.tokenizer).prompt([{"role": "user", "content": prompt}], None)
     else:
-        token_ids = tokenizer.encode(prompt)
-    with torch.inference_mode():
-        whole = network.generate(
-            input_ids=torch.tensor([token_ids]),
-            attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-        )
-    return str(tokenizer.decode(whole[0, len(token_ids) :], skip_special_tokens=True))
+        token_ids = engine.tokenizer.encode(prompt)
+    (answer,) = asyncio.run(engine.generate(token_ids, Sampling(temperature=0.0, max_tokens=max_tokens)))
+    return engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True)

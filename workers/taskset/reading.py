@@ -95,7 +95,7 @@ def _tasks(source: RowSource, file: Path, raw: bytes) -> Iterator[tuple[int, Tas
     fields_of = formatter_of(source)
     number: int | None = None
     try:
-        for number, row in rows(file):
+        for number, row in rows(file.suffix, raw):
             default_id = str(number) if "*" not in str(source.path) else f"{file.stem}/{number}"
             yield number, task_of(source, fields_of(row), default_id), row
     except RowError as error:

@@ -1,5 +1,7 @@
 """Rows of files, whatever their format: each with the number that a person finds it by. No more than reading.
 
+A file is read once, by who wants its rows: what is hashed is what they are made of.
+
 =====================  =============================================  ================================================
 path                   read with                                      the number of a row
 =====================  =============================================  ================================================
@@ -16,6 +18,7 @@ read. Nothing in a file can run code.
 """
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -60,17 +63,21 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def rows(file: Path) -> Iterator[tuple[int, Row]]:
+def rows(suffix: str, content: bytes) -> Iterator[tuple[int, Row]]:
     """Return the rows of one file with their numbers.
+
+    Args:
+        suffix: Of its name, which tells its format.
+        content: All of it.
 
     Raises:
         RowError: It has a format that is not known, or a row that cannot be read.
     """
-    read = _READERS.get(file.suffix)
+    read = _READERS.get(suffix)
     if read is None:
-        raise RowError(None, f"the format {file.suffix!r} is not known; there are {', '.join(_READERS)}")
+        raise RowError(None, f"the format {suffix!r} is not known; there are {', '.join(_READERS)}")
     try:
-        yield from read(file)
+        yield from read(content)
     except OSError as error:
         raise RowError(None, f"cannot be read: {error.strerror or error}") from error
 
@@ -95,46 +102,44 @@ def _saved(folder: Path) -> list[Path]:
     return [folder / Path(name).name for name in names]
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield number, msgspec.json.decode(line, type=dict[str, Any])
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    raise RowError(number, f"this is no JSON object: {error}") from error
+def _json_lines(content: bytes) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(io.BytesIO(content), 1):
+        if line.strip():
+            try:
+                yield number, msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise RowError(number, f"this is no JSON object: {error}") from error
 
 
-def _csv(file: Path) -> Iterator[tuple[int, Row]]:
-    with file.open(newline="", encoding="utf-8") as text:
-        reader = csv.DictReader(text, strict=True)
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    raise RowError(
-                        reader.line_num, f"it has not the {len(reader.fieldnames or ())} columns of the first line"
-                    )
-                yield reader.line_num, row
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise RowError(reader.line_num, f"this is no CSV: {error}") from error
+def _csv(content: bytes) -> Iterator[tuple[int, Row]]:
+    reader = csv.DictReader(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline=""), strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise RowError(
+                    reader.line_num, f"it has not the {len(reader.fieldnames or ())} columns of the first line"
+                )
+            yield reader.line_num, row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise RowError(reader.line_num, f"this is no CSV: {error}") from error
 
 
-def _parquet(file: Path) -> Iterator[tuple[int, Row]]:
+def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as opened:
+        with parquet.ParquetFile(pa.BufferReader(content)) as opened:
             yield from _numbered(opened.iter_batches())
     except pa.ArrowException as error:
         raise RowError(None, f"this is no Parquet file: {error}") from error
 
 
-def _arrow(file: Path) -> Iterator[tuple[int, Row]]:
+def _arrow(content: bytes) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
 
     try:
-        with pa.OSFile(str(file)) as source, pa.ipc.open_stream(source) as stream:
+        with pa.ipc.open_stream(pa.BufferReader(content)) as stream:
             yield from _numbered(stream)
     except pa.ArrowException as error:
         raise RowError(None, f"this is no Arrow stream: {error}") from error
@@ -148,7 +153,7 @@ def _numbered(batches: Iterator[Any]) -> Iterator[tuple[int, Row]]:
             yield number, row
 
 
-_READERS: Final[Mapping[str, Callable[[Path], Iterator[tuple[int, Row]]]]] = {
+_READERS: Final[Mapping[str, Callable[[bytes], Iterator[tuple[int, Row]]]]] = {
     ".jsonl": _json_lines,
     ".csv": _csv,
     ".parquet": _parquet,

@@ -1,6 +1,7 @@
 """The engine that a trainer's settings ask for, as its newest checkpoint left it."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
     from trinity_bus.training.torch_engine import TorchEngine
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a trainer begins that has no checkpoint yet: with one of another trainer."""
+
+    directory: Path
+    """Of that one's checkpoints."""
+    through: int
+    """The last step whose checkpoint may be taken."""
+
+    def latest(self) -> Path | None:
+        """Return it; None where there is none."""
+        return checkpoint.latest(self.directory, self.through)
+
+    @property
+    def step(self) -> int:
+        """Its step; 0 where there is none."""
+        folder = self.latest()
+        return 0 if folder is None else checkpoint.step_of(folder)
 
 
 def load(
@@ -49,7 +70,11 @@ def load(
 
 
 def load_engine(
-    settings: Settings, directory: Path, followers: Followers | None, identity: LogIdentity
+    settings: Settings,
+    directory: Path,
+    followers: Followers | None,
+    identity: LogIdentity,
+    origin: Origin | None = None,
 ) -> TrainingEngine:
     """Return the engine. Takes seconds: imports torch, and Megatron or transformers.
 
@@ -60,28 +85,34 @@ def load_engine(
         directory: Where its checkpoints are.
         followers: The other ranks; None where there are none.
         identity: Of the log that is trained on.
+        origin: What to begin with where there is no checkpoint; absent: the model.
 
     Raises:
         TrinityError: Training cannot begin.
     """
-    run, shaping = check(settings, directory, identity)
+    run, shaping = check(settings, directory, identity, origin)
     engine = _make(settings, followers)
     progress = engine.load_latest(directory)
+    if progress is None and origin is not None:
+        progress = engine.load_latest(origin.directory, through=origin.through)
     engine.progress = engine.progress.model_copy(update={"run": run, "settings": shaping})
     if progress is None:
         log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
     else:
-        log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
+        log.info("going on after step %d", progress.step)
     return engine
 
 
-def check(settings: Settings, directory: Path, identity: LogIdentity) -> tuple[RunIdentity, Shaping]:
+def check(
+    settings: Settings, directory: Path, identity: LogIdentity, origin: Origin | None = None
+) -> tuple[RunIdentity, Shaping]:
     """Return of which run a trainer is, and with which settings; say what has changed since its newest checkpoint.
 
     Args:
         settings: Of the service.
         directory: Where its checkpoints are.
         identity: Of the log that is trained on.
+        origin: See :func:`load_engine`.
 
     Raises:
         TrinityError: That is of another run, or cannot be gone on from with these settings.
@@ -89,7 +120,7 @@ def check(settings: Settings, directory: Path, identity: LogIdentity) -> tuple[R
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
     layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
     run, shaping = run_identity(settings, source, identity), resume.shaping(settings.mesh, settings.trainer)
-    folder = checkpoint.latest(directory)
+    folder = checkpoint.latest(directory) or (None if origin is None else origin.latest())
     if folder is not None:
         _compare(
             folder, checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer)), run, shaping

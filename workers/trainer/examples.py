@@ -24,7 +24,7 @@ from typing import Any
 from schemas import LeftOut, Position
 from schemas.step import MAX_WHY_CHARS
 from schemas.topic import Topic
-from schemas.topics import TRAINER_DEAD_LETTERS
+from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.config import TrainerSettings
@@ -54,6 +54,29 @@ def example_reader(source: Path) -> ExampleReader:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{source} has no tokenizer that can be read: {error}") from error
     return ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
+
+
+async def examples_of(
+    settings: TrainerSettings, topic: Topic, source: Path, *, bus: Bus, producer: Producer
+) -> "ExampleLog | None":
+    """Return the examples that a trainer learns from; None where it learns from none.
+
+    Args:
+        settings: The trainer's.
+        topic: That its loss learns from.
+        source: The model that it trains.
+        bus: Connected.
+        producer: Connected.
+
+    Raises:
+        ConfigError: See :func:`example_reader`.
+        ConversionError: The same.
+    """
+    if topic is BATCHES and settings.strategy != "mix":
+        return None
+    reader = await asyncio.to_thread(example_reader, source)
+    shown = DEMONSTRATIONS if topic is BATCHES else topic
+    return ExampleLog(shown, settings, reader, bus=bus, producer=producer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from trinity_bus.training import checkpoint, choice
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Told, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
@@ -34,13 +34,12 @@ from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog
-from workers.trainer.observations import step_trained
+from workers.trainer.observations import of_record, step_trained
 from workers.trainer.publication import Publication, Publisher
 from workers.trainer.publishing import Publishing
 from workers.trainer.releases import Releases
 from workers.trainer.step_inputs import StepInputs
 from workers.trainer.step_log import StepLog
-from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -61,6 +60,7 @@ class Trainer:
         thread: Of the engine.
         engine: As its newest checkpoint left it.
         publisher: Brings versions to explorers.
+        steps: The topic ``steps``.
         examples: What is mixed with the batches; None where nothing is.
     """
 
@@ -76,6 +76,7 @@ class Trainer:
         thread: EngineThread,
         engine: TrainingEngine,
         publisher: Publisher,
+        steps: StepLog,
         examples: ExampleLog | None,
     ) -> None:
         self._settings = settings.trainer
@@ -102,17 +103,13 @@ class Trainer:
         """The version that was asked for last."""
         self._agenda = Agenda(Told())
         shape = read_shape(engine.source)
-        run = checkpoint.run_name(directory)
-        reach = self._settings.replay_steps if self._settings.strategy == "priority" else 0
-        records = StepRecords(self._settings.name, run, engine.progress.step, reach=reach)
         self._inputs = StepInputs(
             self._settings,
             who,
-            run=run,
             bounds=Bounds(
                 shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
             ),
-            steps=StepLog(self._settings.name, records, bus, producer),
+            steps=steps,
             examples=examples,
             bus=bus,
             producer=producer,
@@ -235,7 +232,7 @@ class Trainer:
             log.info("the trained model is in %s", target)
 
     def _finished(self) -> bool:
-        return self._settings.total_steps is not None and self._progress.step >= self._settings.total_steps
+        return self._settings.is_done(self._progress.step)
 
     async def _step(self, due: Due) -> None:
         """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""
@@ -265,9 +262,7 @@ class Trainer:
             begun, trained, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
             now.move("training")
             metrics = await self._update(trained, shown, begun.seed)
-            metrics |= choice.counts(begun.left_out)
-            if begun.replayed:
-                metrics["groups_replayed"] = float(len(begun.replayed))
+            metrics |= of_record(begun)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])

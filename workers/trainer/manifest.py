@@ -8,7 +8,16 @@ next belongs to another history than the checkpoint, and is an error.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart, StepGroup
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExperienceGroup,
+    ManifestEntry,
+    Position,
+    ResultPart,
+    StepBegun,
+    StepGroup,
+)
 from schemas.experience import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError, way_out
@@ -53,7 +62,7 @@ def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
     return [entry for entry in batch.manifest if entry.parts]
 
 
-def positions_of(batch: BatchRecord, entries: Sequence[Entry]) -> list[Position]:
+def positions_of(batch: BatchRecord | StepBegun, entries: Sequence[Entry]) -> list[Position]:
     """Where the experiences of the entries lie, part after part.
 
     Raises:
@@ -86,12 +95,14 @@ def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int
     return next(filter(is_kept, batches), None)
 
 
-def groups_of(batch: BatchRecord, entries: Sequence[Entry], fetched: Sequence[Received[Any]]) -> list[ExperienceGroup]:
+def groups_of(
+    batch: BatchRecord | StepBegun, entries: Sequence[Entry], fetched: Sequence[Received[Any]]
+) -> list[ExperienceGroup]:
     """Return the groups of the entries, each part checked against what names it.
 
     Args:
-        batch: That is trained on.
-        entries: Of its manifest, or of steps that it learns from once more.
+        batch: That is trained on, or its step.
+        entries: Of its manifest, or of that step; of earlier ones, too, where it learns from them once more.
         fetched: What lies at their ``positions_of``.
 
     Raises:
@@ -101,7 +112,9 @@ def groups_of(batch: BatchRecord, entries: Sequence[Entry], fetched: Sequence[Re
     return [join_groups([_part_of(batch, entry, part, next(records)) for part in entry.parts]) for entry in entries]
 
 
-def _part_of(batch: BatchRecord, entry: Entry, part: ResultPart, received: Received[Any]) -> ExperienceGroup:
+def _part_of(
+    batch: BatchRecord | StepBegun, entry: Entry, part: ResultPart, received: Received[Any]
+) -> ExperienceGroup:
     record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
     if isinstance(record, Undecodable):
         raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail}); {way_out(batch.batch_id)}")

@@ -1,9 +1,17 @@
 """What the trainer tells of a step: gauges for dashboards."""
 
+from schemas import StepBegun
 from schemas.record import Metrics
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION
+from trinity_bus.training import choice
 from trinity_bus.training.choice import LEFT_OUT, REASONS
+
+
+def of_record(begun: StepBegun) -> Metrics:
+    """Return the figures of a step that its record knows, and the engine does not."""
+    replayed = {"groups_replayed": float(len(begun.replayed))} if begun.replayed else {}
+    return {**choice.counts(begun.left_out), **replayed}
 
 
 def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:

@@ -40,9 +40,10 @@ that a crash can take back; with ``staged`` at once, and the steps since the new
 A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot be
 trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
-A loss that learns from examples has a trainer of its own (``workers/trainer/offline.py``), without versions and
-explorers. Stages (``trinity_bus/training/stages.py``) are such trainers one after another, and perhaps one as above as
-the last: each begins with the newest checkpoint of the one before it, which is its last.
+A loss that learns from examples (``workers/trainer/offline.py``), and one that follows another trainer
+(``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/quiet.py``. Stages
+(``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
+each begins with the newest checkpoint of the one before it, which is its last.
 
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
@@ -57,10 +58,10 @@ from pathlib import Path
 
 from schemas import Rollback
 from schemas.topic import Topic
-from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES
-from trinity_bus.bus import Bus, LogIdentity
+from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
+from trinity_bus.bus import Bus
 from trinity_bus.bus.cluster_gauges import watch_folder
-from trinity_bus.config import Settings, required
+from trinity_bus.config import Settings
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import first_error
@@ -72,13 +73,14 @@ from trinity_bus.training.ranks import followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, sync_policy
 from workers.trainer.engine_thread import EngineThread
-from workers.trainer.engines import check, load, load_engine
+from workers.trainer.engines import check, load
 from workers.trainer.errors import LineageEndedError
-from workers.trainer.examples import ExampleLog, example_reader
+from workers.trainer.examples import examples_of
 from workers.trainer.loops import Trainer
-from workers.trainer.offline import OfflineTrainer
+from workers.trainer.offline import ExampleSteps
+from workers.trainer.quiet import train_quietly
+from workers.trainer.shadow import ShadowSteps
 from workers.trainer.step_log import StepLog
-from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +107,9 @@ async def run(settings: Settings) -> None:
                 log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
             with checkpoint.exclusive(stage.directory):
                 watch_folder("checkpoints", stage.directory)
+                if trainer.role == "shadow":
+                    await _shadow(topic, stage)
+                    return
                 if topic is BATCHES:
                     await _follow_batches(stage, policy)
                     return
@@ -141,7 +146,7 @@ async def _follow_batches(stage: Stage, policy: SyncPolicy) -> None:
     while True:
         rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
         try:
-            await _run(stage.settings, policy, stage.directory, rollback)
+            await _run(stage, policy, rollback)
         except BaseExceptionGroup as group:
             ended = first_error(group)
             if not isinstance(ended, LineageEndedError):
@@ -160,52 +165,41 @@ async def _learn_from(topic: Topic, stage: Stage) -> Path:
     settings, directory = stage.settings, stage.directory
     async with Bus(settings.kafka, client_id=settings.trainer.name) as bus:
         await bus.ensure_topics()
-        identity = await bus.identity(topic)
         last = max(checkpoint.steps(directory), default=0)
-        if settings.trainer.total_steps is not None and last >= settings.trainer.total_steps:
-            await asyncio.to_thread(check, settings, directory, identity)
+        if settings.trainer.is_done(last):
+            await asyncio.to_thread(check, settings, directory, await bus.identity(topic))
             log.info("its %d steps are trained", last)
         else:
-            await _run_offline(settings, topic, directory, identity, bus)
+            await train_quietly(settings, topic, ExampleSteps, directory=directory, writer=stage.writer, bus=bus)
     found = checkpoint.latest(directory)
     if found is None:
         raise CheckpointError(f"{directory} has no checkpoint, though its steps are trained")
     return found
 
 
-async def _run_offline(settings: Settings, topic: Topic, directory: Path, identity: LogIdentity, bus: Bus) -> None:
-    """One incarnation of a trainer that learns from examples."""
-    trainer = settings.trainer
-    async with followers_of(trainer.ranks) as followers, EngineThread() as thread:
-        reader = await asyncio.to_thread(
-            example_reader, Path(required(trainer.model_path, "mesh.model_path", "to know what to train"))
-        )
-        engine = await thread.call(lambda: load_engine(settings, directory, followers, identity))
-        try:
-            async with bus.producer() as producer:
-                run = checkpoint.run_name(directory)
-                offline = OfflineTrainer(
-                    settings,
-                    topic,
-                    directory=directory,
-                    run=run,
-                    thread=thread,
-                    engine=engine,
-                    examples=ExampleLog(topic, trainer, reader, bus=bus, producer=producer),
-                    steps=StepLog(trainer.name, StepRecords(trainer.name, run, engine.progress.step), bus, producer),
-                )
-                await offline.run()
-        finally:
-            engine.interrupt()
-            await thread.call(engine.leave)
+async def _shadow(topic: Topic, stage: Stage) -> None:
+    """Follow another trainer."""
+    settings = stage.settings
+    async with Bus(settings.kafka, client_id=settings.trainer.name) as bus:
+        await bus.ensure_topics()
+        async with bus.reader(STEPS, start="beginning") as steps:
+            await train_quietly(
+                settings,
+                topic,
+                lambda around: ShadowSteps(around, steps),
+                directory=stage.directory,
+                writer=stage.writer,
+                bus=bus,
+            )
 
 
-async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback: Rollback | None) -> None:
+async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> None:
     """One incarnation of the trainer.
 
     Raises:
         BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
     """
+    settings, directory = stage.settings, stage.directory
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name) as bus,
         followers_of(settings.trainer.ranks) as followers,
@@ -216,10 +210,10 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:
-                examples = None
-                if settings.trainer.strategy == "mix":
-                    reader = await asyncio.to_thread(example_reader, engine.source)
-                    examples = ExampleLog(DEMONSTRATIONS, settings.trainer, reader, bus=bus, producer=producer)
+                reach = settings.trainer.replay_steps if settings.trainer.strategy == "priority" else 0
+                steps = StepLog.of(
+                    stage.writer, directory, engine.progress.step, reach=reach, bus=bus, producer=producer
+                )
                 trainer = Trainer(
                     settings,
                     policy,
@@ -230,7 +224,8 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback
                     thread=thread,
                     engine=engine,
                     publisher=publisher,
-                    examples=examples,
+                    steps=steps,
+                    examples=await examples_of(settings.trainer, BATCHES, engine.source, bus=bus, producer=producer),
                 )
                 await trainer.run()
         finally:

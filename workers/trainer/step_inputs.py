@@ -42,7 +42,6 @@ class StepInputs:
     Args:
         settings: The trainer's.
         who: This incarnation of it.
-        run: Its run.
         bounds: What the model can be trained on.
         steps: The topic ``steps``.
         examples: What is mixed with the batches; None where nothing is.
@@ -55,7 +54,6 @@ class StepInputs:
         settings: TrainerSettings,
         who: TrainerIdentity,
         *,
-        run: str,
         bounds: Bounds,
         steps: StepLog,
         examples: ExampleLog | None,
@@ -64,7 +62,6 @@ class StepInputs:
     ) -> None:
         self._settings = settings
         self._who = who
-        self._run = run
         self._bounds = bounds
         self._advantage: Advantage = registry.make("advantage", Advantage, settings)
         self._teaches: dict[str, bool] = {}
@@ -184,9 +181,9 @@ class StepInputs:
             [*groups, *older], self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy
         )
         chosen = StepBegun(
-            trainer=self._settings.name,
+            trainer=self._steps.trainer,
             incarnation=self._who.incarnation,
-            run=self._run,
+            run=self._steps.run,
             model=self._who.model,
             step=step,
             batch_id=batch.batch_id,

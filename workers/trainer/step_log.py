@@ -1,11 +1,14 @@
 """The topic ``steps``, as one trainer writes it and obeys it: see ``schemas.step``."""
 
 import logging
+from pathlib import Path
+from typing import Self
 
 from schemas import StepBegun
 from schemas.step import KEPT_STEPS, step_key
 from schemas.topics import STEPS
 from trinity_bus.bus import Bus, Producer
+from trinity_bus.training import checkpoint
 from workers.trainer.step_records import StepRecords, otherwise
 
 log = logging.getLogger(__name__)
@@ -18,17 +21,34 @@ class StepLog:
     """Writes what steps are made of, and finds what was written before.
 
     Args:
-        trainer: Its name.
+        trainer: Its name there.
+        run: Its run.
         records: What is known of steps that were begun before.
         bus: Connected.
         producer: Connected.
     """
 
-    def __init__(self, trainer: str, records: StepRecords, bus: Bus, producer: Producer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: str, run: str, records: StepRecords, *, bus: Bus, producer: Producer) -> None:
+        self.trainer = trainer
+        self.run = run
         self._records = records
         self._bus = bus
         self._producer = producer
+
+    @classmethod
+    def of(cls, trainer: str, directory: Path, trained: int, *, reach: int = 0, bus: Bus, producer: Producer) -> Self:
+        """Return that of the run whose checkpoints are in a directory.
+
+        Args:
+            trainer: Its name there.
+            directory: Of its checkpoints.
+            trained: Steps that are in the newest one.
+            reach: How many steps back a step may learn from once more.
+            bus: Connected.
+            producer: Connected.
+        """
+        run = checkpoint.run_name(directory)
+        return cls(trainer, run, StepRecords(trainer, run, trained, reach=reach), bus=bus, producer=producer)
 
     async def replay(self) -> None:
         """Take in what was written before."""
@@ -55,9 +75,9 @@ class StepLog:
         begun = self._records.binding(chosen)
         if begun is None:
             begun = chosen
-            await (await self._producer.send(STEPS, step_key(self._trainer, step), chosen))
+            await (await self._producer.send(STEPS, step_key(self.trainer, step), chosen))
             if step > KEPT_STEPS:
-                await self._producer.send_raw(STEPS, step_key(self._trainer, step - KEPT_STEPS), None)
+                await self._producer.send_raw(STEPS, step_key(self.trainer, step - KEPT_STEPS), None)
         else:
             log.info("step %d was begun before, by %s: it is taken as then", step, begun.incarnation)
             if differs := otherwise(begun, chosen):

@@ -15,11 +15,9 @@ such a step is not looked at: the topic is everybody's who trains, and is kept f
 from typing import Any
 
 from schemas import StepBegun
-from schemas.step import KEPT_STEPS
+from schemas.step import KEPT_STEPS, step_of_key
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
-
-_MAX_DIGITS = 19
 
 
 class StepRecords:
@@ -49,7 +47,7 @@ class StepRecords:
             TrainingError: It cannot be read.
         """
         record = received.record
-        step = self._step_of(received.key)
+        step = step_of_key(received.key, self._trainer)
         if step is None:
             return
         if isinstance(record, Undecodable) and step > self._trained - self._reach:
@@ -93,12 +91,6 @@ class StepRecords:
     def examples(self) -> int:
         """How many examples the steps to be taken again have chosen from; 0 where nothing is known of that."""
         return max((record.examples for record in self._begun.values()), default=0)
-
-    def _step_of(self, key: str | None) -> int | None:
-        """Return the step that a key of this trainer names; None where it names none."""
-        name, _, number = (key or "").rpartition("/")
-        known = name == self._trainer and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
-        return int(number) if known else None
 
     def binding(self, chosen: StepBegun) -> StepBegun | None:
         """Return what was written of the step before, where it is the same step of the same batch; it is forgotten.

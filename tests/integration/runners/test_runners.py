@@ -229,6 +229,16 @@ async def test_a_runner_is_replaced_after_so_many_attempts(fork_server: ForkServ
         assert len(seen | set(await all_of_it.pids())) >= 4
 
 
+async def test_a_runner_in_which_a_call_hangs_in_a_thread_is_replaced_and_ended(fork_server: ForkServer) -> None:
+    async with rig(fork_server, cancel_grace_s=0.5) as all_of_it:
+        (before,) = await all_of_it.pids()
+        with pytest.raises(WorkflowRaisedError, match="ToolTimeoutError: it hangs"):
+            await all_of_it.begin("cling")
+        await until(lambda: before not in [state.pid for state in all_of_it.runners.states()])
+        await until(lambda: not psutil.pid_exists(before))
+        assert rewards(await all_of_it.begin("math")) == [1.0]
+
+
 async def test_what_a_workflow_raises_is_its_attempts_failure_even_an_exit(fork_server: ForkServer) -> None:
     async with rig(fork_server) as all_of_it:
         before = all_of_it.runners.states()[0].runner

@@ -18,7 +18,15 @@ from opentelemetry import trace
 
 from schemas.sampling import Sampling
 from schemas.task import Task
-from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, SingleRunWorkflow, register
+from trinity_bus.rollout import (
+    PartialRunsError,
+    Rollout,
+    RolloutContext,
+    SingleRunWorkflow,
+    ToolTimeoutError,
+    register,
+)
+from trinity_bus.rollout.threads import within
 
 CHUNK = 8 << 20
 
@@ -121,6 +129,16 @@ class Ignore:
                 await asyncio.sleep(600)
             except asyncio.CancelledError:
                 continue
+
+
+@register("cling")
+class Cling:
+    """Waits for a thread that hangs no longer than it may."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return await within(0.05, lambda: ToolTimeoutError("it hangs"), time.sleep, 600)
 
 
 @register("leave")

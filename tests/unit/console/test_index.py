@@ -39,6 +39,7 @@ from trinity_bus.console.index import (
 )
 
 State = BatchLifecycleState
+TODAY = 1_700_000_000.0
 WORDS = {1: "copy", 2: "three", 3: "digits", 4: "the", 5: "answer", 6: "is", 7: "four"}
 PARTS = {"trainer": "trainer-0", "incarnation": "a", "model": "policy"}
 
@@ -236,7 +237,7 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     # Partitions are read one after the other; and more come in one millisecond than it has numbers.
     for partition in (0, 1):
         for number in range(150):
-            at = 50.0 if number < 140 else 60.0 + number - partition / 2
+            at = TODAY if number < 140 else TODAY + number - partition / 2
             log.add(group(f"t-{partition}-{number}", [0.5, 1.0], version=number), at, partition=partition)
     with Store(tmp_path, texts="no tokenizer") as store, Index(tmp_path) as index:
         store.take(*log.take())
@@ -270,7 +271,8 @@ def test_a_search_whose_time_is_up_says_where_to_go_on(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "asked", [{"limit": 0}, {"limit": 501}, {"after": "-1"}, {"after": "1; drop"}, {"after": "9" * 30}]
+    "asked",
+    [{"limit": 0}, {"limit": 501}, {"after": "-1"}, {"after": "1; drop"}, {"after": "9" * 19}, {"after": "9" * 30}],
 )
 def test_no_page_is_too_large_and_none_is_made_up(index: Index, asked: dict[str, Any]) -> None:
     for question in (index.samples, index.groups):

@@ -40,7 +40,7 @@ def fail() -> None:
 
 
 class Sums(ToolWorkflow):
-    """Rewards an answer that is the task's."""
+    """Rewards an answer that is the task's, where each turn was written as one of a model's is."""
 
     name = "sums"
     tools: ClassVar = (add, look, hang, fail)
@@ -48,6 +48,7 @@ class Sums(ToolWorkflow):
     tool_timeout_s: ClassVar = 0.05
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
+        assert all(text and "\0" not in text for text in conversation.texts)
         return float(conversation.answer.strip() == task.answer)
 
 
@@ -106,6 +107,20 @@ async def test_a_tool_that_hangs_or_breaks_fails_its_run() -> None:
         await run([call("hang"), "7"])
     with pytest.raises(KeyError, match="broken"):
         await run([call("fail"), "7"])
+
+
+@pytest.mark.parametrize(("fault", "error"), [("fails", LookupError), ("hangs", TimeoutError)])
+async def test_a_reward_that_fails_or_is_late_is_the_failure_of_its_run(fault: str, error: type[Exception]) -> None:
+    class Judged(Sums):
+        run_timeout_s: ClassVar = 0.1
+
+        async def reward(self, task: Task, conversation: Conversation) -> float:
+            if fault == "hangs":
+                await asyncio.Event().wait()
+            raise LookupError("the judge is gone")
+
+    with pytest.raises(error):
+        await run(["7"], Judged())
 
 
 async def test_a_model_that_never_ends_is_cut_after_so_many_turns() -> None:

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 
 from schemas import Sampling, Task
+from schemas.experience import build_group
+from schemas.trainable import Bounds
 from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
-from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, stamped
+from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, sampling_of_rest
 from trinity_bus.testing import ScriptedEngine, run_workflow
+from trinity_bus.training.choice import left_out
 
 HOT, COLD = Sampling(temperature=1.0), Sampling(temperature=0.5, top_p=0.9)
 
@@ -47,9 +50,9 @@ def task(runs: int, batch_type: Any = "train") -> Task:
 
 def test_a_sample_is_drawn_as_the_engine_was_asked() -> None:
     own = rollout(sampling=HOT)
-    assert stamped([rollout(), own], [COLD]) == ([rollout(), own], COLD)
-    assert stamped([own], [COLD, HOT]) == ([own], None)
-    assert stamped([rollout()], []) == ([rollout()], None)
+    assert sampling_of_rest([rollout(), own], [COLD]) == COLD
+    assert sampling_of_rest([own], [COLD, HOT]) is None
+    assert sampling_of_rest([rollout()], []) is None
 
 
 def test_lengths_and_seeds_are_no_other_way_to_draw() -> None:
@@ -69,16 +72,16 @@ async def test_a_workflow_that_asks_in_several_ways_says_which_sample_is_which()
     await run_workflow(Asks(HOT, COLD), task(2, "eval"), engine)
 
 
-def test_what_was_drawn_from_an_altered_distribution_is_rewarded_and_not_trained_on() -> None:
-    altered = Sampling(temperature=1.0, min_tokens=1)
-    ways = [rollout(sampling=altered, metrics={"a": 1.0}), rollout(sampling=HOT)]
-    (marked, honest), _ = stamped(ways, [altered, HOT])
-    assert (marked.mask, marked.metrics) == ([False], {"a": 1.0, "altered_sampling:sum": 1.0})
-    assert (honest.mask, honest.metrics) == (None, {})
-    (only,), rest = stamped([rollout()], [altered])
-    assert (only.mask, rest) == ([False], altered)
+def test_an_altered_distribution_is_another_way_to_draw_and_the_trainer_leaves_it_out() -> None:
+    altered = Sampling(min_tokens=1)
     asked: list[Sampling] = []
     for way in (HOT, altered):
         note_sampling(asked, way)
     with pytest.raises(UnknownSamplingError, match="2 ways"):
-        stamped([rollout()], asked)
+        sampling_of_rest([rollout()], asked)
+    names = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
+    described: dict[str, Any] = dict.fromkeys(names, "a")
+    ways = [rollout(sampling=altered), rollout(sampling=HOT), rollout()]
+    group = build_group(ways, sampling=altered, attempt=1, batch_type="train", **described)
+    (left,) = left_out([group], Bounds(vocabulary=32, positions=128), train_limited=False, wants_greedy=False)
+    assert (left.reason, left.samples) == ("limited_sampling", [0, 2])

@@ -20,7 +20,7 @@ from trinity_bus.rollout import (
     get_workflow,
     register,
 )
-from trinity_bus.rollout.stamp import stamped
+from trinity_bus.rollout.stamp import sampling_of_rest
 from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
 
 
@@ -143,7 +143,7 @@ async def test_the_first_run_of_a_task_that_wants_a_baseline_is_greedy(
     assert [(sampling.temperature, n) for _, sampling, n, _ in ctx.engine.asked] == asked
     found = [one.sampling.temperature for one in rollouts if one.sampling is not None]
     assert found == [temperature for temperature, n in asked for _ in range(n)]
-    assert stamped(rollouts, ctx.asked) == (rollouts, None)
+    assert sampling_of_rest(rollouts, ctx.asked) is None
 
 
 async def test_sequence_gives_partial_credit() -> None:

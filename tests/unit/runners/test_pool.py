@@ -7,18 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from trinity_bus.runners import pool_effects as do
 from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool, PoolLimits
-from trinity_bus.runners.pool_effects import (
-    CancelJob,
-    CloseRunner,
-    FailJob,
-    GiveUp,
-    KillRunner,
-    PingRunner,
-    PoolEffect,
-    StartJob,
-    StartRunner,
-)
 
 
 def limits(**changes: float | None) -> PoolLimits:
@@ -33,16 +23,16 @@ def limits(**changes: float | None) -> PoolLimits:
     return PoolLimits(**(given | changes))  # type: ignore[arg-type]
 
 
-def started(effects: list[PoolEffect]) -> dict[int, int]:
+def started(effects: list[do.PoolEffect]) -> dict[int, int]:
     """Job to runner."""
-    return {effect.job: effect.serial for effect in effects if isinstance(effect, StartJob)}
+    return {effect.job: effect.serial for effect in effects if isinstance(effect, do.StartJob)}
 
 
 def begun(jobs: int = 0, **changes: float | None) -> tuple[Pool, dict[int, int]]:
     """A pool whose runners are there, and where its jobs run."""
     pool = Pool(limits(**changes))
     for effect in pool.begin():
-        assert isinstance(effect, StartRunner)
+        assert isinstance(effect, do.StartRunner)
         pool.heard(effect.serial)
     where: dict[int, int] = {}
     for job in range(jobs):
@@ -70,13 +60,13 @@ def test_of_those_in_a_dead_runner_only_the_one_that_kills_again_fails() -> None
     assert set(again) == {job for job, serial in where.items() if serial == 0}
     # Each alone, in a new process; the place is taken by another one.
     assert len(set(again.values())) == len(again)
-    assert sum(isinstance(effect, StartRunner) for effect in effects) == 1 + len(again)
+    assert sum(isinstance(effect, do.StartRunner) for effect in effects) == 1 + len(again)
     culprit, *innocent = again
     for serial in again.values():
         pool.heard(serial)
-    assert pool.died(again[culprit], "was killed by signal 11")[0] == FailJob(culprit, "was killed by signal 11")
+    assert pool.died(again[culprit], "was killed by signal 11")[0] == do.FailJob(culprit, "was killed by signal 11")
     for job in innocent:
-        assert CloseRunner(again[job]) in pool.ended(job, 0.0)
+        assert do.CloseRunner(again[job]) in pool.ended(job, 0.0)
 
 
 def test_suspects_are_many_and_their_processes_few() -> None:
@@ -94,12 +84,12 @@ def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
     pool, where = begun(1)
     serial = where[0]
     for _ in range(3):
-        assert PingRunner(serial) in pool.tick(0.0, {})
+        assert do.PingRunner(serial) in pool.tick(0.0, {})
         pool.heard(1 - serial)
-    (kill,) = [effect for effect in pool.tick(0.0, {}) if isinstance(effect, KillRunner)]
+    (kill,) = [effect for effect in pool.tick(0.0, {}) if isinstance(effect, do.KillRunner)]
     assert (kill.serial, kill.number) == (serial, signal.SIGABRT)
-    assert not [effect for effect in pool.tick(0.5, {}) if isinstance(effect, KillRunner)]
-    assert KillRunner(serial, signal.SIGKILL, "it did not end") in pool.tick(1.5, {})
+    assert not [effect for effect in pool.tick(0.5, {}) if isinstance(effect, do.KillRunner)]
+    assert do.KillRunner(serial, signal.SIGKILL, "it did not end") in pool.tick(1.5, {})
     assert 0 in started(pool.died(serial, "was killed by signal 9"))
 
 
@@ -107,7 +97,7 @@ def test_one_sign_of_life_is_enough() -> None:
     pool, _ = begun(1)
     for _ in range(50):
         effects = pool.tick(0.0, {})
-        assert all(isinstance(effect, PingRunner) for effect in effects)
+        assert all(isinstance(effect, do.PingRunner) for effect in effects)
         pool.heard(0)
         pool.heard(1)
 
@@ -116,13 +106,13 @@ def test_a_cancelled_job_has_time_to_let_go_and_then_costs_the_others_only_a_new
     pool, where = begun(6)
     serial = where[0]
     others = [job for job, at in where.items() if at == serial and job != 0]
-    assert pool.cancel(0, 10.0) == [CancelJob(serial, 0)]
-    assert not [effect for effect in pool.tick(14.9, {}) if isinstance(effect, KillRunner)]
-    (kill,) = [effect for effect in pool.tick(15.0, {}) if isinstance(effect, KillRunner)]
+    assert pool.cancel(0, 10.0) == [do.CancelJob(serial, 0)]
+    assert not [effect for effect in pool.tick(14.9, {}) if isinstance(effect, do.KillRunner)]
+    (kill,) = [effect for effect in pool.tick(15.0, {}) if isinstance(effect, do.KillRunner)]
     assert (kill.serial, kill.number) == (serial, signal.SIGKILL)
     effects = pool.died(serial, "was killed by signal 9")
     # Not alone: who held on is known.
-    (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+    (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     assert started(effects) == dict.fromkeys(others, fork.serial)
 
 
@@ -130,13 +120,13 @@ def test_a_job_that_lets_go_in_time_leaves_its_runner_alone() -> None:
     pool, _ = begun(1)
     pool.cancel(0, 10.0)
     pool.ended(0, 12.0)
-    assert not [effect for effect in pool.tick(99.0, {}) if isinstance(effect, KillRunner)]
+    assert not [effect for effect in pool.tick(99.0, {}) if isinstance(effect, do.KillRunner)]
 
 
 def test_a_job_that_is_to_be_stopped_at_once_is() -> None:
     pool, where = begun(1)
     effects = pool.cancel(0, 10.0, at_once=True)
-    assert [type(effect) for effect in effects] == [CancelJob, KillRunner]
+    assert [type(effect) for effect in effects] == [do.CancelJob, do.KillRunner]
     assert not started(pool.died(where[0], "was killed by signal 9"))
 
 
@@ -149,42 +139,51 @@ def test_a_waiting_job_is_cancelled_without_a_word() -> None:
 def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> None:
     pool, where = begun(3, runners=1, slots=3, max_attempts=3)
     effects = pool.ended(0, 0.0)
-    (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+    (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     assert started(pool.submit(3)) == {3: fork.serial}
-    assert CloseRunner(where[1]) not in pool.ended(1, 0.0)
-    assert CloseRunner(where[1]) in pool.ended(2, 0.0)
+    assert do.CloseRunner(where[1]) not in pool.ended(1, 0.0)
+    assert do.CloseRunner(where[1]) in pool.ended(2, 0.0)
     assert pool.died(where[1], "exited with status 0") == []
 
 
 def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
     pool, where = begun(2, max_rss_mib=100)
     effects = pool.tick(0.0, {0: 99.0, 1: 101.0})
-    (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+    (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     (job,) = [job for job, serial in where.items() if serial == 1]
-    assert CloseRunner(1) in pool.ended(job, 0.0)
+    assert do.CloseRunner(1) in pool.ended(job, 0.0)
     assert {view.serial for view in pool.views() if view.place is not None} == {0, fork.serial}
-    (kill,) = [effect for effect in pool.tick(0.0, {0: 201.0}) if isinstance(effect, KillRunner)]
+    (kill,) = [effect for effect in pool.tick(0.0, {0: 201.0}) if isinstance(effect, do.KillRunner)]
     assert (kill.serial, kill.number) == (0, signal.SIGKILL)
+
+
+def test_a_runner_in_which_something_goes_on_that_nobody_waits_for_is_replaced_once() -> None:
+    pool, where = begun(1, runners=1)
+    (serial,) = where.values()
+    (fork,) = pool.worn(serial, 0.0)
+    assert isinstance(fork, do.StartRunner)
+    assert pool.worn(serial, 0.0) == []
+    assert do.CloseRunner(serial) in pool.ended(0, 0.0)
 
 
 def test_an_idle_runner_is_not_replaced_by_another_that_is_as_large() -> None:
     pool, _ = begun(max_rss_mib=100)
-    assert all(isinstance(effect, PingRunner) for effect in pool.tick(0.0, {0: 150.0, 1: 150.0}))
+    assert all(isinstance(effect, do.PingRunner) for effect in pool.tick(0.0, {0: 150.0, 1: 150.0}))
 
 
 def test_runners_that_never_come_up_are_given_up_and_blame_no_job() -> None:
     pool = Pool(limits(runners=1))
     (fork,) = pool.begin()
     pool.submit(0)
-    assert isinstance(fork, StartRunner)
+    assert isinstance(fork, do.StartRunner)
     serial = fork.serial
     for _ in range(MAX_FAILED_STARTS - 1):
         effects = pool.died(serial, "exited with status 1")
-        (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+        (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
         assert started(effects) == {0: fork.serial}
         serial = fork.serial
     (gives_up,) = pool.died(serial, "exited with status 1")
-    assert isinstance(gives_up, GiveUp)
+    assert isinstance(gives_up, do.GiveUp)
     assert gives_up.why == "3 runners in a row died as they started; the last one exited with status 1"
 
 
@@ -204,28 +203,28 @@ class AnyHistory(RuleBasedStateMachine):
         self.now = 0.0
         self.do(self.pool.begin())
 
-    def do(self, effects: list[PoolEffect]) -> None:
+    def do(self, effects: list[do.PoolEffect]) -> None:
         for effect in effects:
             match effect:
-                case StartRunner(serial):
+                case do.StartRunner(serial):
                     assert serial not in self.alive
                     self.alive.add(serial)
                     # That none comes up is another test's.
                     self.pool.heard(serial)
-                case StartJob(serial, job):
+                case do.StartJob(serial, job):
                     assert serial in self.alive
                     self.waiting.remove(job)
                     self.where[job] = serial
-                case FailJob(job, _):
+                case do.FailJob(job, _):
                     assert self.deaths[job] >= 2
                     self.waiting.remove(job)
                     self.gone.add(job)
-                case CloseRunner(serial):
+                case do.CloseRunner(serial):
                     assert serial in self.alive
                     assert serial not in self.where.values()
-                case CancelJob(serial, job):
+                case do.CancelJob(serial, job):
                     assert self.where[job] == serial
-                case GiveUp():
+                case do.GiveUp():
                     raise AssertionError(effect)
 
     @rule()

@@ -72,12 +72,13 @@ def check_optional(given_sample: Rollout, sample: Sample) -> None:
     if given_sample.routes is not None:
         np.testing.assert_array_equal(sample.routes, given_sample.routes)
     how = given_sample.sampling
-    if how is None or how.temperature is None:
+    if how is None or (how.temperature is None and not how.altered_by):
         assert sample.sampling is None
     else:
         limits = (1.0 if how.top_p is None else how.top_p, max(how.top_k or 0, 0), how.min_p or 0.0)
+        temperature = 1.0 if how.temperature is None else how.temperature
         told = (np.nan,) * 3 if how.altered_by else limits
-        np.testing.assert_equal(sample.sampling, SampledWith(*np.array([how.temperature, *told], np.float32).tolist()))
+        np.testing.assert_equal(sample.sampling, SampledWith(*np.array([temperature, *told], np.float32).tolist()))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from schemas import ExperienceGroup
 from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.choice import counts, left_out, without
+from trinity_bus.training.choice import counts, left_out, retold, without
 from trinity_bus.training.objectives import overlong
 from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.objectives.advantages.remax import ReMax
@@ -154,6 +154,18 @@ def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_ne
         == trained(without([mixed], left_out([mixed], BOUNDS, train_limited=False, wants_greedy=False)))[0]
     )
     assert trained([kept])[1]["samples"] == len(one) - 1
+
+
+def test_what_another_trainer_left_out_counts_as_this_ones_advantage_has_it(group: MakeGroup) -> None:
+    one = group()
+    greedy = replace(one, sampling=drawn(one, (0, 1, 0, 0)))
+    bad = replace(one, rewards=_at(one.rewards, 0, np.inf))
+    for wants in (False, True):
+        left = left_out([greedy, bad], BOUNDS, train_limited=False, wants_greedy=wants)
+        for now in (False, True):
+            assert retold(left, wants_greedy=now) == left_out(
+                [greedy, bad], BOUNDS, train_limited=False, wants_greedy=now
+            )
 
 
 def test_overlong_responses_lose_of_their_reward(group: MakeGroup) -> None:

@@ -28,7 +28,17 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
             for name in TrainerSettings.model_fields
             if name
             not in {
-                *("name", "host", "weights_port", "bucket_mib", "heartbeat_s", "total_steps", "export_dir"),
+                *(
+                    "name",
+                    "role",
+                    "shadows",
+                    "host",
+                    "weights_port",
+                    "bucket_mib",
+                    "heartbeat_s",
+                    "total_steps",
+                    "export_dir",
+                ),
                 *("checkpoint_dir", "publish", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
                 *("model_path", "max_tokens", "dtype", "engine"),
                 *("objective_options", "stages"),
@@ -73,6 +83,13 @@ def test_a_model_of_another_name_is_refused_in_a_line() -> None:
     with pytest.raises(CheckpointError, match=r"^mesh\.model: policy -> other: .*MESH__NAMESPACE") as refused:
         resume.differences(shaping(), shaping(mesh={"model": "other"}, seed=3))
     assert "\n" not in str(refused.value)
+
+
+def test_adapters_with_another_alpha_are_refused_in_a_line() -> None:
+    before, after = (shaping(lora_rank=8, lora_alpha=alpha) for alpha in (32, 16))
+    with pytest.raises(CheckpointError, match=r"^trainer\.lora_alpha: 32\.0 -> 16\.0: .*set it again"):
+        resume.differences(before, after)
+    assert resume.differences(shaping(lora_alpha=32), shaping(lora_alpha=16)) == ["trainer.lora_alpha: 32.0 -> 16.0"]
 
 
 def test_no_secret_is_recorded() -> None:

@@ -20,6 +20,7 @@ def test_each_has_the_settings_of_the_section_but_what_it_says() -> None:
     told = settings({"stage": "sft", "loss": "sft", "total_steps": 10, "learning_rate": 0.1}, {"stage": "grpo"}, seed=7)
     first, last = stages_of(told, DIRECTORY)
     assert (first.name, first.directory, first.is_last) == ("sft", DIRECTORY / "sft", False)
+    assert (first.writer, last.writer) == ("trainer-0/sft", "trainer-0/grpo"), "each step has a key of its own"
     assert (last.name, last.directory, last.is_last) == ("grpo", DIRECTORY / "grpo", True)
     ours = first.settings.trainer
     assert (ours.loss, ours.total_steps, ours.learning_rate, ours.seed, ours.stages) == ("sft", 10, 0.1, 7, [])
@@ -30,6 +31,7 @@ def test_each_has_the_settings_of_the_section_but_what_it_says() -> None:
 def test_without_stages_there_is_one() -> None:
     told = settings()
     (only,) = stages_of(told, DIRECTORY)
+    assert only.writer == "trainer-0"
     assert (only.name, only.settings, only.directory, only.is_last) == ("", told, DIRECTORY, True)
 
 
@@ -47,6 +49,7 @@ SFT = {"stage": "sft", "loss": "sft", "total_steps": 1}
         ([{**SFT, "learning_rat": 0.1}], "sft: learning_rat: Extra inputs are not permitted"),
         ([{**SFT, "learning_rate": -1}], "sft: learning_rate: Input should be greater than 0"),
         ([{**SFT, "checkpoint_dir": "x"}], "sft cannot change checkpoint_dir"),
+        ([{**SFT, "save_as_hf": "never"}, {"stage": "rl"}], "sft needs save_as_hf, last or always: rl begins"),
     ],
 )
 def test_what_cannot_be_is_refused(stages: list[dict[str, Any]], why: str) -> None:

@@ -7,7 +7,8 @@
         v
     READING (behind) <--> FOLLOWING (at the end)
         |
-        '--the broker, a topic or the disk fails--> WAITING (a line says why) --1 s--> CONNECTING, from the store
+        |--the broker, a topic or the disk fails--> WAITING (a line says why) --1 s--> CONNECTING, from the store
+        '--a defect--> STOPPED: the log has its trace; pages go on with what there is
 
 Nothing is kept but in the store, so whatever fails is tried again from there: a broker that comes back, topics that a
 mesh has not made yet, a disk that has room again. The mesh sees one more reader of whole topics, without a group, which
@@ -15,6 +16,7 @@ takes ``console.read_mib_s`` at most.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -61,6 +63,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
+LOOK_S: Final = 10.0
+"""How often it looks whether it is still the same log."""
 _AGAIN_S: Final = 1.0
 
 
@@ -85,6 +89,7 @@ class IndexFollower:
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="console-index")
+        self._task.add_done_callback(self._ended)
         return self
 
     async def __aexit__(
@@ -94,7 +99,6 @@ class IndexFollower:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._tell("stopped", "stopped")
 
     def standing(self) -> IndexStanding:
         """Return how far the index has come. Asks the store, for a moment."""
@@ -110,22 +114,21 @@ class IndexFollower:
 
     async def changed(self, timeout_s: float) -> None:
         """Wait until there is something new in the index or its standing, or the time is up. For any number at once."""
-        await asyncio.wait([asyncio.ensure_future(self._news.wait())], timeout=timeout_s)
+        news = self._news
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
 
     async def caught_up(self) -> None:
         """Wait until all is in the index that the log held at some time after the call.
 
         Raises:
-            TrinityError: What has ended the following.
+            StoreError: It cannot go on at present; what it waits for.
         """
         while self._state != "following":
-            news = self._news
-            await asyncio.wait(
-                [one for one in (self._task, asyncio.ensure_future(news.wait())) if one is not None],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if self._task is not None and self._task.done():
-                self._task.result()
+            if self._state in {"waiting", "stopped"}:
+                raise StoreError(self._line)
+            await self.changed(1.0)
 
     async def _run(self) -> None:
         while True:
@@ -143,27 +146,28 @@ class IndexFollower:
             async with self._bus.reader(
                 *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES
             ) as reader:
+                looked_at = time.monotonic()
                 while True:
                     began = time.monotonic()
+                    if began - looked_at > LOOK_S:
+                        # A reader does not tell that its topic was deleted, or made anew under it.
+                        looked_at = began
+                        if not self._store.is_of(await self._ids()):
+                            raise StoreError("the log was made anew, and so is the index")
                     records = await reader.batch(0 if self._state == "reading" else _WAIT_S)
                     if records:
                         await asyncio.to_thread(self._store.take, records, reader.positions)
                     self._behind = sum(reader.lag().values())
-                    at_end = not records and await reader.is_at_end()
-                    if at_end:
+                    if self._state == "reading" and not records and await reader.is_at_end():
                         self._tell("following", "up to date")
                     elif records:
-                        state: IndexState = "reading" if self._state != "following" else "following"
-                        self._tell(state, f"{self._behind:,} records behind" if self._behind else "up to date")
+                        self._tell(self._state, f"{self._behind:,} records behind" if self._behind else "up to date")
                     await self._pace(records, began)
 
     async def _start(self) -> dict[tuple[str, int], int]:
         """Return where to go on in this log."""
         self._tell("connecting", "connecting to the log")
-        ids = {}
-        for topic in TOPICS:
-            identity = await self._bus.identity(topic)
-            ids[topic.name] = f"{identity.cluster}/{identity.topic}"
+        ids = await self._ids()
         store = self._store
         if not store.is_of(ids):
             log.warning("the log is another than the console's index was made of: it is made anew")
@@ -180,9 +184,22 @@ class IndexFollower:
         self._tell("reading", "reading the log")
         return found.positions
 
+    async def _ids(self) -> dict[str, str]:
+        """Return which log it is: of each topic the cluster, and the id that it was made with."""
+        ids = {}
+        for topic in TOPICS:
+            identity = await self._bus.identity(topic)
+            ids[topic.name] = f"{identity.cluster}/{identity.topic}"
+        return ids
+
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
         size = sum(len(record.raw) for record in records)
         await asyncio.sleep(max(0.0, size / self._bytes_s - (time.monotonic() - began)))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the console's index is brought forward no more", exc_info=error)
+            self._tell("stopped", f"a defect has ended it: {error!r}")
 
     def _tell(self, state: IndexState, line: str) -> None:
         self._state, self._line = state, line

@@ -6,7 +6,7 @@ one that is longer than ``search_tokens`` those of its first and of its last hal
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -47,10 +47,12 @@ def searched(tokens: Tokens, most: int) -> Tokens:
 
 def told(group: ExperienceGroup, most: int) -> Iterator[Tokens]:
     """Return the tokens to be made text of: the first sample's prompt, then the response of each."""
-    for number, sample in enumerate(group.samples()):
-        if number == 0:
-            yield searched(sample.tokens[: sample.prompt_length], most)
-        yield searched(sample.tokens[sample.prompt_length :], most)
+    begin = 0
+    for length, prompt in zip(group.lengths.tolist(), group.prompt_lengths.tolist(), strict=True):
+        if begin == 0:
+            yield searched(group.tokens[:prompt], most)
+        yield searched(group.tokens[begin + prompt : begin + length], most)
+        begin += length
 
 
 def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list[list[str]]:
@@ -91,13 +93,7 @@ def group_rows(number: int, received: Received[Any], group: ExperienceGroup, tex
 
 
 def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
-    rewards = group.rewards[~np.isnan(group.rewards)].astype(np.float64)
-    found: tuple[float | None, ...] = (None,) * 4
-    if len(rewards):
-        with np.errstate(invalid="ignore"):
-            found = (float(rewards.mean()), float(rewards.min()), float(rewards.max()), _number(float(rewards.std())))
-    versions = group.versions[:, 2]
-    drawn = (int(versions.min()), int(versions.max())) if len(versions) else (-1, -1)
+    versions = group.versions[:, 2].tolist()
     trace = received.traceparent
     return (
         number,
@@ -111,31 +107,35 @@ def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
         group.model,
         group.explorer,
         len(group),
-        *found,
-        *drawn,
-        int(group.prompt_lengths[0]) if len(group) else 0,
+        *_spread([reward for reward in group.rewards.tolist() if not math.isnan(reward)]),
+        min(versions, default=-1),
+        max(versions, default=-1),
+        int(group.prompt_lengths[0]),
         len(group.logprobs),
         None if trace is None or len(trace) != 55 else trace[3:35],
     )
 
 
+def _spread(rewards: list[float]) -> tuple[float | None, ...]:
+    """Return their mean, least, greatest and standard deviation; a handful, for which numpy would take longer."""
+    if not rewards:
+        return (None,) * 4
+    mean = sum(rewards) / len(rewards)
+    variance = sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards)
+    return _number(mean), min(rewards), max(rewards), None if math.isnan(variance) else math.sqrt(variance)
+
+
 def _samples(group: ExperienceGroup, number: int) -> list[Row]:
-    reasons: Iterable[str] = group.finish_reasons
-    if len(group.finish_reasons) != len(group):
-        reasons = [""] * len(group)
+    drawn: list[tuple[int, int]] = [(-1, -1)] * len(group)
+    for owner, _, version in group.versions.tolist():
+        low, high = drawn[owner]
+        drawn[owner] = version if low < 0 else min(low, version), max(high, version)
+    reasons = [cut(reason, HEAD_CHARS) for reason in group.finish_reasons] or [""] * len(group)
+    columns = (group.run_ids, group.rewards, group.prompt_lengths, group.lengths)
+    told_of = zip(*(column.tolist() for column in columns), drawn, _logprobs(group), reasons, strict=True)
     return [
-        (
-            sample_number(number, i),
-            sample.run_id,
-            _number(sample.reward),
-            sample.version_min,
-            sample.version_max,
-            sample.prompt_length,
-            len(sample.logprobs),
-            logprob,
-            cut(reason, HEAD_CHARS),
-        )
-        for i, (sample, reason, logprob) in enumerate(zip(group.samples(), reasons, _logprobs(group), strict=True))
+        (sample_number(number, i), run_id, _number(reward), *versions, prompt, length - prompt, logprob, reason)
+        for i, (run_id, reward, prompt, length, versions, logprob, reason) in enumerate(told_of)
     ]
 
 

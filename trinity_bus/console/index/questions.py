@@ -5,6 +5,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from schemas.errors import shown
+from schemas.numbers import MAX_COUNT
 from schemas.record import BatchType
 from trinity_bus.console.index.errors import QuestionError
 
@@ -48,9 +49,10 @@ class PageAsk(Struct, frozen=True):
         """
         if self.after is None:
             return None
-        if not (self.after.isascii() and self.after.isdigit() and len(self.after) < 19):
+        number = int(self.after) if self.after.isascii() and self.after.isdigit() and len(self.after) < 20 else -1
+        if not 0 <= number <= MAX_COUNT:
             raise QuestionError(f"after = {shown(self.after)} is nothing that a page said")
-        return int(self.after)
+        return number
 
 
 class SampleFilter(Struct, frozen=True):

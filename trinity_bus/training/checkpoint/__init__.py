@@ -7,6 +7,7 @@
         .rollback                   the last rollback: see ``begin_rollback``
         discarded-step-00000012/    what it has discarded; to be looked at, and removed by hand
         .run                        the name of the run, given at its first start: see ``run_name``
+        .follows                    on whose steps a shadow or a replay trains: see ``note_follows``
         .told                       steps that were told of before they were in a checkpoint: see ``note_told``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
@@ -43,13 +44,25 @@ This package knows folders and progress; what is in the files is ``engine``'s. I
 ``writing``     whole or not at all
 """
 
-from trinity_bus.training.checkpoint.folders import PROGRESS, folder_of, held, latest, of_step, steps
+from trinity_bus.training.checkpoint.folders import (
+    PROGRESS,
+    folder_of,
+    held,
+    latest,
+    of_step,
+    step_of,
+    steps,
+)
 from trinity_bus.training.checkpoint.manifest import check_run, read_progress, verify
 from trinity_bus.training.checkpoint.notes import (
+    Follows,
     Told,
     begin_rollback,
     finish_rollback,
+    note_follows,
     note_told,
+    read_follows,
+    read_run,
     read_told,
     run_name,
 )
@@ -58,6 +71,7 @@ from trinity_bus.training.checkpoint.writing import begin, commit, exclusive
 
 __all__ = [
     "PROGRESS",
+    "Follows",
     "RunIdentity",
     "Told",
     "TrainingProgress",
@@ -71,11 +85,15 @@ __all__ = [
     "folder_of",
     "held",
     "latest",
+    "note_follows",
     "note_told",
     "of_step",
+    "read_follows",
     "read_progress",
+    "read_run",
     "read_told",
     "run_name",
+    "step_of",
     "steps",
     "verify",
 ]

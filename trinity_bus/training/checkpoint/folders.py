@@ -15,14 +15,20 @@ PARTIAL: Final = ".partial-"
 _STEP: Final = re.compile(r"step-(\d{8,})")
 
 
-def latest(directory: Path) -> Path | None:
-    """Return the newest checkpoint, or None where there is none."""
-    return next(iter(newest_first(directory)), None)
+def latest(directory: Path, through: int | None = None) -> Path | None:
+    """Return the newest checkpoint, of no later step than ``through``; or None where there is none."""
+    found = (path for path in newest_first(directory) if through is None or step_of(path) <= through)
+    return next(found, None)
 
 
 def steps(directory: Path) -> list[int]:
     """Return the steps that have a checkpoint, oldest first."""
-    return sorted(int(path.name.removeprefix("step-")) for path in newest_first(directory))
+    return sorted(map(step_of, newest_first(directory)))
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint by its name."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def of_step(directory: Path, step: int) -> Path | None:

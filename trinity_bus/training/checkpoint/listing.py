@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_bus.training.checkpoint.folders import newest_first
+from trinity_bus.training.checkpoint.folders import newest_first, step_of
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest, verify
 from trinity_bus.training.errors import CheckpointError
 
@@ -39,7 +39,7 @@ def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
     """
     found = []
     for folder in reversed(newest_first(directory)):
-        step, manifest, problem = int(folder.name.removeprefix("step-")), None, ""
+        step, manifest, problem = step_of(folder), None, ""
         try:
             manifest = read_manifest(folder)
             if verified:

@@ -1,4 +1,4 @@
-"""Small files beside the checkpoints: the run's name, the last rollback, and what others have heard."""
+"""Small files beside the checkpoints: the run's name, whom it follows, the last rollback, what others have heard."""
 
 import re
 import shutil
@@ -9,13 +9,15 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.skipped import Rollback
-from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace
+from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace, step_of
 from trinity_bus.training.checkpoint.progress import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.resume import Shaping
 
 _TOLD: Final = ".told"
 _RUN: Final = ".run"
 _ROLLBACK: Final = ".rollback"
+_FOLLOWS: Final = ".follows"
 
 
 class Told(BaseModel):
@@ -27,6 +29,21 @@ class Told(BaseModel):
     """Of the last batch that was told of; those before it were, too."""
     skipped: frozenset[str] = frozenset()
     """Ids of those that were passed over, of the last ones."""
+
+
+class Follows(BaseModel):
+    """``.follows``: on whose steps the checkpoints beside it were trained."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trainer: str
+    """Its name on ``steps``."""
+    run: str
+    """Which of its runs."""
+    from_step: int = 1
+    """The first step that is trained with ``settings``."""
+    settings: Shaping | None = None
+    """Of a replay; a shadow may change its mind."""
 
 
 class _RollbackNote(BaseModel):
@@ -44,13 +61,53 @@ def run_name(directory: Path) -> str:
     Raises:
         CheckpointError: It has one that is none.
     """
+    if not (directory / _RUN).exists():
+        replace(directory / _RUN, uuid.uuid4().hex)
+    return read_run(directory)
+
+
+def read_run(directory: Path) -> str:
+    """Return the same of a directory that has a run, which is another trainer's perhaps.
+
+    Raises:
+        CheckpointError: It has none, or one that is none.
+    """
     path = directory / _RUN
-    if not path.exists():
-        replace(path, uuid.uuid4().hex)
-    name = path.read_text()
+    try:
+        name = path.read_text()
+    except OSError as error:
+        raise CheckpointError(f"{directory} is of no trainer: {path} cannot be read, {error.strerror}") from error
     if not re.fullmatch(r"[0-9a-f]{32}", name):
         raise CheckpointError(f"{path} is damaged: remove it to give the run another name")
     return name
+
+
+def read_follows(directory: Path) -> Follows | None:
+    """Return on whose steps the checkpoints here were trained; None where they are of a trainer that follows nobody.
+
+    Raises:
+        CheckpointError: The note is damaged.
+    """
+    path = directory / _FOLLOWS
+    try:
+        return Follows.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def note_follows(directory: Path, follows: Follows) -> None:
+    """Note, durably, whom this directory's trainer follows, before it trains.
+
+    Raises:
+        CheckpointError: It cannot be written, or the directory is a trainer's that follows nobody.
+    """
+    if newest_first(directory):
+        raise CheckpointError(
+            f"{directory} has checkpoints of a trainer that follows nobody: give this one its own checkpoint_dir"
+        )
+    replace(directory / _FOLLOWS, follows.model_dump_json())
 
 
 def begin_rollback(directory: Path, rollback: Rollback) -> None:
@@ -88,7 +145,7 @@ def finish_rollback(directory: Path) -> Rollback | None:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not note.done:
         for folder in newest_first(directory):
-            if int(folder.name.removeprefix("step-")) > note.rollback.to:
+            if step_of(folder) > note.rollback.to:
                 discarded = folder.with_name(f"discarded-{folder.name}")
                 shutil.rmtree(discarded, ignore_errors=True)
                 folder.rename(discarded)

@@ -2,7 +2,10 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow
 from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
@@ -32,9 +35,9 @@ _GROUP: Final = (
 SAMPLE: Final = (
     f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, s.run_id, g.batch_id, g.batch_type, '
     "g.workflow, g.explorer, s.reward, s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, "
-    "s.finish_reason, (SELECT head FROM texts WHERE texts.id = s.id)"
+    "s.finish_reason"
 )
-"""What a ``SampleRow`` is made of."""
+"""A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown."""
 
 
 def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None) -> RowPage[GroupRow]:
@@ -48,8 +51,9 @@ def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: fl
     """
     source = "groups g" if wanted.step is None else GROUPS_OF_STEP
     values = values_of(wanted, until) | {"before": 1 << 62 if ask.before is None else ask.before, "rows": ask.rows + 1}
+    conditions = of_groups(replace(wanted, step=None))
     query = (
-        f"SELECT {_GROUP} FROM {source} WHERE g.id <= :until AND g.id < :before {of_groups(wanted)} "
+        f"SELECT {_GROUP} FROM {source} WHERE g.id <= :until AND g.id < :before {conditions} "
         "ORDER BY g.id DESC LIMIT :rows"
     )
     found = db.execute(query, values).fetchall()
@@ -72,16 +76,20 @@ def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> S
     number = sample_number(found[0], place.number)
     query = f"SELECT {SAMPLE} FROM samples s JOIN groups g ON g.id = s.id >> {SAMPLE_BITS} WHERE s.id = ?"
     return SampleDetail(
-        row=sample_of(db.execute(query, (number,)).fetchone()),
+        row=sample_rows(db, db.execute(query, (number,)).fetchall())[0],
         group=_group_of(found),
         fates=_fates(db, place, found[4], values),
     )
 
 
-def sample_of(row: tuple[Any, ...]) -> SampleRow:
-    """Return what ``SAMPLE`` selects."""
-    number, partition, offset, *values = row
-    return SampleRow(SamplePlace(partition, offset, number_in_group(number)), *values)
+def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> list[SampleRow]:
+    """Return rows of what ``SAMPLE`` selects."""
+    rows = []
+    for number, partition, offset, *values in found:
+        head = db.execute("SELECT head FROM texts WHERE id = ?", (number,)).fetchone()
+        place = SamplePlace(partition, offset, number_in_group(number))
+        rows.append(SampleRow(place, *(*values, head and head[0])))
+    return rows
 
 
 def _group_of(row: tuple[Any, ...]) -> GroupRow:

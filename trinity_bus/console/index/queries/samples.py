@@ -9,10 +9,13 @@ long, however much there is.
 import sqlite3
 import time
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trinity_bus.console.index.answers import Bin, Histogram, RowPage, SampleRow
 from trinity_bus.console.index.errors import QuestionError
@@ -24,13 +27,13 @@ from trinity_bus.console.index.queries.conditions import (
     rewards,
     values_of,
 )
-from trinity_bus.console.index.queries.groups import SAMPLE, sample_of
+from trinity_bus.console.index.queries.groups import SAMPLE, sample_rows
 from trinity_bus.console.index.questions import MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
 
 _WINDOW: Final = 20_000
 """Groups."""
-_FEW: Final = 20_000
+_FEW: Final = 5_000
 """Samples that are found by their reward and sorted, rather than looked for from the newest back."""
 _REST: Final = (1 << SAMPLE_BITS) - 1
 _THEIR_SAMPLES: Final = (
@@ -50,6 +53,8 @@ class _Plan(Struct, frozen=True):
 
     source: str
     order: str
+    left: SampleFilter
+    """What of the question the source does not settle."""
     is_whole: bool
     """Whether there is little to look at, so that it need not be done in windows."""
     more: str = ""
@@ -77,12 +82,12 @@ def samples(
     for low, matching in _search(db, SAMPLE, wanted, values, ask.before):
         for row in matching:
             if len(found) == ask.rows:
-                return RowPage([sample_of(each) for each in found], str(found[-1][0]))
+                return RowPage(sample_rows(db, found), str(found[-1][0]))
             found.append(row)
         if low > 0 and time.monotonic() > stop_at:
             after = str(low + 1 << SAMPLE_BITS)
-            return RowPage([sample_of(each) for each in found], after, searched_back_to=time_of(low))
-    return RowPage([sample_of(row) for row in found])
+            return RowPage(sample_rows(db, found), after, searched_back_to=time_of(low))
+    return RowPage(sample_rows(db, found))
 
 
 def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: float | None) -> Histogram:
@@ -133,7 +138,7 @@ def _search(
     rows = "words.rowid, " if wanted.text is not None else "0, "
     query = (
         f"SELECT {rows}{columns} FROM {plan.source} WHERE g.id > :low AND g.id <= :high AND s.id < :before "
-        f"{plan.more} {of_groups(wanted)} {of_samples(wanted)} ORDER BY {plan.order}"
+        f"{plan.more} {of_groups(plan.left)} {of_samples(plan.left)} ORDER BY {plan.order}"
     )
     high = values["before"] - 1 >> SAMPLE_BITS
     while high > 0:
@@ -155,13 +160,13 @@ def _search(
 def _once(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Leave out a sample's own words where its prompt, which comes before, has brought the whole group."""
     whole = -1
-    for word, *row in rows:
-        group = word >> SAMPLE_BITS
+    for word, found in groupby(rows, itemgetter(0)):
         if word & PROMPT:
-            whole = group
-        elif word and group == whole:
-            continue
-        yield tuple(row)
+            whole = word >> SAMPLE_BITS
+            # In the order of their numbers: to have the database do it would have it sort all that it finds.
+            yield from (row[1:] for row in reversed(list(found)))
+        elif word >> SAMPLE_BITS != whole or not word:
+            yield from (row[1:] for row in found)
 
 
 def _plan(db: sqlite3.Connection, wanted: SampleFilter, values: dict[str, Any]) -> _Plan:
@@ -169,15 +174,15 @@ def _plan(db: sqlite3.Connection, wanted: SampleFilter, values: dict[str, Any]) 
     if wanted.text is not None:
         # Bounds of the words themselves, so that they are not looked for in all that there is.
         more = "AND words MATCH :match AND words.rowid > :low_word AND words.rowid <= :high_word"
-        return _Plan(_WITH_WORDS, "words.rowid DESC, s.id DESC", is_whole=False, more=more)
+        return _Plan(_WITH_WORDS, "words.rowid DESC", wanted, is_whole=False, more=more)
     if wanted.step is not None:
-        return _Plan(f"{GROUPS_OF_STEP} {_THEIR_SAMPLES}", in_order, is_whole=True)
+        return _Plan(f"{GROUPS_OF_STEP} {_THEIR_SAMPLES}", in_order, replace(wanted, step=None), is_whole=True)
     if wanted.task_id is not None or wanted.batch_id is not None:
-        return _Plan(f"groups g {_THEIR_SAMPLES}", in_order, is_whole=True)
+        return _Plan(f"groups g {_THEIR_SAMPLES}", in_order, wanted, is_whole=True)
     by_reward = rewards(wanted)
     if by_reward:
         few = f"SELECT 1 FROM samples s INDEXED BY samples_reward WHERE 1 {by_reward} LIMIT {_FEW}"
         if db.execute(f"SELECT count(*) FROM ({few})", values).fetchone()[0] < _FEW:
             source = f"samples s INDEXED BY samples_reward CROSS JOIN groups g ON g.id = s.id >> {SAMPLE_BITS}"
-            return _Plan(source, "s.id DESC", is_whole=True)
-    return _Plan(f"groups g {_THEIR_SAMPLES}", in_order, is_whole=False)
+            return _Plan(source, "s.id DESC", wanted, is_whole=True)
+    return _Plan(f"groups g {_THEIR_SAMPLES}", in_order, wanted, is_whole=False)

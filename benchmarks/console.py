@@ -1,0 +1,280 @@
+"""The console's index: how fast it takes up the log, and how soon its answers are there.
+
+A mesh is made up: groups of 8 samples with prompts of 60 and responses of 20 to 100 words, of a vocabulary of 20,000
+that is used as languages use theirs (Zipf), and with each group its task, order, end and result; a batch and a step
+for each 64 of them; one sample in 10,000 has a word and a reward of its own. All are handed to the store as bytes, as
+a reader of the log has them: decoding, tokenizer, rows, words and commits count, fetching from a broker does not.
+
+Times are those of the processor, of one core, because a machine that others use says little by the clock; an answer's
+is the median of several. Nothing is asked of the disk that the system's cache does not hold.
+"""
+
+import gc
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExperienceGroup,
+    Position,
+    RolloutFinished,
+    StepTrained,
+    Task,
+    TaskResult,
+)
+from schemas.batch import ResultPart
+from schemas.codec import decode, encode
+from schemas.rollout import Dispatch
+from schemas.step import StepBegun, StepGroup
+from schemas.topic import Topic
+from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, RESULTS, ROLLOUTS, STEPS, TASKS, TRAINER_EVENTS
+from trinity_bus.bus import Received
+from trinity_bus.console.index import Index, PageAsk, SampleFilter, Store
+
+GROUP, BATCH = 8, 64
+"""Samples of a group, and groups of a batch."""
+PROMPT, VOCABULARY = 60, 20_000
+RARE: Final = VOCABULARY - 1
+CHUNK = 256
+"""Groups that are committed together."""
+STARTED_S = 1_700_000_000
+BATCHES_A_MINUTE = 4
+ID = "task-00000000"
+WHO: dict[str, Any] = {"explorer": "explorer-0", "incarnation": "a"}
+
+type Encoded = tuple[Topic, type, int, bytes, float]
+"""Topic, type, partition, value, and the time of writing."""
+
+
+class Mesh:
+    """Makes up a log, the same at each run."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+        self._ends: dict[tuple[str, int], int] = {}
+        weights = 1 / np.arange(1, VOCABULARY)
+        self._words = np.searchsorted(np.cumsum(weights / weights.sum()), self._rng.random(1 << 20)).astype(np.int32)
+        task = Task(task_id=ID, workflow="math", prompt="What is 17 + 25? " * 10, answer="42")
+        of_batch: dict[str, Any] = {"batch_id": "batch-000000", "batch_type": "train"}
+        order = Dispatch(task=task, attempt=1, repeat_times=GROUP, timeout_s=60, **of_batch, **WHO)
+        done: dict[str, Any] = {"task_id": ID, "status": "completed", "completed_runs": GROUP, "total_runs": GROUP}
+        end = RolloutFinished(attempt=1, samples=GROUP, **of_batch, **done, **WHO)
+        result = TaskResult(attempts=1, **of_batch, **done)
+        kinds = (TASKS, task), (ROLLOUTS, order), (EXPLORER_EVENTS, end), (RESULTS, result)
+        # Made once and given other ids: to make them is not what is measured.
+        self._beside = [(topic, type(record), encode(record)) for topic, record in kinds]
+
+    def groups(self, first: int, count: int) -> Iterator[Encoded]:
+        """Return the records of some groups."""
+        for number in range(first, first + count):
+            at = STARTED_S + number // BATCH * 60 / BATCHES_A_MINUTE + number % BATCH / 10
+            ids = f"task-{number:08}".encode(), f"batch-{number // BATCH:06}".encode()
+            for topic, kind, value in self._beside:
+                yield topic, kind, 0, value.replace(ID.encode(), ids[0]).replace(b"batch-000000", ids[1]), at
+            yield EXPERIENCES, ExperienceGroup, number % 8, encode(self._group(number)), at
+            if (number + 1) % BATCH == 0:
+                yield from self._batch(number // BATCH, at)
+
+    def received(self, encoded: Encoded) -> Received[Any]:
+        """Decode a record: what a reader does."""
+        topic, kind, partition, value, at = encoded
+        offset = self._ends.get((topic.name, partition), 0)
+        self._ends[topic.name, partition] = offset + 1
+        return Received(
+            record=decode(value, kind),
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            key=None,
+            raw=value,
+            headers=(),
+            traceparent=None,
+            timestamp_ms=round(at * 1000),
+        )
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Behind what was received."""
+        return self._ends
+
+    def _group(self, number: int) -> ExperienceGroup:
+        rng = self._rng
+        responses = rng.integers(20, 101, GROUP)
+        prompt = self._drawn(PROMPT)
+        tokens = [np.concatenate([prompt, self._drawn(int(n))]) for n in responses]
+        rewards = rng.integers(0, 3, GROUP) / 2
+        if number % (10_000 // GROUP) == 0:
+            tokens[0][-1], rewards[0] = RARE, 0.67
+        total = int(responses.sum())
+        return ExperienceGroup(
+            task_id=f"task-{number:08}",
+            attempt=1,
+            batch_id=f"batch-{number // BATCH:06}",
+            batch_type="train",
+            workflow="math",
+            model="policy",
+            **WHO,
+            tokens=np.concatenate(tokens),
+            lengths=(responses + PROMPT).astype(np.int32),
+            prompt_lengths=np.full(GROUP, PROMPT, np.int32),
+            logprobs=-rng.random(total, np.float32),
+            mask_bits=np.full((total + 7) // 8, 255, np.uint8),
+            rewards=rewards.astype(np.float32),
+            run_ids=np.arange(GROUP, dtype=np.int32),
+            versions=np.array([[i, 0, number // BATCH] for i in range(GROUP)], np.int32),
+            finish_reasons=["stop"] * GROUP,
+        )
+
+    def _drawn(self, count: int) -> Any:
+        at = int(self._rng.integers(0, len(self._words) - count))
+        return self._words[at : at + count]
+
+    def _batch(self, number: int, at: float) -> Iterator[Encoded]:
+        batch_id, step = f"batch-{number:06}", number + 1
+        rewards = {"rollout/reward/mean": 0.5, **{f"rollout/metric-{i}/mean": i + 0.5 for i in range(9)}}
+        batch = BatchRecord(
+            batch_id=batch_id,
+            batch_type="train",
+            state=BatchLifecycleState.FINALIZED,
+            sequence=step,
+            min_version=number,
+            metrics=rewards,
+        )
+        groups = [
+            StepGroup(
+                task_id=f"task-{i:08}",
+                parts=[ResultPart(attempt=1, samples=GROUP, position=Position(partition=i % 8, offset=i // 8))],
+            )
+            for i in range(number * BATCH, (number + 1) * BATCH)
+        ]
+        who: dict[str, Any] = {"trainer": "trainer-0", "incarnation": "a", "model": "policy", "batch_id": batch_id}
+        begun = StepBegun(**who, run="r", step=step, sequence=step, next_offset=number + 1, groups=groups)
+        trained = StepTrained(
+            **who,
+            step=step,
+            version=step,
+            publish=True,
+            metrics={"loss": 0.1, "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0},
+            checksum="0" * 64,
+            master_address="127.0.0.1",
+            master_port=1,
+        )
+        yield BATCHES, BatchRecord, 0, encode(batch), at + 1
+        yield STEPS, StepBegun, 0, encode(begun), at + 2
+        yield TRAINER_EVENTS, StepTrained, 0, encode(trained), at + 3
+
+
+def tokenizer() -> Callable[[list[list[int]]], Sequence[str]]:
+    """Return what makes text of tokens: the library that models' own tokenizers are made with."""
+    made = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))  # noqa: S106 - a word
+    return lambda tokens: made.decode_batch(tokens, skip_special_tokens=False)
+
+
+def index_all(mesh: Mesh, store: Store, samples: int) -> float:
+    """Index so many samples, and return the seconds of processor time that it took."""
+    spent = 0.0
+    for first in range(0, samples // GROUP, CHUNK):
+        encoded = list(mesh.groups(first, min(CHUNK, samples // GROUP - first)))
+        began = time.process_time()
+        store.take([mesh.received(one) for one in encoded], mesh.positions)
+        spent += time.process_time() - began
+    return spent
+
+
+def questions(index: Index, samples: int) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
+    """Return what pages ask first, and searches."""
+    groups = samples // GROUP
+    steps = groups // BATCH
+    half = STARTED_S + steps / 2 * 60 / BATCHES_A_MINUTE
+    names = ["loss", "entropy", "kl", "grad_norm", "rollout/reward/mean", "log/response_tokens_per_s"]
+    task = f"task-{groups // 2:08}"
+    first: dict[str, Callable[[], Any]] = {
+        "overview": lambda: (index.extent(), index.metrics(names), index.metrics(names, by="time"), index.fleet()),
+        "batches": index.batches,
+        "steps": index.steps,
+        "a step with its groups and histogram": lambda: (
+            index.step(steps),
+            index.groups(SampleFilter(step=steps)),
+            index.reward_histogram(SampleFilter(step=steps)),
+        ),
+        "a task": lambda: index.task(task),
+        "samples": index.samples,
+        "samples of half the time ago": lambda: index.samples(until=half),
+        "the page far behind": lambda: index.samples(SampleFilter(), PageAsk(after=str(int(half * 1000) << 22))),
+    }
+
+    def search(**wanted: Any) -> Callable[[], Any]:
+        return lambda: index.samples(SampleFilter(**wanted))
+
+    searches = {
+        "a task": search(task_id=task),
+        "a word that most have": search(text="w1"),
+        "two words": search(text="w300 w301"),
+        "a word of one sample in 10,000": search(text=f"w{RARE}"),
+        "a phrase that nobody wrote": search(text=f'"w{RARE} w1 w{RARE}"'),
+        "a reward of one sample in 10,000": search(reward_min=0.6, reward_max=0.7),
+        "a reward of every third": search(reward_min=0.9),
+        "the oldest version": search(version_max=0),
+        "a word, a reward and a version": search(text="w7", reward_min=0.9, version_max=steps // 2),
+    }
+    return first, searches
+
+
+def median_ms(ask: Callable[[], Any], times: int) -> float:
+    """Median milliseconds of processor time."""
+    spent = []
+    for _ in range(times):
+        began = time.process_time()
+        ask()
+        spent.append((time.process_time() - began) * 1000)
+    return statistics.median(spent)
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--samples", type=int, default=1_000_000, help="how many there are")
+    options = arguments.parse_args()
+    samples = 20_000 if options.short else options.samples
+    size = f"{samples / 1e6:g} M"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with Store(folder, texts=tokenizer()) as store:
+            spent = index_all(Mesh(), store, samples)
+        gc.collect()
+        with Index(folder, search_s=60) as index:
+            first, searches = questions(index, samples)
+            first_ms = {name: median_ms(ask, 5) for name, ask in first.items()}
+            search_ms = {name: median_ms(ask, 5) for name, ask in searches.items()}
+        bytes_each = sum(path.stat().st_size for path in folder.iterdir()) / samples
+        plain = min(samples, 20_000)
+        with Store(folder / "plain", texts="none") as store:
+            plain_spent = index_all(Mesh(), store, plain)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows = [
+        Row("indexed", samples / spent, "samples/s of one core", goal=20_000),
+        Row("indexed without text", plain / plain_spent, "samples/s of one core"),
+        Row("store", bytes_each, "bytes/sample"),
+        Row(f"{size}: first content, slowest page", max(first_ms.values()), "ms", goal=300, better="lower"),
+        Row(f"{size}: search, slowest", max(search_ms.values()), "ms", goal=1000, better="lower"),
+        *(Row(f"{size}: page: {name}", ms, "ms") for name, ms in first_ms.items()),
+        *(Row(f"{size}: search: {name}", ms, "ms") for name, ms in search_ms.items()),
+        Row("memory", memory, "MiB", goal=500, better="lower"),
+    ]
+    report("console", f"the console's index at {size} samples, in processor time", rows, options)
+
+
+if __name__ == "__main__":
+    main()

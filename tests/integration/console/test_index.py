@@ -1,0 +1,165 @@
+"""The console's index beside a real log: what it waits for, what it makes anew, and killed at any instant."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from pyarrow import parquet
+
+from schemas import Task
+from schemas.topic import Topic
+from schemas.topics import EXPERIENCES, TASKS
+from tests.support.fakes.log_records import group
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+from trinity_bus.console.index import Index, IndexFollower, PastRecords, SampleFilter, Store, StoreError
+from trinity_bus.errors import RecordGoneError
+
+pytestmark = pytest.mark.integration
+
+KILLED = """
+import sys, itertools
+from pathlib import Path
+from tests.support.fakes.log_records import LogRecords, group
+from trinity_bus.console.index import Store
+log = LogRecords()
+with Store(Path(sys.argv[1]), texts=lambda lists: [str(each) for each in lists]) as store:
+    done = store.positions.get(("experiences", 0), 0)
+    for number in itertools.count():
+        log.add(group(f"t-{number}", [0.5, 1.0]), 1_700_000_000 + number // 3)
+        if number >= done and number % 7 == 0 or number + 1 == done:
+            records, positions = log.take()
+            if number >= done:
+                store.take(records, positions)
+"""
+
+
+async def until(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    async with asyncio.timeout(limit_s):
+        while not holds():  # noqa: ASYNC110 - other processes and the broker tell nobody
+            await asyncio.sleep(0.05)
+
+
+def committed(folder: Path) -> int:
+    try:
+        with sqlite3.connect(f"{(folder / 'index.sqlite').as_uri()}?mode=ro", uri=True) as db:
+            return int((db.execute("SELECT next FROM offsets WHERE topic = 'experiences'").fetchone() or [0])[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_killed_amid_its_writes_it_has_nothing_twice_and_misses_nothing(tmp_path: Path) -> None:
+    for _ in range(2):
+        before = committed(tmp_path)
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)])
+        deadline = time.monotonic() + 60
+        while committed(tmp_path) < before + 100 and time.monotonic() < deadline:
+            time.sleep(0.003)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    with Store(tmp_path, texts="none") as store, Index(tmp_path) as index:
+        end = store.positions["experiences", 0]
+        assert end >= 200
+        db = store._db
+        assert db.execute('SELECT count(*), count(DISTINCT "offset"), max("offset") FROM groups').fetchone() == (
+            end,
+            end,
+            end - 1,
+        )
+        assert db.execute("SELECT count(*) FROM samples").fetchone() == (2 * end,)
+        assert db.execute("SELECT count(*) FROM words WHERE words MATCH '\"1 2 3\"'").fetchone() == (end,)
+        assert index.extent().samples == 2 * end
+
+
+@pytest.fixture
+def settings(kafka: KafkaSettings) -> KafkaSettings:
+    """A namespace without topics."""
+    return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+
+
+async def make_anew(settings: KafkaSettings, bus: Bus, topic: Topic) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic.full_name(settings.namespace)])
+        async with asyncio.timeout(30):
+            while topic.full_name(settings.namespace) in await admin.list_topics():  # noqa: ASYNC110 - the broker deletes
+                await asyncio.sleep(0.1)
+    finally:
+        await admin.close()
+    await bus.ensure_topics()
+
+
+async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path: Path) -> None:
+    away = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_s": 1.0})
+    with Store(tmp_path, texts="none") as store:
+        async with IndexFollower(Bus(away, client_id="index"), store, read_mib_s=64) as follower:
+            await until(lambda: follower.standing().state == "waiting")
+            assert "127.0.0.1:1" in follower.standing().line
+            with pytest.raises(StoreError):
+                await follower.caught_up()
+
+
+async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
+    settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_bus.console.index.follower.LOOK_S", 0.5)
+    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+        with Store(tmp_path, texts="none") as store, Index(tmp_path) as index:
+            async with IndexFollower(Bus(settings, client_id="index"), store, read_mib_s=64) as follower:
+                await until(lambda: follower.standing().state == "waiting")
+                assert settings.namespace in follower.standing().line
+                await bus.ensure_topics()
+                await producer.send(EXPERIENCES, "t-0", group("t-0", [0.0, 1.0]))
+                await until(lambda: index.extent().samples == 2)
+                await until(lambda: follower.standing().state == "following")
+                # What cannot be read is counted.
+                await producer.send_raw(EXPERIENCES, b"t-1", b"nonsense")
+                await producer.send(EXPERIENCES, "t-1", group("t-1", [0.5]))
+                await until(lambda: index.extent().samples == 3)
+                await until(lambda: follower.standing().unreadable == {"experiences": 1})
+                # Retention takes the tokens, and the row stays.
+                place = index.samples(SampleFilter(task_id="t-1")).rows[0].place
+                past = PastRecords(bus)
+                assert (await past.group(place.partition, place.offset)).rewards.tolist() == [0.5]
+                await bus.delete_before({("experiences", place.partition): place.offset + 1})
+                with pytest.raises(RecordGoneError):
+                    await past.group(place.partition, place.offset)
+                assert index.sample(place) is not None
+                await make_anew(settings, bus, EXPERIENCES)
+                await producer.send(TASKS, "t-2", Task(task_id="t-2", workflow="copy", prompt="a"))
+                await until(lambda: index.extent().samples == 0 and index.extent().tasks == 1)
+
+
+async def test_killed_and_run_again_an_export_has_each_sample_once(settings: KafkaSettings, tmp_path: Path) -> None:
+    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+        await bus.ensure_topics()
+        for number in range(1500):
+            await producer.send(EXPERIENCES, f"t-{number}", group(f"t-{number}", [number, 0.5]))
+    variables = {
+        "KAFKA__BOOTSTRAP_SERVERS": str(settings.bootstrap_servers),
+        "MESH__NAMESPACE": settings.namespace,
+        "CONSOLE__FOLDER": str(tmp_path / "index"),
+        "CONSOLE__READ_MIB_S": "1",
+    }
+    env = os.environ | {f"TRINITY_BUS_{name}": value for name, value in variables.items()}
+    command = [sys.executable, "-m", "workers.cli.app", "export", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, env=env)
+    await until(lambda: committed(tmp_path / "index" / settings.namespace) > 0)
+    process.kill()
+    process.wait()
+    subprocess.run(command, env=env, check=True, timeout=120)
+    samples = parquet.read_table(tmp_path / "out" / "samples.parquet").to_pydict()
+    assert sorted(zip(samples["task_id"], samples["number"], samples["reward"], strict=True)) == sorted(
+        (f"t-{number}", place, reward) for number in range(1500) for place, reward in ((0, float(number)), (1, 0.5))
+    )
+    assert parquet.read_table(tmp_path / "out" / "groups.parquet").schema.field("at").type.tz == "UTC"

@@ -1,0 +1,248 @@
+"""A recorded run trained once more, by a replay and by a shadow, and told of by `lineage`, on a real broker.
+
+One live run is recorded for all tests, with a shadow beside it that is killed on the way.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from schemas import Position, ResultPart, StepBegun, StepGroup, StepTrained
+from schemas.step import step_key
+from schemas.topic import Topic
+from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
+from tests.integration.training.test_steps import drawn
+from tests.integration.training.trainers import (
+    DEADLINE_S,
+    Trainer,
+    batches_of,
+    deterministic,
+    produce,
+    train_to_the_end,
+)
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.tiny_trainer import write_model
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.training.errors import TrainingError
+from workers.cli import app as cli
+from workers.trainer.replay import Request, replay
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+STEPS_TRAINED = 5
+KEPT = 2
+GSPO = {"loss": "gspo"}
+SAID_OTHERWISE = {"step", "batch_id", "time", "seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was recorded."""
+
+    kafka: KafkaSettings
+    live: Trainer
+    shadow: Trainer
+    said: Mapping[int, StepTrained]
+    bytes: Mapping[str, Any]
+    """Of all that is the live run's, when it had ended."""
+
+
+def settings(trainer: Trainer, **changes: Any) -> Settings:
+    """Return what the trainer's process has."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in trainer.environment.items():
+            patch.setenv(name, value)
+        found = Settings()
+    return found.model_copy(update={"trainer": found.trainer.model_copy(update=changes)})
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return a digest of every file; those that the checkpoints do not consist of included."""
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+async def records(bus: Bus, topic: Topic, trainer: str = "trainer-0") -> list[tuple[Any, ...]]:
+    """Return what is on a topic, of one trainer where it is of several."""
+    async with bus.reader(topic, start="beginning", expect=()) as reader:
+        found = [(one.partition, one.offset, one.key, one.raw, one.headers) async for one in reader.replay()]
+    return sorted(one for one in found if topic is not STEPS or str(one[2]).startswith(f"{trainer}/"))
+
+
+async def of_the_live_run(bus: Bus, live: Trainer) -> dict[str, Any]:
+    log = {topic.name: await records(bus, topic) for topic in (STEPS, BATCHES, EXPERIENCES, TRAINER_EVENTS)}
+    return {**log, "files": files(live.folder / "checkpoints")}
+
+
+async def recorded(kafka: KafkaSettings, folder: Path) -> Run:
+    model, own = write_model(folder / "model"), {"engine": "torch", "total_steps": STEPS_TRAINED}
+    batches = batches_of(STEPS_TRAINED)
+    batches[1].append(drawn(make_group(seed=901, task_id="limited", version=1), top_p=0.5))
+    batches[3] = []  # all its tasks failed
+    live = Trainer(kafka, folder / "live", model, keep_checkpoints=KEPT, **own)
+    shadow = Trainer(kafka, folder / "shadow", model, name="shadow-0", role="shadow", **own, **GSPO)
+    async with Bus(kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        with shadow.running("trained", "3") as process:  # which waits, as nothing has begun
+            await produce(bus, batches)
+            said = await train_to_the_end(bus, live, STEPS_TRAINED)
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == -9, shadow.log.read_text()
+        written = await of_the_live_run(bus, live)
+        with shadow.running() as process:
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, shadow.log.read_text()
+    return Run(kafka, live, shadow, {step.step: step for step in said}, written)
+
+
+@pytest.fixture(scope="module")
+def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    ours = kafka.model_copy(update={"namespace": f"replay-{uuid.uuid4().hex[:8]}"})
+    return asyncio.run(recorded(ours, tmp_path_factory.mktemp("replay")))
+
+
+def weights(directory: Path, step: int = STEPS_TRAINED) -> dict[str, bytes]:
+    return {
+        name: array.tobytes() for name, array in load_file(directory / f"step-{step:08d}" / "model.safetensors").items()
+    }
+
+
+def figures(directory: Path) -> dict[int, dict[str, float]]:
+    """Return what a trainer that publishes nothing says of its steps; the last line of each counts."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: {n: v for n, v in line.items() if n not in SAID_OTHERWISE} for line in lines}
+
+
+def lived(run: Run) -> dict[int, dict[str, float]]:
+    steps = {number: deterministic(step) for number, step in run.said.items() if number}
+    return {number: {n: v for n, v in step.items() if n != "weights_mismatched"} for number, step in steps.items()}
+
+
+async def test_with_nothing_changed_it_is_the_live_run_bit_for_bit(run: Run, tmp_path: Path) -> None:
+    live = settings(run.live)
+    assert await replay(Request(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
+    assert weights(tmp_path) == weights(run.live.folder / "checkpoints")
+    assert figures(tmp_path) == lived(run)
+    async with Bus(run.kafka, client_id="test") as bus:
+        assert await of_the_live_run(bus, run.live) == run.bytes, "nothing of the live run is touched"
+        assert [key for _, _, key, _, _ in await records(bus, STEPS, "again")] == [f"again/{i}" for i in range(1, 6)]
+    # Once more under the same name there is nothing left to do; another question is refused.
+    assert await replay(Request(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
+    with pytest.raises(TrainingError, match="is of another replay, from step 1 of trainer-0"):
+        await replay(Request(live, live, "again", tmp_path, 2))
+
+
+async def test_other_settings_begin_with_the_weights_that_the_live_run_had(run: Run, tmp_path: Path) -> None:
+    live, changed = settings(run.live), settings(run.live, **GSPO)
+    await replay(Request(live, changed, "later", tmp_path / "later", 3))
+    found, was = figures(tmp_path / "later"), lived(run)
+    assert (found[1], found[2]) == (was[1], was[2])
+    assert found[3] != was[3]
+    assert found[3]["mismatch_k3"] == was[3]["mismatch_k3"], "what the weights give before the first update"
+    # From the first step on it is what a shadow has made of the stream, killed or not.
+    await replay(Request(live, changed, "whole", tmp_path / "whole", 1, 5))
+    assert weights(tmp_path / "whole") == weights(run.shadow.folder / "checkpoints") != weights(tmp_path / "later")
+    assert figures(tmp_path / "whole") == figures(run.shadow.folder / "checkpoints")
+
+
+async def test_a_shadow_leaves_the_live_run_as_it_is(run: Run) -> None:
+    follows = re.findall(r"following trainer-0 from step (\d) on", run.shadow.log.read_text())
+    assert follows[0] == "1"
+    assert follows[1] in {"2", "3"}, "it was killed in that one, while the checkpoint before was perhaps being written"
+    async with Bus(run.kafka, client_id="test") as bus:
+        assert await of_the_live_run(bus, run.live) == run.bytes
+        assert len(await records(bus, STEPS, "shadow-0")) == STEPS_TRAINED
+        async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
+            speakers = {received.key async for received in events.replay()}
+    assert speakers == {"trainer-0"}, "nobody else hears of it"
+
+
+def test_as_a_command_it_goes_on_from_the_newest_checkpoint_before_the_step(run: Run) -> None:
+    command = ["replay", "--from-step", "5", "--set", "objective.loss=gspo"]
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.cli.app", *command],
+        env=run.live.environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    own = run.live.folder / "checkpoints-replay-5"
+    assert f"steps 5 to 5 are trained: checkpoints and metrics.jsonl are in {own}" in done.stdout
+    assert "replay-5, from step 5 on: trainer.loss: ppo -> gspo" in done.stderr
+    assert [*figures(own)] == [5], "from the checkpoint of step 4"
+
+
+def test_lineage_tells_what_a_step_was_made_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in run.live.environment.items():
+        monkeypatch.setenv(name, value)
+    told = CliRunner().invoke(cli.app, ["lineage", "2", "--json"])
+    assert told.exit_code == 0, told.output
+    step = json.loads(told.stdout)
+    assert (step["batch_id"], step["sequence"], step["checkpoint"]) == ("batch-2", 2, None)
+    assert [task["task_id"] for task in step["tasks"]] == ["task-1-a", "task-1-equal", "task-1-b", "limited"]
+    assert [sample["left_out"] for sample in step["tasks"][3]["samples"]] == ["limited_sampling", "", "", ""]
+    assert {version for task in step["tasks"] for one in task["samples"] for version in one["versions"]} == {0, 1}
+    newest = json.loads(CliRunner().invoke(cli.app, ["lineage", "5", "--json"]).stdout)
+    folder = run.live.folder / "checkpoints" / "step-00000005"
+    assert newest["checkpoint"] == str(folder)
+    digest = json.loads((folder / "progress.json").read_text())["digests"]["model.safetensors"]
+    table = CliRunner().invoke(cli.app, ["lineage", "5"]).stdout
+    assert newest["checkpoint_digests"]["model.safetensors"] == digest
+    assert digest in table
+    assert "task-4-a" in table
+    assert "shadow-0, run" in CliRunner().invoke(cli.app, ["lineage", "5", "--trainer", "shadow-0"]).stdout
+    gone = CliRunner().invoke(cli.app, ["lineage", "9"])
+    assert "nothing is known of step 9 of trainer-0" in str(gone.exception)
+
+
+async def test_of_deleted_experiences_it_names_the_first_step_that_can_still_be_trained(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    ours = kafka.model_copy(update={"namespace": f"gone-{uuid.uuid4().hex[:8]}"})
+    trainer = Trainer(ours, tmp_path / "live", write_model(tmp_path / "model"), engine="torch")
+    directory = tmp_path / "live" / "checkpoints"
+    (directory / "step-00000002").mkdir(parents=True)
+    (directory / ".run").write_text("0" * 32)
+    async with Bus(ours, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            for step in range(1, 5):
+                one = make_group(seed=step, task_id=f"task-{step}")
+                at = await (await producer.send(EXPERIENCES, "task", one, partition=0))
+                begun = StepBegun(
+                    trainer="trainer-0",
+                    incarnation="life",
+                    run="0" * 32,
+                    model="policy",
+                    step=step,
+                    batch_id=f"batch-{step}",
+                    sequence=step,
+                    next_offset=step,
+                    groups=[StepGroup(task_id=one.task_id, parts=[ResultPart(attempt=1, samples=4, position=at)])],
+                )
+                await (await producer.send(STEPS, step_key("trainer-0", step), begun))
+        await bus.delete_before({(EXPERIENCES.name, 0): Position(partition=0, offset=1).offset})
+    live = settings(trainer)
+    line = (
+        "step 1 of trainer-0 cannot be trained once more: its experiences are gone from the log; the first that can "
+        "still be is 3"
+    )
+    with pytest.raises(TrainingError) as refused:
+        await replay(Request(live, live, "again", tmp_path / "again", 2))
+    assert str(refused.value) == line
+    with pytest.raises(TrainingError, match="steps 3 to 9 cannot be trained once more: trainer-0 has begun 4"):
+        await replay(Request(live, live, "again", tmp_path / "again", 3, 9))

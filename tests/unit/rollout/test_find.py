@@ -1,0 +1,114 @@
+"""Where workflows come from: packages that name them as entry points, modules and files that somebody names."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trinity_bus import Task
+from trinity_bus.errors import ConfigError
+from trinity_bus.rollout import REGISTRY, UnknownWorkflow
+from trinity_bus.rollout.find import find_workflow, load_installed
+from trinity_bus.testing import ScriptedEngine, run_workflow
+
+type Install = Callable[[str, str, str], None]
+
+WORKFLOW = """
+from trinity_bus import agent
+
+@agent({0!r})
+async def solve(task, model):
+    return 1.0
+"""
+VERIFIERS = '''
+"""Stands in for verifiers: an environment that asks the model its row's question."""
+
+class OpenAIChatCompletionsClient:
+    def __init__(self, api):
+        self.api = api
+
+def load_environment(env_id, **options):
+    assert (env_id, options) == ("acme-sums", {"hard": True})
+    return Environment()
+
+class Environment:
+    def get_dataset(self):
+        return [{"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}]
+
+    def get_eval_dataset(self):
+        return [{"prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}]
+
+    async def run_rollout(self, row, client, model, sampling_args):
+        said = await client.api.chat.completions.create(model=model, messages=row["prompt"])
+        text = said.choices[0].message.content
+        if text == "fail":
+            return {"reward": 0.0, "error": "the sandbox is gone"}
+        return {"reward": float(text == row["answer"]), "metrics": {"length": len(text)}, "error": None}
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    before, modules = dict(REGISTRY), set(sys.modules)
+
+    def install(name: str, source: str, entry_points: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+        info = tmp_path / f"{name}-0.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield install
+    REGISTRY.clear()
+    REGISTRY.update(before)
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def test_an_installed_package_brings_its_workflows(install: Install) -> None:
+    install("brings_games", WORKFLOW.format("chess"), "[trinity_bus.workflows]\nchess = brings_games\n")
+    load_installed()
+    assert "chess" in REGISTRY
+    assert find_workflow("chess") == "chess"
+
+
+def test_one_that_cannot_be_imported_is_named_with_its_package(install: Install) -> None:
+    install("broken_games", "1 / 0", "[trinity_bus.workflows]\nchess = broken_games\n")
+    with pytest.raises(ConfigError, match=r"'chess' of broken_games .* ZeroDivisionError: division by zero; mend"):
+        load_installed()
+
+
+def test_a_file_or_a_module_names_the_one_workflow_that_it_registers(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "own_go.py").write_text(WORKFLOW.format("go"))
+    assert find_workflow(str(tmp_path / "own_go.py")) == "go"
+    assert find_workflow("own_go") == "go"
+    (tmp_path / "two_games.py").write_text(WORKFLOW.format("draughts") + WORKFLOW.format("nim"))
+    with pytest.raises(ConfigError, match=r"two_games registers 2 workflows \(draughts, nim\): name one"):
+        find_workflow("two_games")
+
+
+@pytest.mark.parametrize("wanted", ["no_such_game", "./no/such/game.py"])
+def test_what_there_is_not_is_told_with_what_there_is(install: Install, wanted: str) -> None:
+    with pytest.raises(UnknownWorkflow, match=r"unknown workflow .*; known: .*math"):
+        find_workflow(wanted)
+
+
+async def test_environments_of_verifiers_are_workflows(install: Install) -> None:
+    from trinity_bus.rollout.verifiers import VerifiersError, environment
+
+    install("verifiers", VERIFIERS, "")
+    environment("sums", "acme-sums", hard=True)
+    workflow = REGISTRY["sums"]
+    task = Task(workflow="sums", data={"row": 0})
+    (rollout,) = await run_workflow(workflow, task, ScriptedEngine(["2"]))
+    assert (rollout.reward, rollout.metrics["length"]) == (1.0, 1.0)
+    exam = task.model_copy(update={"batch_type": "eval"})
+    (rollout,) = await run_workflow(workflow, exam, ScriptedEngine(["2"]))
+    assert rollout.reward == 0.0
+    with pytest.raises(VerifiersError, match="the sandbox is gone"):
+        await run_workflow(workflow, task, ScriptedEngine(["fail"]))
+    with pytest.raises(ValueError, match="names row 9 of environment 'acme-sums', which has 1"):
+        await run_workflow(workflow, Task(workflow="sums", data={"row": 9}), ScriptedEngine([]))

@@ -1,0 +1,93 @@
+"""What a replay trains with which settings, and that nothing of it is the live run's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.trainer.test_step_records import begun
+from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.errors import CheckpointError
+from workers.preconditions import problems
+from workers.trainer.quiet import counted
+from workers.trainer.replay import Part, Request, parts_of
+
+LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
+
+
+def settings(**trainer: Any) -> Settings:
+    return Settings().model_copy(update={"trainer": TrainerSettings(**LIVE | trainer)})
+
+
+def request(**changes: Any) -> Request:
+    return Request(settings(), settings(**changes), "replay-12", Path("own"), 12)
+
+
+def told(parts: list[Part]) -> list[tuple[int, str]]:
+    return [(part.through, part.settings.trainer.loss) for part in parts]
+
+
+def test_what_lies_before_the_first_changed_step_is_trained_as_it_was() -> None:
+    asked = request(loss="gspo")
+    assert asked.changes == ["trainer.loss: ppo -> gspo"]
+    assert told(parts_of(asked, changes=True, begin=8, last=20)) == [(11, "ppo"), (20, "gspo")]
+    assert told(parts_of(asked, changes=True, begin=11, last=20)) == [(20, "gspo")]
+    assert told(parts_of(asked, changes=True, begin=15, last=20)) == [(20, "gspo")], "it was killed and begins again"
+    assert told(parts_of(asked, changes=True, begin=20, last=20)) == []
+    assert told(parts_of(request(), changes=False, begin=8, last=20)) == [(20, "ppo")]
+
+
+def test_a_replay_is_a_shadow_that_ends_and_has_names_and_folders_of_its_own() -> None:
+    (part,) = parts_of(request(), changes=False, begin=0, last=20)
+    own = part.settings.trainer
+    assert (own.role, own.shadows, own.name, own.total_steps) == ("shadow", "trainer-0", "replay-12", 20)
+    assert (own.checkpoint_dir, own.export_dir) == (Path("own"), None)
+    first, last = parts_of(request(export_dir=Path("other")), changes=True, begin=0, last=20)
+    assert (first.settings.trainer.export_dir, last.settings.trainer.export_dir) == (None, Path("other"))
+
+
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    live = settings()
+    with pytest.raises(ConfigError, match="trainer-0 is the live trainer's name"):
+        Request(live, live, "trainer-0", Path("own"), 1).check()
+    with pytest.raises(ConfigError, match=r"own/\.\./live is the live trainer's"):
+        Request(live, live, "replay-1", Path("own/../live"), 1).check()
+    staged = settings(stages=[{"stage": "sft", "loss": "sft", "total_steps": 1}, {"stage": "rl"}])
+    with pytest.raises(ConfigError, match="a replay is of one stage"):
+        Request(staged, staged, "replay-1", Path("own"), 1).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "trainer-0"}, "give the shadow a name of its own"),
+        ({"name": "s", "stages": [{"stage": "one"}]}, "a shadow follows one training: leave"),
+    ],
+)
+def test_a_shadow_of_itself_or_with_stages_is_refused(changes: dict[str, Any], why: str) -> None:
+    assert any(why in line for line in problems("trainer", settings(role="shadow", **changes)))
+
+
+def test_a_folder_of_a_trainer_that_follows_nobody_is_not_taken(tmp_path: Path) -> None:
+    follows = checkpoint.Follows(trainer="trainer-0", run="0" * 32)
+    assert checkpoint.read_follows(tmp_path) is None
+    (tmp_path / "step-00000003").mkdir()
+    with pytest.raises(CheckpointError, match="of a trainer that follows nobody"):
+        checkpoint.note_follows(tmp_path, follows)
+    (tmp_path / "step-00000003").rmdir()
+    checkpoint.note_follows(tmp_path, follows)
+    assert checkpoint.read_follows(tmp_path) == follows
+    with pytest.raises(CheckpointError, match="is of no trainer"):
+        checkpoint.read_run(tmp_path)
+
+
+def test_progress_takes_from_a_step_what_the_engine_does_not_know() -> None:
+    made = TrainingProgress(step=3, version=3, trained_tokens=7)
+    after = counted(made, begun(examples=5))
+    assert (after.step, after.batches_offset, after.sequence, after.examples) == (3, 9, 3, 5)
+    assert after.skipped == ()
+    (skipped,) = counted(made, begun(skipped="an operator said so")).skipped
+    assert (skipped.batch_id, skipped.step, skipped.reason) == ("batch-3", 3, "an operator said so")

@@ -1,0 +1,117 @@
+"""The index as Parquet files, one for each table: for whoever asks with tools of their own.
+
+Times are timestamps. Samples have what their group says of them beside their own columns, and the beginning of their
+text; which words are in them stays in the index. A file appears when it is whole.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from trinity_bus.console.index.errors import StoreError
+from trinity_bus.console.index.files import explained, reading
+from trinity_bus.console.index.schema import NUMBERED, SAMPLE_BITS, SLOT_BITS
+
+_ROWS: Final = 20_000
+"""Held in memory at once."""
+_PLAIN: Final = (
+    "groups",
+    "tasks",
+    "events",
+    "results",
+    "batches",
+    "begun",
+    "step_groups",
+    "left_out",
+    "trained",
+    "points",
+    "versions",
+    "announced",
+    "syncs",
+    "fleet",
+    "dead_letters",
+)
+_OF_GROUP: Final = (
+    "partition",
+    "offset",
+    "task_id",
+    "attempt",
+    "batch_id",
+    "batch_type",
+    "workflow",
+    "model",
+    "explorer",
+)
+
+type _Column = tuple[str, str, str]
+"""Name, type in SQLite or ``TIME``, and expression."""
+
+
+def export(folder: Path, out: Path) -> dict[str, int]:
+    """Write every table of the index in ``folder`` to a file in ``out``, all as of one moment.
+
+    Returns:
+        How many rows each has.
+
+    Raises:
+        StoreError: There is no index, or ``out`` cannot be written to.
+    """
+    with explained(folder):
+        db = reading(folder)
+        try:
+            db.execute("BEGIN")
+            out.mkdir(parents=True, exist_ok=True)
+            tables = {name: (name, _plain_columns(db, name)) for name in _PLAIN} | {"samples": _samples(db)}
+            return {name: _write(db, out / f"{name}.parquet", *table) for name, table in tables.items()}
+        except OSError as error:
+            raise StoreError(f"{out}: {error.strerror or error}") from error
+        finally:
+            db.close()
+
+
+def _plain_columns(db: sqlite3.Connection, table: str) -> list[_Column]:
+    found = [(name, kind, f'"{name}"') for _, name, kind, *_ in db.execute(f'PRAGMA table_info("{table}")')]
+    if table in NUMBERED:
+        found[0] = ("at", "TIME", f"id >> {SLOT_BITS}")
+    return [(name, "TIME" if name == "at" else kind, what) for name, kind, what in found]
+
+
+def _samples(db: sqlite3.Connection) -> tuple[str, list[_Column]]:
+    kinds = {name: kind for _, name, kind, *_ in db.execute("PRAGMA table_info(groups)")}
+    columns = [("at", "TIME", f"g.id >> {SLOT_BITS}"), *((name, kinds[name], f'g."{name}"') for name in _OF_GROUP)]
+    columns.append(("number", "INTEGER", f"{(1 << SAMPLE_BITS - 1) - 1} - (s.id & {(1 << SAMPLE_BITS - 1) - 1})"))
+    own = [(name, kind, f's."{name}"') for _, name, kind, *_ in db.execute("PRAGMA table_info(samples)")]
+    head = ("response", "TEXT", "(SELECT head FROM texts WHERE texts.id = s.id)")
+    return f"samples s JOIN groups g ON g.id = s.id >> {SAMPLE_BITS}", [*columns, *own[1:], head]
+
+
+def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Column]) -> int:
+    """Write one file, and return how many rows it has."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds = {
+        "TIME": pa.timestamp("ms", "UTC"),
+        "INTEGER": pa.int64(),
+        "REAL": pa.float64(),
+        "TEXT": pa.string(),
+    }
+    schema = pa.schema([(name, kinds[kind]) for name, kind, _ in columns])
+    rows = db.execute(f"SELECT {', '.join(what for *_, what in columns)} FROM {source}")  # noqa: S608 - our own tables
+    part = path.with_name(path.name + ".part")
+    count = 0
+    with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+        for chunk in _chunks(rows):
+            arrays = [
+                pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), schema, strict=True)
+            ]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+            count += len(chunk)
+    part.replace(path)
+    return count
+
+
+def _chunks(rows: sqlite3.Cursor) -> Iterator[list[Any]]:
+    while chunk := rows.fetchmany(_ROWS):
+        yield chunk

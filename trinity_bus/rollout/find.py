@@ -1,0 +1,71 @@
+"""Where workflows come from: this project, installed packages, and modules that somebody on this machine names.
+
+An installed package names, as an entry point of the group ``trinity_bus.workflows``, a module that registers workflows:
+
+    [project.entry-points."trinity_bus.workflows"]
+    my-games = "my_games"
+
+Nothing here is ever given a name that came off the wire.
+"""
+
+import importlib
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+from trinity_bus.errors import ConfigError
+from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow
+
+GROUP: Final = "trinity_bus.workflows"
+
+
+def load_installed() -> None:
+    """Import what installed packages name, so that it registers its workflows.
+
+    Raises:
+        ConfigError: A module cannot be imported; with the package that names it.
+    """
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        # It is somebody else's, and may raise anything while it is imported.
+        except Exception as error:
+            package = "" if entry.dist is None else f" of {entry.dist.name}"
+            raise ConfigError(
+                f"the workflows {entry.name!r}{package} ({entry.value}) cannot be imported: "
+                f"{type(error).__name__}: {error}; mend or uninstall it"
+            ) from error
+
+
+def find_workflow(wanted: str) -> str:
+    """Return the name of a workflow, once it is registered.
+
+    Args:
+        wanted: Its name, or the module or the file that registers it.
+
+    Raises:
+        ConfigError: The module registers none, or several.
+        UnknownWorkflow: There is neither a workflow nor a module of this name.
+        Exception: Whatever the module raises while it is imported.
+    """
+    load_installed()
+    if wanted in REGISTRY:
+        return wanted
+    path = Path(wanted)
+    is_file = path.suffix == ".py"
+    module = path.stem if is_file else wanted
+    sys.path.insert(0, str(path.parent.resolve() if is_file else Path.cwd()))
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0] and error.name != module:
+            raise
+        # Says which there are.
+        get_workflow(wanted)
+        raise UnknownWorkflow(wanted) from error
+    found = [name for name, workflow in REGISTRY.items() if type(workflow).__module__ == module]
+    if len(found) != 1:
+        known = ", ".join(sorted(found)) or "none"
+        raise ConfigError(f"{wanted} registers {len(found)} workflows ({known}): name one, with its module imported")
+    return found[0]

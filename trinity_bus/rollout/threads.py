@@ -1,0 +1,152 @@
+"""Code that blocks, beside an event loop: each call has a thread of its own, and a time limit where one is set.
+
+::
+
+    function --async--> awaited, cancelled at its limit
+             '--not---> a thread --returned, raised--> the caller
+                           '--the caller does not wait any more--> GIVEN UP: it goes on, and is counted until it ends
+
+A thread cannot be stopped. So a runner tells of those that were given up (``given_up``), and is replaced; what is still
+in it dies with it.
+"""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self
+
+from schemas.sampling import Sampling
+from trinity_bus.chat import Completion
+from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.workflow import RolloutContext
+
+_GIVEN_UP: set[threading.Thread] = set()
+
+
+async def in_thread[**P, R](function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Return what a function that blocks returns. Whoever is cancelled while it waits leaves the thread behind."""
+    future: concurrent.futures.Future[R] = concurrent.futures.Future()
+    work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+    thread = threading.Thread(target=_settle, args=(future, work), daemon=True, name=f"workflow {function!r}"[:80])
+    thread.start()
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        _GIVEN_UP.add(thread)
+        raise
+
+
+def _settle[R](future: concurrent.futures.Future[R], work: Callable[[], R]) -> None:
+    # From now on it cannot be cancelled: who waits for it no more finds nothing to tell.
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    # Whatever it raises is the caller's.
+    except BaseException as error:  # noqa: BLE001
+        future.set_exception(error)
+
+
+def given_up() -> int:
+    """Return how many threads are still running that nobody waits for."""
+    _GIVEN_UP.difference_update([thread for thread in _GIVEN_UP if not thread.is_alive()])
+    return len(_GIVEN_UP)
+
+
+async def within[**P](
+    limit_s: float,
+    late: Callable[[], TrinityError],
+    function: Callable[P, Any],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Any:
+    """Return what a function returns, async or not, within a time limit.
+
+    Args:
+        limit_s: In seconds.
+        late: Makes the error of one that takes longer.
+        function: What to call.
+        *args: With what.
+        **kwargs: The same, by name.
+
+    Raises:
+        TrinityError: What ``late`` makes.
+        Exception: What the function raises.
+    """
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            if inspect.iscoroutinefunction(function):
+                return await function(*args, **kwargs)
+            return await in_thread(function, *args, **kwargs)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise late() from error
+
+
+class BlockingContext:
+    """What a workflow may use that runs in a thread: a ``RolloutContext`` whose methods block.
+
+    Args:
+        ctx: Of the run.
+
+    An async context manager, of the event loop; at its end what the thread waits for is cancelled.
+    """
+
+    def __init__(self, ctx: RolloutContext) -> None:
+        self._ctx = ctx
+        self._loop = asyncio.get_running_loop()
+        self._waited: set[concurrent.futures.Future[Any]] = set()
+        self._over = False
+        self.tokenizer = ctx.tokenizer
+        self.sampling = ctx.sampling
+        self.batch_type = ctx.batch_type
+
+    def set_state(self, **values: Any) -> None:
+        """See ``RolloutContext.set_state``."""
+
+        async def say() -> None:
+            self._ctx.set_state(**values)
+
+        self._wait(say())
+
+    def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling | None = None, n: int = 1
+    ) -> Sequence[Completion]:
+        """See ``RolloutContext.generate``."""
+        return self._wait(self._ctx.generate(prompt_token_ids, sampling, n))
+
+    def call[**P, R](self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """See ``RolloutContext.call``; the function blocks."""
+
+        async def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            return await in_thread(function, *args, **kwargs)
+
+        return self._wait(self._ctx.call(name, called, *args, **kwargs))
+
+    def end_turn(self) -> None:
+        """See ``RolloutContext.end_turn``."""
+        self._wait(self._ctx.end_turn())
+
+    def _wait[R](self, asked: Coroutine[Any, Any, R]) -> R:
+        if self._over:
+            asked.close()
+            raise concurrent.futures.CancelledError("this run is over")
+        future = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        self._waited.add(future)
+        try:
+            return future.result()
+        finally:
+            self._waited.discard(future)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over = True
+        for future in tuple(self._waited):
+            future.cancel()

@@ -1,0 +1,50 @@
+"""``trinity-bus export``: what the console's index holds, as Parquet files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.console.index import IndexFollower, Store, StoreBusyError, load_texts, store_folder
+from trinity_bus.console.index.export import export as write_files
+from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
+from workers.cli.console import console
+
+app = typer.Typer(add_completion=False, help="Write what the console's index holds as Parquet files.")
+out_console, err_console = console(), console(stderr=True)
+
+
+@app.command("export")
+def export(
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the files.", file_okay=False)],
+) -> None:
+    """Bring the console's index up to date, and write its tables as Parquet files.
+
+    Where a console runs, which keeps the index up to date, what it has is written.
+    """
+    settings = connected_settings()
+    folder = store_folder(settings)
+
+    async def bring_forward(store: Store) -> None:
+        bus = Bus(settings.kafka, client_id="export")
+        async with IndexFollower(bus, store, read_mib_s=settings.console.read_mib_s) as follower:
+            await follower.caught_up()
+
+    try:
+        with _store(settings, folder) as store:
+            run_service(lambda: bring_forward(store))
+    except StoreBusyError:
+        err_console.print("A console keeps the index up to date: what it has is written.", style="dim")
+    table = Table("file", "rows")
+    for name, rows in write_files(folder, out).items():
+        table.add_row(str(out / f"{name}.parquet"), f"{rows:,}")
+    out_console.print(table)
+
+
+def _store(settings: Settings, folder: Path) -> Store:
+    own = settings.console
+    return Store(folder, texts=load_texts(own.model_path), search_tokens=own.search_tokens)

@@ -1,0 +1,156 @@
+"""``trinity-bus lineage``: what a step was made of, and what came of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from schemas import Position, PublishedVersion, StepBegun
+from schemas.errors import printable
+from schemas.step import step_key
+from schemas.topics import EXPERIENCES, STEPS, VERSION_HISTORY
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.service import run_service
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
+from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
+from workers.cli.connection import connected_settings
+from workers.cli.console import console
+
+app = typer.Typer(add_completion=False, help="Tell what a step was made of, and what came of it.")
+out = console()
+
+
+class NoStepError(TrinityError, LookupError):
+    """Nothing is known of a step."""
+
+
+@app.command()
+def lineage(
+    step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="Its number, which is that of its version.")],
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", help="Whose: a replay's or a shadow's, say. Unset: trainer.name.")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Of its checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every sample.")] = False,
+) -> None:
+    """Tell of a step: its tasks and samples, the versions that drew them, trace ids, and the checkpoint's hash.
+
+    It is on the log for the last thousand steps of each trainer; samples, for as long as their experiences are.
+    """
+    settings = connected_settings()
+    told: list[StepLineage] = []
+
+    async def ask() -> None:
+        async with Bus(settings.kafka, client_id="lineage") as bus:
+            await bus.ensure_topics([STEPS, EXPERIENCES, VERSION_HISTORY])
+            told.append(await _lineage(bus, settings, trainer or settings.trainer.name, step, directory))
+
+    run_service(ask)
+    for one in told:
+        if as_json:
+            typer.echo(json.dumps(asdict(one)))
+        else:
+            _show(one)
+
+
+async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, directory: Path | None) -> StepLineage:
+    record = await _record(bus, trainer, step)
+    manifest = _checkpoint(directory or settings.trainer.checkpoint_dir, record)
+    return lineage_of(
+        record,
+        await _experiences(bus, record),
+        version=await _version(bus, record),
+        checkpoint=None if manifest is None else str(manifest[0]),
+        digests=None if manifest is None else manifest[1].digests,
+        seal=None if manifest is None else manifest[1].seal,
+    )
+
+
+async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
+    found: StepBegun | None = None
+    async with bus.reader(STEPS, start="beginning", key=step_key(trainer, step)) as reader:
+        async for received in reader.replay():
+            found = received.record if isinstance(received.record, StepBegun) else None
+    if found is None:
+        raise NoStepError(
+            f"nothing is known of step {step} of {trainer}: `steps` keeps the last thousand of each trainer; --trainer "
+            "names another one"
+        )
+    return found
+
+
+async def _experiences(bus: Bus, record: StepBegun) -> Places:
+    """Return what is left of a step's experiences."""
+    kept = await bus.beginning_offsets(EXPERIENCES)
+    parts = [part for group in (*record.groups, *record.replayed) for part in group.parts]
+    left: list[Position] = [at for part in parts if (at := part.position) and at.offset >= kept[at.partition]]
+    fetched = await bus.fetch(EXPERIENCES, left) if left else []
+    return {(one.partition, one.offset): one for one in fetched}
+
+
+async def _version(bus: Bus, record: StepBegun) -> PublishedVersion | None:
+    """Return the version that a step has made, where this trainer has published it and it is remembered."""
+    found: PublishedVersion | None = None
+    async with bus.reader(VERSION_HISTORY, start="beginning", key=f"{record.model}/{record.step}") as reader:
+        async for received in reader.replay():
+            found = received.record if isinstance(received.record, PublishedVersion) else None
+    return (
+        found if found is not None and found.batch_id in {record.batch_id, None} and _published(found, record) else None
+    )
+
+
+def _published(version: PublishedVersion, record: StepBegun) -> bool:
+    return record.trainer == version.trainer or record.trainer.startswith(f"{version.trainer}/")
+
+
+def _checkpoint(directory: Path | None, record: StepBegun) -> tuple[Path, Manifest] | None:
+    """Return the step's checkpoint on this machine; None where it is not kept, or the folder is another run's."""
+    folder = None if directory is None else checkpoint.of_step(directory, record.step)
+    if folder is None or checkpoint.read_run(folder.parent) != record.run:
+        return None
+    return folder, read_manifest(folder)
+
+
+def _show(one: StepLineage) -> None:
+    weights = "not published" if one.weights is None else one.weights
+    saved = one.checkpoint_digests.get("model.safetensors", "of no file") if one.checkpoint else ""
+    lines = [
+        ("step", f"{one.step} of {one.trainer}, run {one.run[:12]}, seed {one.seed}"),
+        ("batch", f"{one.batch_id}, number {one.sequence}" + (f", passed over: {one.skipped}" if one.skipped else "")),
+        ("weights", weights),
+        ("checkpoint", f"{one.checkpoint}: model.safetensors {saved}" if one.checkpoint else "not kept here"),
+        ("examples", str(len(one.examples))),
+    ]
+    for name, text in lines:
+        out.print(f"{name:>10}  {printable(text)}", highlight=False, markup=False, soft_wrap=True)
+    if one.tasks:
+        out.print(_table(one.tasks))
+
+
+def _table(tasks: Sequence[TaskLineage]) -> Table:
+    table = Table("task", "samples", "left out", "reward", "versions", "trace", "experiences")
+    for task in tasks:
+        rewards = [sample.reward for sample in task.samples if sample.reward is not None]
+        drawn = task.versions
+        table.add_row(
+            Text(printable(task.task_id) + (" (once more)" if task.once_more else ""), overflow="fold"),
+            str(task.count),
+            str(task.left_out) if task.samples else "",
+            f"{sum(rewards) / len(rewards):.3f}" if rewards else "",
+            ("" if not drawn else str(drawn[0]) if len(drawn) == 1 else f"{drawn[0]} to {drawn[-1]}")
+            if task.samples
+            else "gone",
+            " ".join(task.traces),
+            " ".join(task.places),
+        )
+    return table

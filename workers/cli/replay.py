@@ -1,0 +1,67 @@
+"""``trinity-bus replay``: steps of a run trained once more, with other settings perhaps, beside the run itself."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity_bus.runtime.service import run_service
+from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.telemetry.logs import console as log_to_console
+from workers.cli.connection import connected_settings
+from workers.cli.set_option import set_option
+from workers.preconditions import checkpoint_dir
+
+app = typer.Typer(add_completion=False, help="Train steps of a run once more, with other settings perhaps.")
+
+
+@app.command()
+def replay(
+    from_step: Annotated[int, typer.Option("--from-step", min=1, help="The first step with the changed settings.")],
+    to_step: Annotated[
+        int | None, typer.Option("--to-step", min=1, help="The last. Unset: the last that has begun.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SETTING=VALUE", help="What is to be otherwise, such as trainer.loss=gspo."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Of the replay: on `steps`, in metrics, of its folder. Unset: replay-N."),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Of its checkpoints. Unset: beside trainer.checkpoint_dir.", file_okay=False),
+    ] = None,
+) -> None:
+    """Train steps of a run once more, from the log, without explorers: the same samples, from the same weights on.
+
+    Settings are the live trainer's, as everywhere; --set, behind the command, says what is otherwise from that step on.
+    With nothing changed it is the live run bit for bit, on a CPU. Nothing of the live run is written to; it may go on
+    meanwhile. Figures of each step are in metrics.jsonl, beside the checkpoints.
+    """
+    live = connected_settings()
+    for change in changes or ():
+        # What an objective is made of are settings of the trainer.
+        set_option(re.sub(r"^objective\.", "trainer.", change))
+    called = name or f"replay-{from_step}"
+    lives_in = checkpoint_dir(live)
+    own = directory or lives_in.with_name(f"{lives_in.name}-{called}")
+    changed = connected_settings()
+    log_to_console(os.environ.get("LOG_LEVEL", "info").upper())
+    from workers.trainer.replay import Request, replay
+
+    last: list[int] = []
+
+    async def train() -> None:
+        telemetry = setup_telemetry("trainer", changed.telemetry, namespace=changed.kafka.namespace, instance=called)
+        try:
+            last.append(await replay(Request(live, changed, called, own, from_step, to_step)))
+        finally:
+            telemetry.shutdown()
+
+    run_service(train)
+    if last:
+        typer.echo(f"steps {from_step} to {last[0]} are trained: checkpoints and metrics.jsonl are in {own}")

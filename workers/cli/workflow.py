@@ -1,0 +1,152 @@
+"""``trinity-bus workflow``: begin a workflow of one's own, and run one task of it here, without a mesh."""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from schemas.errors import printable
+from trinity_bus.errors import ConfigError
+from workers.cli.console import console
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Begin a workflow of your own; run a task of one.")
+out = console()
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Of the package and its workflow, such as my-sums.")],
+    folder: Annotated[Path | None, typer.Option("--in", help="Where its folder goes. Unset: here.")] = None,
+) -> None:
+    """Make a package with a workflow, a test of it, and the entry point by which explorers find it."""
+    from workers.cli.workflow_files import module_of, write_package
+
+    made = write_package(name, folder or Path())
+    module = module_of(name)
+    out.print(
+        f"{made} is there. Next:\n"
+        f"  python -m pytest {made}\n"
+        f'  trinity-bus workflow run {made / module}.py --task \'{{"prompt": "17 + 25?", "answer": "42"}}\'\n'
+        f"  pip install --editable {made}      # every explorer of this environment knows it then",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def run(
+    workflow: Annotated[str, typer.Argument(help="Its name, the module or the file (.py) that registers it.")],
+    task: Annotated[str, typer.Option("--task", help="As JSON; its id and its workflow may be left out.")] = "{}",
+    engine: Annotated[
+        Path | None,
+        typer.Option("--engine", help="Folder of a Hugging Face model. Unset: you are, a line for each answer."),
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="How often.")] = 1,
+) -> None:
+    """Run one task here: what was said, its tokens, which are trained on, its reward, metrics and trace.
+
+    No broker and no explorer is needed. What an explorer would refuse is refused.
+    """
+    from opentelemetry import trace
+
+    from schemas.task import Task
+    from trinity_bus.config import Settings
+    from trinity_bus.rollout import get_workflow
+    from trinity_bus.rollout.find import find_workflow
+    from trinity_bus.telemetry import load_spans, setup_telemetry, tree_of_task
+    from trinity_bus.telemetry.conventions import RL_TASK_ID
+    from trinity_bus.testing import ScriptedEngine, run_workflow
+
+    name = find_workflow(workflow)
+    wanted = Task(**{"task_id": "local", "workflow": name, **_json(task), "repeat_times": runs})
+    drawing: Any = ScriptedEngine(_typed)
+    if engine is not None:
+        from workers.demo.local_engine import LocalEngine
+
+        drawing = LocalEngine(engine)
+    with tempfile.TemporaryDirectory() as traces:
+        own = Settings().telemetry.model_copy(update={"run_dir": Path(traces)})
+        telemetry = setup_telemetry("workflow", own)
+        try:
+            with trace.get_tracer("workers.cli").start_as_current_span(
+                f"rollout {wanted.workflow}", attributes={RL_TASK_ID: wanted.task_id}
+            ):
+                rollouts = asyncio.run(run_workflow(get_workflow(wanted.workflow), wanted, _Traced(drawing)))
+        finally:
+            telemetry.shutdown()
+        tree = tree_of_task(load_spans(Path(traces)), wanted.task_id)
+    for number, rollout in enumerate(rollouts):
+        _show(number if rollout.run_id is None else rollout.run_id, rollout, drawing.tokenizer)
+    out.print(tree)
+
+
+class _Traced:
+    """An engine whose requests are spans.
+
+    Args:
+        engine: Any.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.tokenizer = engine.tokenizer
+
+    async def generate(self, prompt_token_ids: Sequence[int], sampling: Any, n: int, traceparent: str | None) -> Any:
+        """See ``Engine.generate``."""
+        from opentelemetry import trace
+
+        from trinity_bus.telemetry.conventions import GEN_AI_USAGE_INPUT_TOKENS, GEN_AI_USAGE_OUTPUT_TOKENS
+
+        with trace.get_tracer("workers.cli").start_as_current_span("generate") as span:
+            drawn = await self._engine.generate(prompt_token_ids, sampling, n, traceparent)
+            span.set_attribute(GEN_AI_USAGE_INPUT_TOKENS, len(prompt_token_ids))
+            span.set_attribute(GEN_AI_USAGE_OUTPUT_TOKENS, sum(len(one.token_ids) for one in drawn))
+            return drawn
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--task is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter("--task is no JSON object")
+    return found
+
+
+def _typed(prompt: str) -> str:
+    """Return what whoever types is the model says."""
+    typer.echo(f"{printable(prompt)}", err=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise ConfigError(
+            "the workflow asks for an answer, and standard input is over: give a line for each, or --engine"
+        )
+    return line.rstrip("\n")
+
+
+def _show(run_id: int, rollout: Any, tokenizer: Any) -> None:
+    tokens = list(rollout.response_token_ids)
+    mask = [True] * len(tokens) if rollout.mask is None else [bool(one) for one in rollout.mask]
+    _line(f"run {run_id}", f"reward {rollout.reward:g}, {len(tokens)} tokens, {sum(mask)} of them trained on")
+    _line("prompt", _text(tokenizer, list(rollout.prompt_token_ids)))
+    for drawn, part in groupby(zip(mask, tokens, strict=True), key=lambda one: one[0]):
+        _line("drawn" if drawn else "told", _text(tokenizer, [token for _, token in part]))
+    _line("tokens", " ".join(map(str, tokens)))
+    _line("mask", "".join("1" if drawn else "0" for drawn in mask))
+    _line("metrics", ", ".join(f"{name} {value:g}" for name, value in sorted(rollout.metrics.items())))
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return printable(tokenizer.decode(list(tokens)).replace("\n", "\\n"))
+
+
+def _line(label: str, text: str) -> None:
+    out.print(f"{label:8} {text}", markup=False, highlight=False, soft_wrap=True)

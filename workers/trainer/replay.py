@@ -1,0 +1,217 @@
+"""Steps of a run trained once more, from one of them on, with other settings perhaps: a shadow that ends.
+
+::
+
+    --from-step 12 --set trainer.loss=gspo, and there is a checkpoint of step 8
+
+    live run   1 ... 8 (checkpoint) 9 10 11 12 13 ... 20
+    replay            '---------->  9 10 11 | 12 13 ... 20         a folder, a name, and records on `steps` of its own
+                                   as it was   as it is to be
+
+It begins with the newest checkpoint before that step, or with the model; what lies between is trained as the live run's
+settings say, so that the first step with other settings begins with the weights that the live run had. With nothing
+changed it is the live run once more: on a CPU, with as many threads and ranks, bit for bit.
+
+The live run may go on meanwhile, or be over: its folder is read, a checkpoint held while it is loaded, and nothing of
+it is written. Killed and started again with the same words a replay goes on from its own newest checkpoint; with
+others it is refused, for what it says under its name is of these.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.topics import STEPS
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.errors import ConfigError
+from trinity_bus.training import checkpoint, resume
+from trinity_bus.training.checkpoint import Follows
+from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.stages import Stage
+from workers.preconditions import checkpoint_dir, ensure
+from workers.trainer.engines import Origin
+from workers.trainer.quiet import train_quietly
+from workers.trainer.recorded import RecordedSteps
+from workers.trainer.service import learned_from
+from workers.trainer.shadow import ShadowSteps, ensure_kept
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be trained once more."""
+
+    live: Settings
+    """Of the live run."""
+    changed: Settings
+    """With what is to be otherwise."""
+    name: str
+    """Of the replay."""
+    directory: Path
+    """Of its checkpoints."""
+    from_step: int
+    """The first with the changed settings."""
+    to_step: int | None = None
+    """The last; absent: the last that has begun."""
+
+    @property
+    def follows(self) -> Follows:
+        """The note beside its checkpoints.
+
+        Raises:
+            CheckpointError: The live run's folder is none.
+        """
+        return Follows(
+            trainer=self.live.trainer.name,
+            run=checkpoint.read_run(checkpoint_dir(self.live)),
+            from_step=self.from_step,
+            settings=resume.shaping(self.changed.mesh, self.changed.trainer),
+        )
+
+    @property
+    def changes(self) -> list[str]:
+        """A line for each setting that is changed.
+
+        Raises:
+            CheckpointError: It cannot be.
+        """
+        live, changed = (resume.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
+        return resume.differences(live, changed)
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: See the messages.
+        """
+        if self.live.trainer.stages or self.changed.trainer.stages:
+            raise ConfigError(
+                "trainer.stages: a replay is of one stage; say `trinity-bus --set trainer.stages=[] --set "
+                "trainer.checkpoint_dir=... --set trainer.name=<trainer>/<stage> replay ...`, with its settings"
+            )
+        if self.name == self.live.trainer.name:
+            raise ConfigError(f"{self.name} is the live trainer's name: give the replay another one")
+        if self.directory.resolve() == checkpoint_dir(self.live).resolve():
+            raise ConfigError(f"{self.directory} is the live trainer's: give the replay another folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Steps that are trained with the same settings."""
+
+    settings: Settings
+    through: int
+    """The last of them."""
+
+
+def parts_of(request: Request, *, changes: bool, begin: int, last: int) -> list[Part]:
+    """Return what is to be trained, in order. Pure.
+
+    Args:
+        request: What is asked for.
+        changes: Whether settings are changed.
+        begin: The step whose weights it begins with, or goes on from.
+        last: Of all steps.
+    """
+    parts = [(request.live, request.from_step - 1)] if changes else []
+    parts.append((request.changed, last))
+    return [Part(_own(request, settings, through), through) for settings, through in parts if begin < through]
+
+
+def _own(request: Request, settings: Settings, through: int) -> Settings:
+    """Return the settings of the replay, which are not to touch what is the live run's."""
+    exported, own = settings.trainer.export_dir, settings is request.changed
+    trainer = settings.trainer.model_copy(
+        update={
+            "name": request.name,
+            "role": "shadow",
+            "shadows": request.live.trainer.name,
+            "checkpoint_dir": request.directory,
+            "total_steps": through,
+            "export_dir": exported if own and exported != request.live.trainer.export_dir else None,
+        }
+    )
+    return settings.model_copy(update={"trainer": trainer})
+
+
+async def replay(request: Request) -> int:
+    """Train once more.
+
+    Returns:
+        The last step.
+
+    Raises:
+        ConfigError: It cannot be asked for.
+        TrinityError: It cannot be trained; the message says why.
+    """
+    for settings in (request.live, request.changed):
+        ensure("trainer", settings)
+    request.check()
+    changes, follows = request.changes, request.follows
+    origin = Origin(checkpoint_dir(request.live), request.from_step - 1)
+    with checkpoint.exclusive(request.directory):
+        begin = max(checkpoint.steps(request.directory), default=origin.step)
+        async with Bus(request.changed.kafka, client_id=request.name) as bus:
+            last = await _last(bus, follows, request, begin)
+            _note(request.directory, follows)
+            for line in changes or ["nothing is changed"]:
+                log.info("%s, from step %d on: %s", request.name, request.from_step, line)
+            for part in parts_of(request, changes=bool(changes), begin=begin, last=last):
+                await _train(request, part, origin, bus)
+    return last
+
+
+async def _last(bus: Bus, follows: Follows, request: Request, begin: int) -> int:
+    """Return the last step to train.
+
+    Raises:
+        TrainingError: There are no such steps, or not any more.
+    """
+    known = RecordedSteps(follows.trainer)
+    async with bus.reader(STEPS, start="beginning") as reader:
+        async for received in reader.replay():
+            known.take(received)
+    newest = max(known.of(follows.run), default=0)
+    last = newest if request.to_step is None else request.to_step
+    if not request.from_step <= last <= newest:
+        raise TrainingError(
+            f"steps {request.from_step} to {last} cannot be trained once more: {follows.trainer} has begun {newest}"
+        )
+    starts = [*checkpoint.steps(request.directory), *checkpoint.steps(checkpoint_dir(request.live))]
+    await ensure_kept(bus, known, follows.run, first=begin + 1, last=last, starts=starts)
+    return last
+
+
+def _note(directory: Path, follows: Follows) -> None:
+    """Note what is asked for beside the checkpoints, or find it there.
+
+    Raises:
+        TrainingError: Something else is.
+    """
+    found = checkpoint.read_follows(directory)
+    if found is None:
+        checkpoint.note_follows(directory, follows)
+    elif found != follows:
+        raise TrainingError(
+            f"{directory} is of another replay, from step {found.from_step} of {found.trainer} on or with other "
+            "settings: give this one another --name"
+        )
+
+
+async def _train(request: Request, part: Part, origin: Origin, bus: Bus) -> None:
+    stage = Stage("", part.settings, request.directory, is_last=True)
+    topic = await asyncio.to_thread(learned_from, stage)
+    seed, before = part.settings.trainer.seed, request.live.trainer.seed
+    async with bus.reader(STEPS, start="beginning") as steps:
+        await train_quietly(
+            part.settings,
+            topic,
+            lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),
+            directory=stage.directory,
+            writer=stage.writer,
+            bus=bus,
+            origin=origin,
+        )
