@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from tests.support.mesh.waiting import wait_until
 from tests.support.recipes import RECIPES, ROOT, stand_in
 from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.ports import free_port
+from trinity_bus.runtime.preload import Preload
 from trinity_bus.training.checkpoint import steps
 from workers.demo.model import MAX_LENGTH, make_model
 from workers.demo.settings import command
@@ -38,28 +42,81 @@ SMALL = {
 }
 
 
+KEY = "a-key-of-the-recipes"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_model(tmp_path_factory.mktemp("model"), seed=0)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def preload(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preload]:
+    """What all services but trainers are forked from: vLLM is imported once for all recipes."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRINITY_BUS_MESH__MODEL_PATH": str(model)}
+    functions = ["trinity_bus.inference.launch:preload", "workers.demo.mesh:import_explorer"]
+    log = tmp_path_factory.mktemp("preload") / "preload.log"
+    with Preload(functions, main="workers.cli.app:main", env=env, output=log) as found:
+        yield found
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_trains_for_two_steps(recipe: Path, kafka: KafkaSettings, tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model", seed=0)
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    checkpoints = tmp_path / "checkpoints"
+def test_a_recipe_trains_for_two_steps(
+    recipe: Path, kafka: KafkaSettings, model: Path, preload: Preload, tmp_path: Path
+) -> None:
+    checkpoints, tasks, port = tmp_path / "checkpoints", stand_in(recipe, tmp_path), free_port()
     own = {
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
         "mesh.namespace": f"test-{uuid.uuid4().hex[:12]}",
         "mesh.model_path": model,
         "trainer.checkpoint_dir": checkpoints,
-        "taskset.path": stand_in(recipe, tmp_path),
+        "taskset.path": tasks,
+        "explorer.http_port": 0,
+        "gateway.port": port,
         **SMALL,
     }
-    options = [part for path, value in own.items() for part in ("--set", f"{path}={value}")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "TRINITY_BUS_EXPLORER__HTTP_KEY": KEY,
+        "TRINITY_BUS_GATEWAY__API_KEYS": KEY,
+        "GATEWAY_URL": f"http://127.0.0.1:{port}",
+        "GATEWAY_KEY": KEY,
+        "TASKS": str(tasks),
+        "RUNS": "2",
+    }
+
+    def service(name: str, *, called: str = "", **more: object) -> ServiceSpec:
+        options = [part for path, value in (own | more).items() for part in ("--set", f"{path}={value}")]
+        arguments = ["--config", str(recipe / "mesh.toml"), *options, "run", name]
+        forked = None if name == "trainer" else preload
+        return ServiceSpec(
+            name=called or name,
+            command=command(*arguments) if forked is None else arguments,
+            forked_from=forked,
+            env=env,
+            stage=name != "coordinator",
+        )
+
+    services = [service("trainer"), service("coordinator"), service("explorer")]
+    if recipe.name == "agent":
+        program = [sys.executable, "-m", "recipes.agent.agent"]
+        services += [service("gateway"), ServiceSpec(name="agent", command=program, env=env, stage=2)]
+    else:
+        services.append(service("taskset"))
+    if recipe.name == "distillation":
+        teacher = {"explorer.name": "teacher-0", "explorer.pool": "teacher", "explorer.follows": "none"}
+        services.append(service("explorer", called="teacher", **teacher))
     with Supervisor(tmp_path) as supervisor:
-        for service in ("coordinator", "trainer", "explorer", "taskset"):
-            started = command("--config", str(recipe / "mesh.toml"), *options, "run", service)
-            supervisor.launch(ServiceSpec(name=service, command=started, env=env, stage=service != "coordinator"))
+        for spec in services:
+            supervisor.launch(spec)
 
         def trained() -> bool:
+            preload.look()
             supervisor.check()
             return 2 in steps(checkpoints)
 

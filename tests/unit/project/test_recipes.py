@@ -11,13 +11,17 @@ from workers.preconditions import problems
 from workers.taskset.dataset import load
 from workers.taskset.description import DatasetError, describe
 
-SERVICES = ("coordinator", "explorer", "trainer", "taskset")
+SERVICES = ("coordinator", "explorer", "trainer", "taskset", "gateway")
+SECRETS = {"TRINITY_BUS_EXPLORER__HTTP_KEY": "k" * 16, "TRINITY_BUS_GATEWAY__API_KEYS": "agent:" + "k" * 16}
+"""Their pages say that they are to be made."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_is_whole(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TRINITY_BUS_CONFIG", str(recipe / "mesh.toml"))
+    for name, secret in SECRETS.items():
+        monkeypatch.setenv(name, secret)
     settings = Settings()
     assert [problem for service in SERVICES for problem in problems(service, settings)] == []
     own = settings.taskset
