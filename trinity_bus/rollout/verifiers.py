@@ -9,11 +9,10 @@ A task names a row of the environment's own data set (``data={"row": 7}``), of t
 one: what its rubric needs to know does not travel. The model is reached over the run's endpoint, so the tokens that are
 trained on are those that were drawn.
 
-Failures: an environment that cannot be loaded, or whose rollout has failed, is the failure of its run.
+Failures: an environment that cannot be loaded is told when its module is imported; a rollout that has failed is the
+failure of its run.
 """
 
-import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 from schemas.task import Task
@@ -21,7 +20,6 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.agents import AgentWorkflow, Outcome
 from trinity_bus.rollout.endpoint import Endpoint
 from trinity_bus.rollout.registry import register
-from trinity_bus.rollout.threads import in_thread
 from trinity_bus.rollout.workflow import WorkflowError
 
 
@@ -33,11 +31,7 @@ class _VerifiersWorkflow(AgentWorkflow):
     """Runs the rollouts of an environment."""
 
     env_id: str
-    options: Mapping[str, Any]
-
-    def __init__(self) -> None:
-        self._env: Any = None
-        self._loading = asyncio.Lock()
+    env: Any
 
     async def act(self, task: Task, model: Endpoint) -> Outcome:
         """See ``AgentWorkflow.act``.
@@ -47,22 +41,18 @@ class _VerifiersWorkflow(AgentWorkflow):
             WorkflowError: The task names no row.
         """
         from openai import AsyncOpenAI
-        from verifiers import OpenAIChatCompletionsClient, load_environment
+        from verifiers import OpenAIChatCompletionsClient
 
-        async with self._loading:
-            if self._env is None:
-                self._env = await in_thread(load_environment, self.env_id, **self.options)
         row = self._row(task)
         async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as api:
-            said = await self._env.run_rollout(row, OpenAIChatCompletionsClient(api), "policy", {})
+            said = await self.env.run_rollout(row, OpenAIChatCompletionsClient(api), "policy", {})
         if said.get("error"):
             raise VerifiersError(f"environment {self.env_id!r}: {said['error']}")
         metrics = said.get("metrics") or {}
         return float(said["reward"]), {name: float(value) for name, value in metrics.items()}
 
     def _row(self, task: Task) -> Any:
-        env = self._env
-        rows = env.get_eval_dataset() if task.batch_type == "eval" else env.get_dataset()
+        rows = self.env.get_eval_dataset() if task.batch_type == "eval" else self.env.get_dataset()
         number = task.data.get("row")
         if not isinstance(number, int) or not 0 <= number < len(rows):
             raise WorkflowError(
@@ -72,7 +62,9 @@ class _VerifiersWorkflow(AgentWorkflow):
 
 
 def environment(name: str, env_id: str | None = None, **options: Any) -> None:
-    """Register an environment as a workflow.
+    """Load an environment, and register it as a workflow.
+
+    Once, before runners are forked: what it has loaded is theirs, and one that cannot be loaded is told at the start.
 
     Args:
         name: Of the workflow.
@@ -81,6 +73,10 @@ def environment(name: str, env_id: str | None = None, **options: Any) -> None:
 
     Raises:
         ValueError: Another workflow has the name.
+        Exception: Whatever ``verifiers`` raises.
     """
-    given = {"env_id": env_id or name, "options": options, "__module__": __name__}
+    from verifiers import load_environment
+
+    loaded = load_environment(env_id or name, **options)
+    given = {"env_id": env_id or name, "env": loaded, "__module__": __name__}
     register(name)(type(f"Verifiers_{name}", (_VerifiersWorkflow,), given))
