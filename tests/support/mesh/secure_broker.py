@@ -1,6 +1,7 @@
 """The embedded broker with listeners of other kinds beside its own: what it never has outside of tests."""
 
 import contextlib
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ import pytest
 
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.broker import EmbeddedBroker, java, layout
+from trinity_bus.broker import EmbeddedBroker, java, layout, node
+from trinity_bus.broker.layout import Folder
 from trinity_bus.config import BrokerSettings, Settings
 from trinity_bus.runtime.ports import is_free
+
+CLUSTER_ID = "c2VjdXJlLWJyb2tlci0wMQ"
 
 
 @contextlib.contextmanager
@@ -33,7 +37,7 @@ def secure_broker(
         Name of a listener to its address.
     """
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)}
-    plain_properties, plain_command = layout.server_properties, java.command
+    plain_properties = layout.server_properties
 
     def with_listeners(*args: Any, **kwargs: Any) -> dict[str, object]:
         own = plain_properties(*args, **kwargs)
@@ -45,14 +49,17 @@ def secure_broker(
         own[setting] = ",".join([str(own[setting]), *protocols])
         return own | dict(properties)
 
-    def with_options(main: str, arguments: list[str], *args: Any, **kwargs: Any) -> list[str]:
-        more = format_options if arguments[0] == "format" else ()
-        return plain_command(main, [*arguments, *more], *args, **kwargs)
+    def with_options(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
+        arguments = ["format", f"--cluster-id={CLUSTER_ID}", "--config", folder.properties.name, *format_options]
+        command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib)
+        subprocess.run(command, cwd=folder.root, env=java.environment(), capture_output=True, check=True)
 
     settings = BrokerSettings(port=0, data_dir=folder, cache_dir=Settings().broker.cache_dir, heap_mib=256)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "server_properties", with_listeners)
-        patch.setattr(java, "command", with_options)
+        if format_options:
+            # What is kept for all new folders knows nothing of them, and must not learn it.
+            patch.setattr(node, "format_folder", with_options)
         with EmbeddedBroker(settings):
             # The broker opens its listeners one after the other, and is ready for others at the first.
             for name, address in addresses.items():
