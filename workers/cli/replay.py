@@ -51,14 +51,14 @@ def replay(
     own = directory or lives_in.with_name(f"{lives_in.name}-{called}")
     changed = connected_settings()
     log_to_console(os.environ.get("LOG_LEVEL", "info").upper())
-    from workers.trainer.replay import Request, replay
+    from workers.trainer.replay import ReplayRequest, replay
 
     last: list[int] = []
 
     async def train() -> None:
         telemetry = setup_telemetry("trainer", changed.telemetry, namespace=changed.kafka.namespace, instance=called)
         try:
-            last.append(await replay(Request(live, changed, called, own, from_step, to_step)))
+            last.append(await replay(ReplayRequest(live, changed, called, own, from_step, to_step)))
         finally:
             telemetry.shutdown()
 

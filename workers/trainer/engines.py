@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StartingPoint:
     """Where a trainer begins that has no checkpoint yet: with one of another trainer."""
 
     directory: Path
@@ -74,7 +74,7 @@ def load_engine(
     directory: Path,
     followers: Followers | None,
     identity: LogIdentity,
-    origin: Origin | None = None,
+    origin: StartingPoint | None = None,
 ) -> TrainingEngine:
     """Return the engine. Takes seconds: imports torch, and Megatron or transformers.
 
@@ -104,7 +104,7 @@ def load_engine(
 
 
 def check(
-    settings: Settings, directory: Path, identity: LogIdentity, origin: Origin | None = None
+    settings: Settings, directory: Path, identity: LogIdentity, origin: StartingPoint | None = None
 ) -> tuple[RunIdentity, Shaping]:
     """Return of which run a trainer is, and with which settings; say what has changed since its newest checkpoint.
 

@@ -44,7 +44,7 @@ from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.ranks import followers_of
 from workers.trainer.engine_thread import EngineThread
-from workers.trainer.engines import Origin, load_engine
+from workers.trainer.engines import StartingPoint, load_engine
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog, examples_of
 from workers.trainer.observations import of_record, step_trained
@@ -207,7 +207,7 @@ async def train_quietly(
     directory: Path,
     writer: str,
     bus: Bus,
-    origin: Origin | None = None,
+    origin: StartingPoint | None = None,
 ) -> None:
     """One incarnation of such a trainer.
 

@@ -31,7 +31,7 @@ from trinity_bus.training.checkpoint import Follows
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
-from workers.trainer.engines import Origin
+from workers.trainer.engines import StartingPoint
 from workers.trainer.quiet import train_quietly
 from workers.trainer.recorded import RecordedSteps
 from workers.trainer.service import learned_from
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReplayRequest:
     """What is to be trained once more."""
 
     live: Settings
@@ -99,7 +99,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplayPart:
     """Steps that are trained with the same settings."""
 
     settings: Settings
@@ -107,7 +107,7 @@ class Part:
     """The last of them."""
 
 
-def parts_of(request: Request, *, changes: bool, begin: int, last: int) -> list[Part]:
+def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[ReplayPart]:
     """Return what is to be trained, in order. Pure.
 
     Args:
@@ -118,10 +118,10 @@ def parts_of(request: Request, *, changes: bool, begin: int, last: int) -> list[
     """
     parts = [(request.live, request.from_step - 1)] if changes else []
     parts.append((request.changed, last))
-    return [Part(_own(request, settings, through), through) for settings, through in parts if begin < through]
+    return [ReplayPart(_own(request, settings, through), through) for settings, through in parts if begin < through]
 
 
-def _own(request: Request, settings: Settings, through: int) -> Settings:
+def _own(request: ReplayRequest, settings: Settings, through: int) -> Settings:
     """Return the settings of the replay, which are not to touch what is the live run's."""
     exported, own = settings.trainer.export_dir, settings is request.changed
     trainer = settings.trainer.model_copy(
@@ -137,7 +137,7 @@ def _own(request: Request, settings: Settings, through: int) -> Settings:
     return settings.model_copy(update={"trainer": trainer})
 
 
-async def replay(request: Request) -> int:
+async def replay(request: ReplayRequest) -> int:
     """Train once more.
 
     Returns:
@@ -151,7 +151,7 @@ async def replay(request: Request) -> int:
         ensure("trainer", settings)
     request.check()
     changes, follows = request.changes, request.follows
-    origin = Origin(checkpoint_dir(request.live), request.from_step - 1)
+    origin = StartingPoint(checkpoint_dir(request.live), request.from_step - 1)
     with checkpoint.exclusive(request.directory):
         begin = max(checkpoint.steps(request.directory), default=origin.step)
         async with Bus(request.changed.kafka, client_id=request.name) as bus:
@@ -164,7 +164,7 @@ async def replay(request: Request) -> int:
     return last
 
 
-async def _last(bus: Bus, follows: Follows, request: Request, begin: int) -> int:
+async def _last(bus: Bus, follows: Follows, request: ReplayRequest, begin: int) -> int:
     """Return the last step to train.
 
     Raises:
@@ -201,7 +201,7 @@ def _note(directory: Path, follows: Follows) -> None:
         )
 
 
-async def _train(request: Request, part: Part, origin: Origin, bus: Bus) -> None:
+async def _train(request: ReplayRequest, part: ReplayPart, origin: StartingPoint, bus: Bus) -> None:
     stage = Stage("", part.settings, request.directory, is_last=True)
     topic = await asyncio.to_thread(learned_from, stage)
     seed, before = part.settings.trainer.seed, request.live.trainer.seed

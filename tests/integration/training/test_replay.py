@@ -38,7 +38,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.training.errors import TrainingError
 from workers.cli import app as cli
-from workers.trainer.replay import Request, replay
+from workers.trainer.replay import ReplayRequest, replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -132,27 +132,27 @@ def lived(run: Run) -> dict[int, dict[str, float]]:
 
 async def test_with_nothing_changed_it_is_the_live_run_bit_for_bit(run: Run, tmp_path: Path) -> None:
     live = settings(run.live)
-    assert await replay(Request(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
+    assert await replay(ReplayRequest(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
     assert weights(tmp_path) == weights(run.live.folder / "checkpoints")
     assert figures(tmp_path) == lived(run)
     async with Bus(run.kafka, client_id="test") as bus:
         assert await of_the_live_run(bus, run.live) == run.bytes, "nothing of the live run is touched"
         assert [key for _, _, key, _, _ in await records(bus, STEPS, "again")] == [f"again/{i}" for i in range(1, 6)]
     # Once more under the same name there is nothing left to do; another question is refused.
-    assert await replay(Request(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
+    assert await replay(ReplayRequest(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
     with pytest.raises(TrainingError, match="is of another replay, from step 1 of trainer-0"):
-        await replay(Request(live, live, "again", tmp_path, 2))
+        await replay(ReplayRequest(live, live, "again", tmp_path, 2))
 
 
 async def test_other_settings_begin_with_the_weights_that_the_live_run_had(run: Run, tmp_path: Path) -> None:
     live, changed = settings(run.live), settings(run.live, **GSPO)
-    await replay(Request(live, changed, "later", tmp_path / "later", 3))
+    await replay(ReplayRequest(live, changed, "later", tmp_path / "later", 3))
     found, was = figures(tmp_path / "later"), lived(run)
     assert (found[1], found[2]) == (was[1], was[2])
     assert found[3] != was[3]
     assert found[3]["mismatch_k3"] == was[3]["mismatch_k3"], "what the weights give before the first update"
     # From the first step on it is what a shadow has made of the stream, killed or not.
-    await replay(Request(live, changed, "whole", tmp_path / "whole", 1, 5))
+    await replay(ReplayRequest(live, changed, "whole", tmp_path / "whole", 1, 5))
     assert weights(tmp_path / "whole") == weights(run.shadow.folder / "checkpoints") != weights(tmp_path / "later")
     assert figures(tmp_path / "whole") == figures(run.shadow.folder / "checkpoints")
 
@@ -242,7 +242,7 @@ async def test_of_deleted_experiences_it_names_the_first_step_that_can_still_be_
         "still be is 3"
     )
     with pytest.raises(TrainingError) as refused:
-        await replay(Request(live, live, "again", tmp_path / "again", 2))
+        await replay(ReplayRequest(live, live, "again", tmp_path / "again", 2))
     assert str(refused.value) == line
     with pytest.raises(TrainingError, match="steps 3 to 9 cannot be trained once more: trainer-0 has begun 4"):
-        await replay(Request(live, live, "again", tmp_path / "again", 3, 9))
+        await replay(ReplayRequest(live, live, "again", tmp_path / "again", 3, 9))

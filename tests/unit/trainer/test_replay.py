@@ -13,7 +13,7 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
 from workers.preconditions import problems
 from workers.trainer.quiet import counted
-from workers.trainer.replay import Part, Request, parts_of
+from workers.trainer.replay import ReplayPart, ReplayRequest, parts_of
 
 LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
 
@@ -22,11 +22,11 @@ def settings(**trainer: Any) -> Settings:
     return Settings().model_copy(update={"trainer": TrainerSettings(**LIVE | trainer)})
 
 
-def request(**changes: Any) -> Request:
-    return Request(settings(), settings(**changes), "replay-12", Path("own"), 12)
+def request(**changes: Any) -> ReplayRequest:
+    return ReplayRequest(settings(), settings(**changes), "replay-12", Path("own"), 12)
 
 
-def told(parts: list[Part]) -> list[tuple[int, str]]:
+def told(parts: list[ReplayPart]) -> list[tuple[int, str]]:
     return [(part.through, part.settings.trainer.loss) for part in parts]
 
 
@@ -52,12 +52,12 @@ def test_a_replay_is_a_shadow_that_ends_and_has_names_and_folders_of_its_own() -
 def test_what_cannot_be_asked_for_is_refused() -> None:
     live = settings()
     with pytest.raises(ConfigError, match="trainer-0 is the live trainer's name"):
-        Request(live, live, "trainer-0", Path("own"), 1).check()
+        ReplayRequest(live, live, "trainer-0", Path("own"), 1).check()
     with pytest.raises(ConfigError, match=r"own/\.\./live is the live trainer's"):
-        Request(live, live, "replay-1", Path("own/../live"), 1).check()
+        ReplayRequest(live, live, "replay-1", Path("own/../live"), 1).check()
     staged = settings(stages=[{"stage": "sft", "loss": "sft", "total_steps": 1}, {"stage": "rl"}])
     with pytest.raises(ConfigError, match="a replay is of one stage"):
-        Request(staged, staged, "replay-1", Path("own"), 1).check()
+        ReplayRequest(staged, staged, "replay-1", Path("own"), 1).check()
 
 
 @pytest.mark.parametrize(
