@@ -18,7 +18,7 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.megatron_engine import MegatronEngine
 from workers.trainer.quiet import METRICS
-from workers.trainer.replay import Request, replay
+from workers.trainer.replay import ReplayRequest, replay
 
 GOAL = 0.95
 """Of a replay's steps a second over the bare engine's."""
@@ -64,7 +64,7 @@ def bare(settings: TrainerSettings, groups: Sequence[ExperienceGroup], steps: in
 
 def replayed(settings: Settings, name: str, folder: Path) -> list[float]:
     """Return the wall seconds from the end of a step to that of the next, in a replay."""
-    asyncio.run(replay(Request(settings, settings, name, folder, 1)))
+    asyncio.run(replay(ReplayRequest(settings, settings, name, folder, 1)))
     ends = [json.loads(line)["time"] for line in (folder / METRICS).read_text().splitlines()]
     return [after - before for before, after in itertools.pairwise(ends)]
 
