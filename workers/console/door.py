@@ -71,15 +71,22 @@ class FrontDoor:
         settings: Who may look.
         namespace: Of the mesh.
         pages: To tell what went wrong with.
+        trouble: Says why what is shown may be old.
         clock: Seconds since the epoch, for logins.
     """
 
     def __init__(
-        self, settings: ConsoleSettings, namespace: str, pages: Pages, clock: Callable[[], float] = time.time
+        self,
+        settings: ConsoleSettings,
+        namespace: str,
+        pages: Pages,
+        trouble: Callable[[], str],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._namespace = namespace
         self._pages = pages
+        self._trouble = trouble
         self._clock = clock
         self._sessions = Logins()
         self._tokens: list[tuple[str, Role]] = []
@@ -174,6 +181,7 @@ class FrontDoor:
             path=request.path,
             query={},
             theme=theme_of(request),
+            trouble=self._trouble(),
             part="X-Part" in request.headers,
             can_log_out=COOKIE in request.cookies,
         )

@@ -106,7 +106,7 @@ class Console:
         """Return what answers."""
         app = web.Application()
         pages = Pages()
-        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages)
+        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
         desk = PageDesk(self._settings, self.feed, pages)
         for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions):

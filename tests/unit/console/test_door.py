@@ -203,7 +203,7 @@ async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> No
     try:
         async with TestClient(TestServer(there.app())) as client:
             await until(lambda: "The broker is away" in there.feed.trouble or following.done(), 60)
-            for path in ("/", "/steps", "/samples"):
+            for path in ("/", "/steps", "/samples", "/steps/x"):
                 async with client.get(path) as answer:
                     assert "The broker is away" in await answer.text(), path
     finally:
