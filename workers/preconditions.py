@@ -88,6 +88,8 @@ def _http_side(settings: Settings) -> None:
 def explorer_key(settings: Settings) -> str:
     """Return what gateways show to explorers."""
     key = required(settings.explorer.http_key, "explorer.http_key", "for gateways and explorers to know each other by")
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(f"explorer.http_key has {len(key)} characters, and needs {MIN_KEY_CHARS} or more")
     return key.get_secret_value()
 
 
