@@ -1,4 +1,4 @@
-"""A machine with many services, or with a large environment: orders to the process that forks them do not fit at once."""
+"""A machine with many services, or a large environment: orders to the process that forks them do not fit at once."""
 
 import signal
 from pathlib import Path
