@@ -42,7 +42,7 @@ def models(tmp_path: Path) -> list[Path]:
 def server(models: list[Path], tmp_path: Path) -> Iterator[tuple[str, Child]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [
+    command: list[str | Path] = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", models[0], "--dtype", "float32"),
         *("--max-model-len", "64", "--enforce-eager", "--generation-config", "vllm", "--api-key", KEY),
         *("--logprobs-mode", "processed_logprobs", "--host", "127.0.0.1", "--port", str(port)),

@@ -15,7 +15,7 @@ from aiohttp import web
 from schemas import Member, ModelVersion, Sampling
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
-from trinity_bus.inference.errors import EngineStartError, GenerationError, RequestRefusedError
+from trinity_bus.inference.errors import EngineDeadError, EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server import engine as server_engine
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.runtime.http import listening
@@ -274,10 +274,10 @@ async def test_a_server_that_is_not_what_it_is_thought_to_be_is_dead(
             await engine.sync_weights(*announced())
             server.label = "default"
         else:
-            with pytest.raises(server_engine.EngineDeadError, match="no such folder"):
+            with pytest.raises(EngineDeadError, match="no such folder"):
                 await engine.sync_weights(*announced())
         assert ("started anew" if server.loads else "no such folder") in str(await engine.wait_dead())
-        with pytest.raises(server_engine.EngineDeadError):
+        with pytest.raises(EngineDeadError):
             await engine.generate(PROMPT, Sampling())
 
 
