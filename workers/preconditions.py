@@ -80,6 +80,15 @@ def _has_a_pool(settings: Settings) -> None:
         )
 
 
+def _server_takes_checkpoints(settings: Settings) -> None:
+    own, method = settings.explorer, settings.synchronizer.sync_method
+    if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
+        raise ConfigError(
+            f"explorer.engine_url is set, and synchronizer.sync_method is {method}: a server takes versions from "
+            "checkpoints that it sees; set sync_method to checkpoint, or explorer.follows to none"
+        )
+
+
 def _http_side(settings: Settings) -> None:
     if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
         explorer_key(settings)
@@ -172,7 +181,14 @@ _MODES: Final[Mapping[str, frozenset[Mode]]] = {
 
 PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
-    "explorer": (_takes_part("explorer"), _connection, explored_model_path, _has_a_pool, _http_side),
+    "explorer": (
+        _takes_part("explorer"),
+        _connection,
+        explored_model_path,
+        _has_a_pool,
+        _server_takes_checkpoints,
+        _http_side,
+    ),
     "trainer": (
         _takes_part("trainer"),
         _connection,

@@ -35,6 +35,11 @@ class ExplorerSettings(Section):
     """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,vision``."""
     model_path: str | None = None
     """Folder of the Hugging Face model that it starts from. Unset: that of ``mesh``."""
+    engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None
+    """An inference server to draw from, ``http://host:port``: one of vLLM's or SGLang's, or another whose
+    ``/v1/completions`` gives token ids (docs/pools.md). It is this explorer's alone. Unset: an engine of its own."""
+    engine_key: SecretStr | None = None
+    """What that server is shown, as a bearer token. Unset: nothing."""
     slots: Count = 64
     """Rollouts run at once."""
     max_model_len: Count = of_mesh("max_model_len")
