@@ -137,6 +137,7 @@ def test_secrets_are_asked_for_by_their_variable_and_are_in_no_file() -> None:
         draft_of({"kafka.nothing": "1"})
     with pytest.raises(BadAnswerError, match="at most"):
         draft_of({"mesh.model_path": "x" * 30_000})
+    assert checked(SOUND, console__user_header="X-User").secrets == ["TRINITY_BUS_CONSOLE__PROXY_KEY"]
     found = checked(SOUND, kafka__security_protocol="SASL_SSL", kafka__sasl_username="me", explorer__http_port="0")
     assert found.is_sound, found.problems
     assert set(found.secrets) == {"TRINITY_BUS_KAFKA__SASL_PASSWORD", "TRINITY_BUS_EXPLORER__HTTP_KEY"}

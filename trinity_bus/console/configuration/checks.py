@@ -91,15 +91,18 @@ class Checks:
         own = [SettingProblem(text, [path]) for path, text in draft.problems.items()]
         if draft.rows is not None and "rows.path" not in draft.problems and not self.is_there(draft.rows.path):
             own.append(SettingProblem(f"{draft.rows.path[:200]!r}: there are no such rows", ["rows.path"]))
-        settings, wrong = _read(draft)
+        secrets = self._secrets(draft)
+        told = [fields()[path].variable for path in secrets]
+        settings, wrong = _read(draft, secrets)
         if settings is None:
-            return _with_unfinished(Checked(draft=draft, problems=[*own, *map(_problem, wrong.items())]))
-        found = Checked(draft=draft, settings=settings, problems=own, services=_services(settings))
+            problems = [*own, *map(_problem, wrong.items())]
+            return _with_unfinished(Checked(draft=draft, problems=problems, secrets=told))
+        found = Checked(draft=draft, settings=settings, problems=own, services=_services(settings), secrets=told)
         shape, problem = self._model(settings)
         if shape is None:
             found = replace(found, problems=[*found.problems, *problem])
         elif lay_out:
-            found = _laid_out(found, shape)
+            found = _laid_out(found, shape, secrets)
         found = self._accepted(found)
         return _with_unfinished(found if shape is None else _fitted(found, shape))
 
@@ -114,33 +117,30 @@ class Checks:
             return None, [SettingProblem(str(error), ["mesh.model_path"])]
 
     def _accepted(self, checked: Checked) -> Checked:
-        """Ask the services, and what secrets they need."""
-        problems, settings = list(checked.problems), checked.settings
+        """Ask the services."""
+        settings = checked.settings
         assert settings is not None  # noqa: S101 - what it is called for
-        refused = {text: None for name in checked.services for text in self.refusals(name, settings)}
-        problems += [_problem(("", text)) for text in refused]
-        return replace(checked, problems=problems, secrets=[fields()[path].variable for path in self._lacking(checked)])
+        refused = dict.fromkeys(text for name in checked.services for text in self.refusals(name, settings))
+        return replace(checked, problems=[*checked.problems, *(_problem(("", text)) for text in refused)])
 
-    def _lacking(self, checked: Checked) -> list[str]:
-        """Return the secrets without which services would not start."""
+    def _secrets(self, draft: Draft) -> list[str]:
+        """Return the secrets that are asked for: one that nobody asks for may contradict others."""
         found: list[str] = []
         while True:
-            settings, wrong = _read(checked.draft, found)
+            settings, wrong = _read(draft, found)
             told = list(wrong.values())
             if settings is not None:
-                told = [text for name in checked.services for text in self.refusals(name, settings)]
-            paths = [path for text in told if (unset := _UNSET.match(text)) for path in [unset[1]]]
-            new = [path for path in paths if path in fields() and fields()[path].is_secret and path not in found]
+                told = [text for name in _services(settings) for text in self.refusals(name, settings)]
+            new = [path for text in told for path in _paths(text) if fields()[path].is_secret and path not in found]
             if not new:
                 return found
             # What is asked for next may only be told once these are there.
             found += dict.fromkeys(new)
 
 
-def _read(draft: Draft, secrets: Sequence[str] | None = None) -> tuple[Sections | None, Mapping[str, str]]:
-    """Read settings, as if these secrets were there; None: all of them."""
-    wanted = [path for path, one in fields().items() if one.is_secret] if secrets is None else secrets
-    settings, wrong = read_given({**dict.fromkeys(wanted, _STAND_IN), **draft.values})
+def _read(draft: Draft, secrets: Sequence[str]) -> tuple[Sections | None, Mapping[str, str]]:
+    """Read settings, as if these secrets were there."""
+    settings, wrong = read_given({**dict.fromkeys(secrets, _STAND_IN), **draft.values})
     if settings is None or draft.rows is None:
         return settings, wrong
     # It is written when the settings are, and cannot be there yet.
@@ -153,11 +153,11 @@ def _services(settings: Sections) -> list[str]:
     return [name for name in wanted if settings.mesh.mode in TAKES_PART[name]]
 
 
-def _laid_out(checked: Checked, shape: ModelShape) -> Checked:
+def _laid_out(checked: Checked, shape: ModelShape, secrets: Sequence[str]) -> Checked:
     settings, draft = checked.settings, checked.draft
     assert settings is not None  # noqa: S101 - what it is called for
     laid = replace(draft, values={**spread(shape, settings, draft.hardware), **draft.values})
-    read, _ = _read(laid)
+    read, _ = _read(laid, secrets)
     return checked if read is None else replace(checked, draft=laid, settings=read)
 
 
