@@ -81,6 +81,15 @@ def _has_a_pool(settings: Sections) -> None:
         )
 
 
+def _server_takes_checkpoints(settings: Sections) -> None:
+    own, method = settings.explorer, settings.synchronizer.sync_method
+    if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
+        raise ConfigError(
+            f"explorer.engine_url is set, and synchronizer.sync_method is {method}: a server takes versions from "
+            "checkpoints that it sees; set sync_method to checkpoint, or explorer.follows to none"
+        )
+
+
 def _http_side(settings: Sections) -> None:
     if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
         explorer_key(settings)
@@ -89,6 +98,8 @@ def _http_side(settings: Sections) -> None:
 def explorer_key(settings: Sections) -> str:
     """Return what gateways show to explorers."""
     key = required(settings.explorer.http_key, "explorer.http_key", "for gateways and explorers to know each other by")
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(f"explorer.http_key has {len(key)} characters, and needs {MIN_KEY_CHARS} or more")
     return key.get_secret_value()
 
 
@@ -163,7 +174,14 @@ def _shadows(settings: Sections) -> None:
 
 PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
-    "explorer": (_takes_part("explorer"), _connection, explored_model_path, _has_a_pool, _http_side),
+    "explorer": (
+        _takes_part("explorer"),
+        _connection,
+        explored_model_path,
+        _has_a_pool,
+        _server_takes_checkpoints,
+        _http_side,
+    ),
     "trainer": (
         _takes_part("trainer"),
         _connection,
