@@ -112,8 +112,8 @@ class ExplorerSettings(Section):
     http_host: HostName = "127.0.0.1"
     """Name or address under which gateways reach it, and at which it listens. ``{host}`` in it is the host's name."""
     http_key: SecretStr | None = None
-    """What gateways, and explorers that ask this one's pool, show to be answered: they have the same. Whoever has it
-    can draw from the engine."""
+    """What gateways, and explorers that ask this one's pool, show to be answered: they have the same; 16 characters or
+    more. Whoever has it can draw from the engine."""
     auxiliary_pools: Annotated[str, Field(pattern=rf"^{_POOL}(,{_POOL})*$")] | None = None
     """Pools whose explorers workflows may ask beside their own, separated by commas, such as ``judge,teacher``. Those
     have ``http_port``, and all have the same ``http_key``. Unset: none."""

@@ -209,7 +209,7 @@ class ExplorerService:
         RUNNER_DEATHS.add(0)
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
-            return ExplorerHeartbeat(
+            beat = ExplorerHeartbeat(
                 explorer=self._who.explorer,
                 incarnation=self._who.incarnation,
                 state=state,
@@ -223,8 +223,8 @@ class ExplorerService:
                 follows=self._follows,
                 abilities=self._settings.abilities.split(","),
                 max_model_len=self._settings.max_model_len,
-                address="" if http is None else http.address,
             )
+            return beat if http is None else http.told(beat)
 
         heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
         executor = RolloutExecutor(
