@@ -2,11 +2,11 @@
 
 ::
 
-    produce --- reward up for STEADY_STEPS ---> wait --- all that was produced is trained ---> check --- all right ---> end
-       ^                                         |                                               |
-       '--------------- otherwise ---------------'-----------------------------------------------'
+    produce --- reward up ---> wait --- all that is produced is trained ---> check --- all right ---> end
+       ^                          |                                              |
+       '-------- otherwise -------'----------------------------------------------'
 
-    all steps trained -----------------------------------------------------------------------------------------------> end
+All steps used up ends it too.
 
 The mean reward of what is drawn does not tell: a model that never says one digit at one place keeps 0.975 of it, and
 answers a tenth of all prompts wrongly. So prompts with all digits at all places are asked as a user would ask them.
