@@ -78,7 +78,7 @@ async def sync_weights(
     began = time.monotonic()
     session = _Session(llm, timeout_s)
     try:
-        progress = await control.receive(_source(announced, member, timeout_s, cafile))
+        progress = await control.receive(source_of(announced, member, timeout_s, cafile))
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
         await control.drained(timeout_s)
@@ -174,7 +174,7 @@ class _Session:
             raise WeightTransferError(str(error)) from error
 
 
-def _source(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> Source:
+def source_of(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> Source:
     """Where a member finds an announced version."""
     return Source(
         method=announced.method,

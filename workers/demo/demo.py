@@ -28,6 +28,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import age_s
+from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo import mesh
@@ -37,7 +38,6 @@ from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
 from workers.demo.stopping import StopRule
-from workers.demo.supervisor import Activity
 from workers.runs import MODEL, SUMMARY
 
 AHEAD: Final = 2
