@@ -14,6 +14,8 @@ arrive; on one or two cores that would cost the wire what it saves, so the hashi
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
 
+What came by a pull is passed on to other members while it comes, and until the next ``start`` (``memory.relay``).
+
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
 ends any state at once: what a thread still holds, it closes itself, and nothing of it is used again. Bytes that were
@@ -34,6 +36,7 @@ from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.link.transport import LinkTransport
 from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.transport import Offer, Source, WeightTransport
 
@@ -89,6 +92,7 @@ class _Transfer:
         self,
         source: Source,
         resources: _Resources,
+        relay: Relay,
         *,
         overlap: bool,
         prepare: Prepare | None,
@@ -100,6 +104,7 @@ class _Transfer:
         self._limit_bytes = limit_bytes
         self.overlap = overlap
         self.resources = resources
+        self._relay = relay
         self.cancelled = threading.Event()
         self.manifest: TransferManifest | None = None
         self._ended = ended
@@ -124,8 +129,10 @@ class _Transfer:
         """Body of the thread."""
         source, resources = self.source, self.resources
         transport: WeightTransport
+        # What is in the buffers is about to be another version.
+        self._relay.retire()
         if source.method == "memory":
-            transport = MemoryTransport()
+            transport = MemoryTransport(self._relay if source.fan_out and not source.cafile else None)
         elif source.method == "checkpoint":
             transport = CheckpointTransport()
         else:
@@ -135,6 +142,9 @@ class _Transfer:
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
         except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
             transport.close()
+            if not self.cancelled.is_set():
+                # All chunks may have been right, and the whole is not. Else, another transfer may be passed on by now.
+                self._relay.retire()
             if transport is resources.links:
                 # What is pending on the link may still write into them.
                 resources.links, resources.buffers, resources.held = LinkTransport(), [], None
@@ -254,6 +264,7 @@ class WeightReceiver:
         self._limit_bytes = limit_bytes
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
         self._resources = _Resources()
+        self._relay = Relay()
         self._transfer: _Transfer | None = None
 
     @property
@@ -276,6 +287,7 @@ class WeightReceiver:
         self._transfer = _Transfer(
             source,
             self._resources,
+            self._relay,
             overlap=self._overlap,
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
@@ -314,8 +326,9 @@ class WeightReceiver:
             self._resources = transfer.resources
 
     def close(self) -> None:
-        """Cancel, and let go of the link."""
+        """Cancel, let go of the link, and pass nothing on any more."""
         self.cancel()
+        self._relay.close()
         self._resources.links.close()
         self._resources = _Resources()
 

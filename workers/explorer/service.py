@@ -100,6 +100,7 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
             settings.explorer,
             sync_timeout_s=settings.synchronizer.sync_timeout_s,
             weights_cafile=settings.synchronizer.tls_cafile,
+            weights_fan_out=settings.synchronizer.sync_fan_out,
             first_version=settings.explorer.first_version,
         )
         try:
