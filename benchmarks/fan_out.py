@@ -16,7 +16,7 @@ import argparse
 import statistics
 import time
 
-from benchmarks._fan_out.members import Fleet, fleet
+from benchmarks._fan_out.members import Receivers, fleet
 from benchmarks._fan_out.network import network, why_not
 from benchmarks._options import parser
 from benchmarks._report import Row, report
@@ -73,7 +73,7 @@ def loopback(options: argparse.Namespace, nbytes: int) -> list[Row]:
     return rows
 
 
-def median(members: Fleet, rounds: int) -> float:
+def median(members: Receivers, rounds: int) -> float:
     """Of some rounds, after one that makes memory and listeners."""
     members.round()
     return statistics.median(members.round() for _ in range(rounds))

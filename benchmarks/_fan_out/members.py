@@ -32,7 +32,7 @@ type Where = tuple[str | None, str]
 
 
 @dataclass
-class Side:
+class ReceiverSide:
     """A process, and the pipe to it."""
 
     process: BaseProcess
@@ -102,10 +102,10 @@ def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool) -> No
     server.close()
 
 
-class Fleet:
+class Receivers:
     """A trainer and members that have started; see :func:`fleet`."""
 
-    def __init__(self, trainer: Side, members: list[Side]) -> None:
+    def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide]) -> None:
         self._trainer = trainer
         self._members = members
         self._checksum, self._address = trainer.hear()
@@ -156,11 +156,11 @@ class Fleet:
 
 
 @contextmanager
-def fleet(places: Sequence[Where], nbytes: int, *, fan_out: bool = True) -> Iterator[Fleet]:
+def fleet(places: Sequence[Where], nbytes: int, *, fan_out: bool = True) -> Iterator[Receivers]:
     """Start a trainer, at the first place, and members at the others, until the end of the block."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks._fan_out.members"])
-    sides: list[Side] = []
+    sides: list[ReceiverSide] = []
     try:
         for number, where in enumerate(places):
             here, there = context.Pipe()
@@ -168,8 +168,8 @@ def fleet(places: Sequence[Where], nbytes: int, *, fan_out: bool = True) -> Iter
             process = context.Process(target=body, args=(there, where), kwargs=more, daemon=True)
             process.start()
             there.close()
-            sides.append(Side(process, here))
-        yield Fleet(sides[0], sides[1:])
+            sides.append(ReceiverSide(process, here))
+        yield Receivers(sides[0], sides[1:])
     finally:
         for side in sides:
             side.process.kill()

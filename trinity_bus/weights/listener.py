@@ -1,4 +1,6 @@
-"""A port for members, the trainer's or that of one who passes on: whoever connects proves itself first, and costs nobody else anything.
+"""A port for members: whoever connects proves itself first, and costs nobody else anything.
+
+It is the trainer's, or that of a member that passes versions on.
 
 ::
 

@@ -9,8 +9,9 @@
 The thread gets the version through a transport (``transport``), whichever way it comes, into host buffers that are kept
 from version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
 received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
-memory that a member keeps is there in any case. With cores to spare, other threads hash each bucket while the next ones
-arrive; on one or two cores that would cost the wire what it saves, so the hashing waits for the last byte. Names,
+memory that a member keeps is there in any case. With cores to spare, or on a slow wire, other threads hash each bucket
+while the next ones arrive; on one or two cores that would cost a fast wire what it saves, so the hashing waits for the
+last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     import torch
 
 _FEW_CORES = 2
+_SLOW_WIRE = 300e6
+"""Bytes a second, under which a core that hashes has time to spare."""
 _WAITS = 2
 """How many steps with a limit there may be between two signs of life: finding the trainer, and meeting it."""
 _GRACE_S = 2.0
@@ -198,18 +201,22 @@ class _Transfer:
         buffers = self._fit_buffers(layout, transport.device)
         posted_at = self._waiting_since = time.monotonic()
         with ContentHash() as hashing:
+            hashed, last = 0, posted_at
 
             def arrived(index: int) -> None:
-                self._waiting_since = time.monotonic()
-                if self.overlap:
-                    hashing.put(buffers[index])
+                nonlocal hashed, last
+                took_s, last = time.monotonic() - last, time.monotonic()
+                self._waiting_since = last
+                if self.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
+                    for buffer in buffers[hashed : index + 1]:
+                        hashing.put(buffer)
+                    hashed = index + 1
 
             transport.fill(buffers, arrived)
             received_at = time.monotonic()
             self._waiting_since = None
-            if not self.overlap:
-                for buffer in buffers:
-                    hashing.put(buffer)
+            for buffer in buffers[hashed:]:
+                hashing.put(buffer)
         received_nbytes = sum(bucket.nbytes for bucket in layout)
         progress = TransferProgress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
         return progress, hashing.hexdigest()
@@ -251,7 +258,7 @@ class WeightReceiver:
     """Receives one version at a time. One thread at a time calls its methods.
 
     Args:
-        overlap: Whether to hash while receiving; by default, where there are cores for it.
+        overlap: Whether to hash while receiving, however fast; by default, where there are cores for it.
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.

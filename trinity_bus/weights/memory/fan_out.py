@@ -1,4 +1,4 @@
-"""Who takes a version from whom, so that it leaves each machine once: a pure state machine, kept by the trainer.
+r"""Who takes a version from whom, so that it leaves each machine once: a pure state machine, kept by the trainer.
 
 One for each announcement: its members share a secret, by which they let each other in. Each *member* that comes is told
 its *holder*: another member, or nobody, which is the trainer. A member passes on what it takes while it takes the rest,
@@ -6,7 +6,7 @@ so a chain is as fast as one transfer, plus a chunk for each link of it; a holde
 card would take twice as long::
 
     trainer --> a1 --> b1 --> c1          machines a, b, c: each sends the version to one other machine
-                 \\
+                 \
                   --> a2 --> a3           and each member to one other on its own machine, which costs no card anything
 
 ==============================================  ====================================================================
@@ -32,7 +32,7 @@ TRAINER: Final = 0
 
 
 @dataclass(slots=True)
-class Place:
+class ChainPlace:
     """Where a member stands."""
 
     host: str
@@ -52,7 +52,7 @@ class FanOut:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ChainPlace] = {}
         self._last = TRAINER
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class FanOut:
             port: Where it passes on what it takes.
         """
         self._last += 1
-        self._places[self._last] = place = Place(host, port)
+        self._places[self._last] = place = ChainPlace(host, port)
         place.holder = self._choose(self._last)
         return self._last
 

@@ -30,7 +30,7 @@ WEIGHTS = {f"w{i}": torch.full((1 << 19,), float(i)) for i in range(6)}
 """Six buckets of eight chunks."""
 
 
-class Fleet:
+class PassersOn:
     """A server, and members that come one after the other while it sends nothing."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -78,13 +78,13 @@ SIZE = sum(tensor.nbytes for tensor in WEIGHTS.values())
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    made = Fleet(monkeypatch)
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[PassersOn]:
+    made = PassersOn(monkeypatch)
     yield made
     made.close()
 
 
-def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: Fleet) -> None:
+def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: PassersOn) -> None:
     for name in NAMES:
         fleet.come(name)
     fleet.go.set()
@@ -93,7 +93,7 @@ def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: Fleet) ->
     wait_until(lambda: not fleet.server._trees._trees)
 
 
-def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: Fleet) -> None:
+def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: PassersOn) -> None:
     fleet.go.set()
     host, port = fleet.server.address
     with subprocess.Popen(
@@ -121,7 +121,7 @@ def proven(receiver: WeightReceiver) -> int:
     return 0 if holding is None else holding.proven
 
 
-def test_what_a_member_passes_on_wrong_goes_no_further(fleet: Fleet) -> None:
+def test_what_a_member_passes_on_wrong_goes_no_further(fleet: PassersOn) -> None:
     fleet.instead = lambda channel, piece: channel.write(b"x" * len(piece))
     for name in NAMES[:3]:
         fleet.come(name)
@@ -130,7 +130,7 @@ def test_what_a_member_passes_on_wrong_goes_no_further(fleet: Fleet) -> None:
     assert fleet.sent_by_trainer == 3 * SIZE
 
 
-def test_a_holder_that_is_silent_is_left(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_is_silent_is_left(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "SILENCE_S", 0.3)
     over = threading.Event()
 
@@ -146,7 +146,9 @@ def test_a_holder_that_is_silent_is_left(fleet: Fleet, monkeypatch: pytest.Monke
     assert fleet.sent_by_trainer == 2 * SIZE
 
 
-def test_who_cannot_reach_its_holder_is_sent_all_by_the_trainer(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_reach_its_holder_is_sent_all_by_the_trainer(
+    fleet: PassersOn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setattr(Relay, "open", lambda *_: port)
@@ -173,7 +175,7 @@ def test_a_trainer_that_is_told_not_to_sends_to_each_itself(monkeypatch: pytest.
     server.close()
 
 
-def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet: Fleet) -> None:
+def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet: PassersOn) -> None:
     fleet.go.set()
     fleet.come("a")
     fleet.all_have_it()
@@ -195,7 +197,7 @@ def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet
     friend.close()
 
 
-def test_the_next_version_waits_for_nobody_who_still_takes_the_former(fleet: Fleet) -> None:
+def test_the_next_version_waits_for_nobody_who_still_takes_the_former(fleet: PassersOn) -> None:
     fleet.go.set()
     fleet.come("a")
     fleet.all_have_it()
