@@ -8,7 +8,6 @@ single requests, take turns, so that both see the same machine; who is not asked
 import asyncio
 import contextlib
 import os
-import socket
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from benchmarks._options import parser
 from benchmarks._report import Row, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
 from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.process import Child, tail
 
 CLIENTS, REQUESTS, RESPONSE, ROUNDS = 16, 256, 32, 6
@@ -33,13 +33,6 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 MAX_LEN = 256
 START_S = 240.0
 NAMES = ("bare", "gateway")
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -97,6 +97,8 @@ class ExplorerHeartbeat(Record):
     """Longest prompt plus response, in tokens; 0: not told."""
     address: Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)] = ""
     """Where it answers requests that come by no topic, ``host:port``; empty: nowhere."""
+    address_proof: Annotated[str, Field(max_length=64)] = ""
+    """That it answers there, for those who have the same ``explorer.http_key``."""
 
 
 class RunnerState(Record):

@@ -136,7 +136,7 @@ def weigh_json(data: bytes, scales: Scales) -> None:
             values += 1
             containers += 1
             weight += _MAP + _FIRST_ENTRY if kind == _BRACE else _LIST + _SLOT
-        if values > MAX_VALUES or weight > scales.most:
+        if values > MAX_VALUES or containers > MAX_CONTAINERS or weight > scales.most:
             break
     scales.add(weight, values, containers)
 

@@ -14,10 +14,10 @@ from tests.support.recipes import RECIPES, ROOT, stand_in
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import steps
 from workers.demo.model import MAX_LENGTH, make_model
-from workers.demo.settings import command
-from workers.demo.supervisor import ServiceSpec, Supervisor
+from workers.runs import command
 
 LIMIT_S = 600.0
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 60)]

@@ -7,11 +7,9 @@ from pydantic import Field, SecretStr, model_validator
 
 from schemas.numbers import Port
 from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import Count, HostName
+from trinity_bus.config.values import MIN_KEY_CHARS, Count, HostName
 
 type HeaderName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9-]+$")]
-
-MIN_TOKEN_CHARS = 16
 
 
 class ConsoleSettings(Section):
@@ -29,6 +27,9 @@ class ConsoleSettings(Section):
     user_header: HeaderName | None = None
     """Header in which a proxy that has asked an identity provider (OIDC) says who it is, such as
     ``X-Forwarded-User``. The proxy must take it off what comes from outside. Unset: nobody is known by name."""
+    proxy_key: SecretStr | None = None
+    """What that proxy shows with each request, in the header ``X-Proxy-Key``; 16 characters or more. Whoever else
+    reaches the port, and says who it is, is not believed."""
     roles_header: HeaderName | None = None
     """Header in which that proxy says what they may, separated by commas: ``viewer`` or ``operator``. Unset: all whom
     the proxy lets through are viewers."""
@@ -46,9 +47,12 @@ class ConsoleSettings(Section):
 
     @model_validator(mode="after")
     def _says_who_may_look(self) -> Self:
-        for name, token in (("token", self.token), ("viewer_token", self.viewer_token)):
-            if token is not None and len(token) < MIN_TOKEN_CHARS:
-                raise conflict(f"console.{name} has {len(token)} characters, and needs {MIN_TOKEN_CHARS} or more")
+        for name in ("token", "viewer_token", "proxy_key"):
+            secret: SecretStr | None = getattr(self, name)
+            if secret is not None and len(secret) < MIN_KEY_CHARS:
+                raise conflict(f"console.{name} has {len(secret)} characters, and needs {MIN_KEY_CHARS} or more")
+        if (self.user_header is None) != (self.proxy_key is None):
+            raise conflict("console.user_header is believed of whoever shows console.proxy_key: set both, or neither")
         if self.roles_header is not None and self.user_header is None:
             raise conflict("console.roles_header says what somebody may; console.user_header must say who it is")
         return self

@@ -35,6 +35,11 @@ class ExplorerSettings(Section):
     """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,vision``."""
     model_path: str | None = None
     """Folder of the Hugging Face model that it starts from. Unset: that of ``mesh``."""
+    engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None
+    """An inference server to draw from, ``http://host:port``: one of vLLM's or SGLang's, or another whose
+    ``/v1/completions`` gives token ids (docs/pools.md). It is this explorer's alone. Unset: an engine of its own."""
+    engine_key: SecretStr | None = None
+    """What that server is shown, as a bearer token. Unset: nothing."""
     slots: Count = 64
     """Rollouts run at once."""
     max_model_len: Count = of_mesh("max_model_len")
@@ -102,8 +107,8 @@ class ExplorerSettings(Section):
     http_host: HostName = "127.0.0.1"
     """Name or address under which gateways reach it, and at which it listens. ``{host}`` in it is the host's name."""
     http_key: SecretStr | None = None
-    """What gateways, and explorers that ask this one's pool, show to be answered: they have the same. Whoever has it
-    can draw from the engine."""
+    """What gateways, and explorers that ask this one's pool, show to be answered: they have the same; 16 characters or
+    more. Whoever has it can draw from the engine."""
     auxiliary_pools: Annotated[str, Field(pattern=rf"^{_POOL}(,{_POOL})*$")] | None = None
     """Pools whose explorers workflows may ask beside their own, separated by commas, such as ``judge,teacher``. Those
     have ``http_port``, and all have the same ``http_key``. Unset: none."""

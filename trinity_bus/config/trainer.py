@@ -228,6 +228,10 @@ class TrainerSettings(Section):
         """Whether training ends after a step."""
         return self.total_steps is not None and step >= self.total_steps
 
+    def saves_as_hf(self, *, last: bool) -> bool:
+        """Whether a checkpoint, the last one or not, is written in the layout of Hugging Face too."""
+        return self.save_as_hf == "always" or (last and self.save_as_hf == "last")
+
     @property
     def weights_ports(self) -> range:
         """``weights_port`` as numbers."""

@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from schemas.record import Identifier
 
+MIN_KEY_CHARS = 16
+"""Of what somebody is let in by."""
 _PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 _SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
 

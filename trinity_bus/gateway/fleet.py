@@ -2,17 +2,26 @@
 
 ::
 
-    unknown --heartbeat with an address, of this pool--> USABLE --asked, and did not answer--> DOUBTED
-                                                          ^  |                                    |
-                                                          |  '--draining, left, silent--> gone    |
-                                                          '------------the next heartbeat---------'
+    unknown --heartbeat with a proved address, of this pool--> USABLE --asked, and did not answer--> DOUBTED
+                                                                ^  |                                    |
+                                                                |  '--draining, left, silent--> gone    |
+                                                                '------------the next heartbeat---------'
 
-One that takes new weights (``syncing``) is asked like any other: its engine goes on while they arrive.
+One that takes new weights (``syncing``) is asked like any other: its engine goes on while they arrive. An address
+without its proof (``address_proof``) is passed over, and told once.
 """
 
+import logging
 from dataclasses import dataclass
+from typing import Final
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
+from trinity_bus.gateway.address_proof import is_proved
+
+_log = logging.getLogger(__name__)
+
+_MOST_TOLD: Final = 100
+"""Names of which it is told that they prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +43,25 @@ class ServingFleet:
     Args:
         pool: Its name.
         model: That is trained: its explorers name no pool.
+        key: Of the explorers.
         silence_s: After which an explorer is taken to be gone.
     """
 
-    def __init__(self, pool: str, *, model: str, silence_s: float) -> None:
+    def __init__(self, pool: str, *, model: str, key: str, silence_s: float) -> None:
         self._pool = pool
         self._model = model
+        self._key = key
         self._silence_s = silence_s
         self._known: dict[str, tuple[ServingExplorer, float]] = {}
         self._doubted: set[str] = set()
+        self._unproved: set[str] = set()
 
     def heard(self, beat: ExplorerHeartbeat, now: float) -> None:
         """Take a heartbeat into account."""
         if not beat.address or (beat.pool or self._model) != self._pool:
+            return
+        if not is_proved(beat, self._key):
+            self._pass_over(beat)
             return
         if beat.state in ("starting", "draining"):
             self._known.pop(beat.explorer, None)
@@ -54,6 +69,16 @@ class ServingFleet:
         self._doubted.discard(beat.explorer)
         explorer = ServingExplorer(beat.explorer, beat.incarnation, beat.address, beat.model_version, len(beat.running))
         self._known[beat.explorer] = explorer, now
+
+    def _pass_over(self, beat: ExplorerHeartbeat) -> None:
+        if beat.explorer not in self._unproved and len(self._unproved) < _MOST_TOLD:
+            self._unproved.add(beat.explorer)
+            _log.error(
+                "nothing is sent to %s, which says to be explorer %s: it has another explorer.http_key than this "
+                "process, or is no explorer",
+                beat.address,
+                beat.explorer,
+            )
 
     def left(self, event: ExplorerLeft) -> None:
         """Note that one has shut down."""

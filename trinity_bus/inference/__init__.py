@@ -6,4 +6,5 @@
 ``tracing``       a span of each request, through this process's own tracer
 ``weight_sync``   one weight transfer into the engine, around pause and resume
 ``engine``        all of it behind one class
+``server``        an inference server of somebody else, behind the same interface
 """

@@ -80,7 +80,7 @@ async def sync_weights(
     began = time.monotonic()
     session = _Session(llm, timeout_s)
     try:
-        progress = await control.receive(_source(announced, member, timeout_s, cafile, fan_out=fan_out))
+        progress = await control.receive(source_of(announced, member, timeout_s, cafile, fan_out=fan_out))
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
         await control.drained(timeout_s)
@@ -176,7 +176,9 @@ class _Session:
             raise WeightTransferError(str(error)) from error
 
 
-def _source(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None, *, fan_out: bool) -> Source:
+def source_of(
+    announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None, *, fan_out: bool = True
+) -> Source:
     """Where a member finds an announced version."""
     return Source(
         method=announced.method,

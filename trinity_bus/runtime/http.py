@@ -6,7 +6,6 @@
                   '--the port cannot be had--> ConfigError, cleaned up
 """
 
-import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.secrecy import same_secret
 
 _IDLE_S: Final = 75.0
 """How long a connection is kept on which no whole head of a request comes."""
@@ -54,6 +54,5 @@ async def listening(
 
 
 def shows_key(request: web.Request, key: str) -> bool:
-    """Whether a request has this key as its bearer token. The time that it takes tells nothing of the key."""
-    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-    return hmac.compare_digest(given, f"Bearer {key}".encode())
+    """Whether a request has this key as its bearer token."""
+    return same_secret(request.headers.get("Authorization", ""), f"Bearer {key}")

@@ -10,13 +10,14 @@ forks commands of its own.
     LOADING --Loaded--> FORKING --close(), or this process dies--> ENDED, with all that it forked
        '-------'--it dies--> ENDED; whoever was to be forked, or was, is told as killed
 
-    a command:  WAITING --Loaded--> STARTED --CommandExited--> ENDED
+    a command:  WAITING --Loaded, and there is room for its order--> STARTED --CommandExited--> ENDED
                    '--told to end--> ENDED, never started
 
 It has one thread and no CUDA context, so nothing is lost by the fork; what an import reads from the environment is what
 this process had when it started. Linux only.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -209,13 +210,14 @@ class Preload:
                 for command in self._commands:
                     command.order()
 
-    def send(self, message: Fork | SignalCommand, descriptors: Sequence[int] = ()) -> None:
-        """Order something. Where it is gone, whoever looks is told."""
-        with self._lock:
+    def send(self, message: Fork | SignalCommand, descriptors: Sequence[int] = ()) -> bool:
+        """Order something; False: there is no room for it now. Where it is gone, whoever looks is told."""
+        with self._lock, contextlib.suppress(ConnectionError):
             try:
                 socket.send_fds(self._channel, [TO_PRELOAD.encode(message)], list(descriptors))
-            except ConnectionError:
-                return
+            except BlockingIOError:
+                return False
+        return True
 
     def close(self) -> None:
         """End it, and all that it has forked."""
@@ -276,15 +278,16 @@ class ForkedCommand(Process):
         return self._code
 
     def order(self) -> None:
-        """Have it forked, where that was not done. Called by its preload."""
+        """Have it forked, where that was not done and there is room for it. Called by its preload."""
         if self._ordered or self._code is not None:
             return
-        self._ordered = True
         output = os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            self._preload.send(self._order, [output] if self._passed is None else [output, self._passed.fileno()])
+            passed = [output] if self._passed is None else [output, self._passed.fileno()]
+            self._ordered = self._preload.send(self._order, passed)
         finally:
             os.close(output)
+        if self._ordered:
             self._let_go()
 
     def forked(self, pid: int) -> None:
@@ -305,6 +308,7 @@ class ForkedCommand(Process):
         if self.poll() is not None:
             return
         if self._ordered:
-            self._preload.send(SignalCommand(self._order.serial, number))
+            while not self._preload.send(SignalCommand(self._order.serial, number)):
+                time.sleep(_POLL_S)
         else:
             self.ended(-signal.SIGTERM)

@@ -11,6 +11,7 @@ unset, and no more.
 """
 
 import ctypes
+import hmac
 import os
 import sys
 from pathlib import Path
@@ -35,6 +36,11 @@ def keep_secrets() -> None:
         _wipe({name.encode() for name in before - set(os.environ)})
         # No other process of this user can attach, or read /proc/PID/environ, mem or root; and nothing is dumped.
         prctl(_PR_SET_DUMPABLE, 0)
+
+
+def same_secret(given: str, secret: str) -> bool:
+    """Whether somebody has shown a secret. The time that it takes tells nothing of it."""
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode(errors="surrogateescape"))
 
 
 def _wipe(names: set[bytes]) -> None:

@@ -32,5 +32,13 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
 
 
 def write_weights(folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Write weights, by name, into a folder that exists already."""
-    save_file({name: tensor.cpu() for name, tensor in weights}, folder / WEIGHTS, metadata={"format": "pt"})
+    """Write weights, by name, into a folder that exists already.
+
+    Their index says which file of the folder holds them: inference servers read every other file of tensors too where
+    there is none, and a checkpoint has its optimizer's.
+    """
+    tensors = {name: tensor.cpu() for name, tensor in weights}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(tensors, WEIGHTS)}
+    (folder / INDEX).write_text(json.dumps(index))

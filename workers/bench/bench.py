@@ -26,11 +26,11 @@ from schemas.record import Metrics
 from trinity_bus.client import Client
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import held, of_step
 from workers.bench.report import Results, read_results, write_results
 from workers.demo.mesh import broker
-from workers.demo.settings import command
-from workers.demo.supervisor import ServiceSpec, Supervisor
+from workers.runs import command
 from workers.taskset.dataset import EvalSet
 
 _SERVICES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -5,7 +5,10 @@ what                            gets
 ==============================  ========================================================================================
 a name that is not ours in      421: a page of another site has had its own name lead here (DNS rebinding). Looked at
 ``Host``                        where there is neither a token nor a proxy: a cookie is of one name alone
-nobody who is known             the page to log in; 401 to what is no page
+nobody who is known             the page to log in; 401 to what is no page. Whoever shows ``console.proxy_key`` is the
+                                proxy, and is believed who asks; nobody else is
+a form that is larger than any  413; one that has not come whole in time: 408; one that is written otherwise than
+may be                          browsers do: 415
 a form without its proof, or    403: another site has made the browser send it
 from another origin
 a viewer who acts               403
@@ -28,14 +31,20 @@ from aiohttp import web
 
 from trinity_bus.config import ConsoleSettings
 from trinity_bus.console.web.render import Frame, Pages
-from trinity_bus.console.web.who import SESSION_S, Logins, Role, Visitor, host_is_ours, is_name, same
+from trinity_bus.console.web.who import SESSION_S, Logins, Role, Visitor, host_is_ours, is_name
 from trinity_bus.errors import BusError, NoCoordinatorError, TimedOutError, TrinityError
 from trinity_bus.runtime.http import shows_key
+from trinity_bus.runtime.secrecy import same_secret
+from workers.console.forms import SMALL, form
 
 log = logging.getLogger("workers.console")
 
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 COOKIE: Final = "trinity-console"
+PROXY_KEY: Final = "X-Proxy-Key"
+"""Header in which a proxy shows its key."""
+_MAX_FORM_BYTES: Final = 8 << 20
+"""Of an operator: a task that is put back, twice as large as the largest."""
 _OPEN: Final = ("/static/", "/login", "/health")
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -62,15 +71,22 @@ class FrontDoor:
         settings: Who may look.
         namespace: Of the mesh.
         pages: To tell what went wrong with.
+        trouble: Says why what is shown may be old.
         clock: Seconds since the epoch, for logins.
     """
 
     def __init__(
-        self, settings: ConsoleSettings, namespace: str, pages: Pages, clock: Callable[[], float] = time.time
+        self,
+        settings: ConsoleSettings,
+        namespace: str,
+        pages: Pages,
+        trouble: Callable[[], str],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._namespace = namespace
         self._pages = pages
+        self._trouble = trouble
         self._clock = clock
         self._sessions = Logins()
         self._tokens: list[tuple[str, Role]] = []
@@ -95,12 +111,15 @@ class FrontDoor:
     def visitor(self, request: web.Request) -> Visitor | None:
         """Return who asks; None where nobody knows."""
         header = self._settings.user_header
-        if header is not None and (name := request.headers.get(header)) is not None:
-            if not is_name(name):
+        if header is not None and self._is_proxy(request):
+            names = request.headers.getall(header, [])
+            said = request.headers.getall(self._settings.roles_header or "", [])
+            # Of two, one came from outside, and nobody knows which.
+            if len(names) != 1 or not is_name(names[0]) or len(said) > 1:
                 return None
-            said = request.headers.get(self._settings.roles_header or "", "")
-            roles = {role.strip() for role in said.split(",")}
-            return Visitor(name, "operator" if "operator" in roles else "viewer", self._sessions.proof(f"user:{name}"))
+            roles = {role.strip() for one in said for role in one.split(",")}
+            proof = self._sessions.proof(f"user:{names[0]}")
+            return Visitor(names[0], "operator" if "operator" in roles else "viewer", proof)
         for token, role in self._tokens:
             if shows_key(request, token):
                 return Visitor("bearer", role, self._sessions.proof("bearer"))
@@ -108,9 +127,13 @@ class FrontDoor:
             return self._sessions.visitor(request.cookies.get(COOKIE, ""), self._clock())
         return None if header is not None else Visitor("anybody", "viewer", self._sessions.proof("anybody"))
 
+    def _is_proxy(self, request: web.Request) -> bool:
+        key = self._settings.proxy_key
+        return key is not None and same_secret(request.headers.get(PROXY_KEY, ""), key.get_secret_value())
+
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._tokens and self._settings.user_header is None and not host_is_ours(request.host, ()):
+        if not self._tokens and self._settings.user_header is None and not host_is_ours(request.host):
             return web.Response(status=421, text="This console is not known under this name.\n")
         if not _is_open(request.path):
             visitor = self.visitor(request)
@@ -130,7 +153,9 @@ class FrontDoor:
         wants_page = request.method == "GET" and "text/html" in request.headers.get("Accept", "")
         if self._tokens and wants_page and "X-Part" not in request.headers:
             return web.Response(status=303, headers={"Location": "/login"})
-        return web.Response(status=401, text="Log in first.\n")
+        claims = (self._settings.user_header or "") in request.headers
+        hint = f" Whoever says who asks shows console.proxy_key in {PROXY_KEY}." if claims else ""
+        return web.Response(status=401, text=f"Log in first.{hint}\n")
 
     async def _check_form(self, request: web.Request) -> None:
         origin = request.headers.get("Origin")
@@ -139,8 +164,8 @@ class FrontDoor:
         visitor = request.get(VISITOR)
         if visitor is None:
             return
-        proof = (await request.post()).get("proof", "")
-        if not isinstance(proof, str) or not same(proof, visitor.proof):
+        proof = (await form(request, _MAX_FORM_BYTES if visitor.may_act else SMALL)).get("proof", "")
+        if not same_secret(proof, visitor.proof):
             raise web.HTTPForbidden(text="This form is not of this console, or is older than the login: load it again.")
 
     def _failed(self, request: web.Request, error: Exception) -> web.Response:
@@ -156,6 +181,7 @@ class FrontDoor:
             path=request.path,
             query={},
             theme=theme_of(request),
+            trouble=self._trouble(),
             part="X-Part" in request.headers,
             can_log_out=COOKIE in request.cookies,
         )
@@ -168,8 +194,8 @@ class FrontDoor:
         return page(self._pages.login(theme_of(request), wrong=False))
 
     async def _log_in(self, request: web.Request) -> web.Response:
-        given = (await request.post()).get("token", "")
-        role = next((role for token, role in self._tokens if isinstance(given, str) and same(given, token)), None)
+        given = (await form(request)).get("token", "")
+        role = next((role for token, role in self._tokens if same_secret(given, token)), None)
         if role is None:
             log.warning("somebody at %s has shown a token that is not known", request.remote)
             return page(self._pages.login(theme_of(request), wrong=True), 401)

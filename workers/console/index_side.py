@@ -96,8 +96,12 @@ class IndexSide:
 
     async def _write(self, texts: Texts | str, touch: Callable[[], None]) -> None:
         own = self._settings.console
-        store = await asyncio.to_thread(Store, self.folder, texts=texts, search_tokens=own.search_tokens)
+        # A thread cannot be cancelled: what it opens is closed all the same.
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(Store, self.folder, texts=texts, search_tokens=own.search_tokens)
+        )
         try:
+            store = await asyncio.shield(opening)
             async with IndexFollower(self._bus(), store, read_mib_s=own.read_mib_s) as follower:
                 self._index = Index(self.folder)
                 while True:
@@ -109,7 +113,9 @@ class IndexSide:
                     await follower.changed(_LOOK_S)
         finally:
             await self._close()
-            await asyncio.to_thread(store.close)
+            (opened,) = await asyncio.gather(opening, return_exceptions=True)
+            if isinstance(opened, Store):
+                await asyncio.to_thread(opened.close)
 
     async def _read(self, touch: Callable[[], None]) -> None:
         self._index = Index(self.folder)

@@ -23,6 +23,7 @@ from trinity_bus.console.index import DeadLetterFilter, PageAsk, Place
 from trinity_bus.console.web.render import Frame
 from workers.console.desk import PageDesk, whole
 from workers.console.door import operator
+from workers.console.forms import form
 
 log = logging.getLogger("workers.console")
 
@@ -64,7 +65,7 @@ class Letters:
     async def _put_back(self, request: web.Request) -> web.Response:
         who = operator(request).name
         letter = await self._letter(request)
-        value = str((await request.post()).get("value", ""))
+        value = (await form(request)).get("value", "")
         if not _is_task(letter):
             return self._page(request, letter, value, "Only what came from tasks can be put back.")
         try:

@@ -47,8 +47,6 @@ from workers.preconditions import ensure
 log = logging.getLogger("workers.console")
 
 _DRAIN_S: Final = 1.0
-_MAX_FORM_BYTES: Final = 8 << 20
-"""A task that is put back, twice as large as the largest."""
 
 
 async def run(settings: Settings, listens: Callable[[str], None] | None = None) -> None:
@@ -106,9 +104,9 @@ class Console:
 
     def app(self) -> web.Application:
         """Return what answers."""
-        app = web.Application(client_max_size=_MAX_FORM_BYTES)
+        app = web.Application()
         pages = Pages()
-        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages)
+        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
         desk = PageDesk(self._settings, self.feed, pages)
         for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions):

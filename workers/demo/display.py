@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import one_line
+from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.view import MeshState
-from workers.demo.supervisor import Activity
 from workers.watch.render import batches_table, explorers_table, span, training_line
 
 _REFRESH_S: Final = 0.25

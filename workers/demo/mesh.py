@@ -16,15 +16,14 @@ from trinity_bus.config import KafkaSettings, Settings, env_name
 from trinity_bus.errors import BusError
 from trinity_bus.runners.confinement import environment
 from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.supervisor import Activity, ServiceDiedError, ServiceSpec, Supervisor, activity_of
 from workers.demo.settings import (
     DemoOptions,
     available_cores,
-    command,
     demo_namespace,
     explorer_options,
-    service_environment,
 )
-from workers.demo.supervisor import Activity, ServiceDiedError, ServiceSpec, Supervisor, activity_of
+from workers.runs import command, service_environment
 
 _GRACE_S = 10.0
 _POLL_S = 0.1

@@ -50,7 +50,7 @@ class AuxiliaryPools:
         self._max_tokens = settings.max_tokens
         names = settings.auxiliary_pools.split(",") if settings.auxiliary_pools is not None else []
         key = "" if settings.http_key is None else settings.http_key.get_secret_value()
-        self._fleets = {name: ServingFleet(name, model=settings.model, silence_s=_SILENCE_S) for name in names}
+        self._fleets = {name: ServingFleet(name, model=settings.model, key=key, silence_s=_SILENCE_S) for name in names}
         self._explorers = {
             name: Explorers(
                 fleet, key=key, wait_s=settings.auxiliary_wait_s, timeout_s=settings.auxiliary_timeout_s

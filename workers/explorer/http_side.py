@@ -32,10 +32,12 @@ import msgspec
 from aiohttp import web
 from pydantic import ValidationError
 
+from schemas import ExplorerHeartbeat
 from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, Renderer, Session, Tokenizer, renderer_for
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
+from trinity_bus.gateway.address_proof import with_proof
 from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
@@ -94,6 +96,10 @@ class HttpSide:
     def requests(self) -> int:
         """How many are under way."""
         return len(self._under_way)
+
+    def told(self, beat: ExplorerHeartbeat) -> ExplorerHeartbeat:
+        """Return a heartbeat that tells of the address."""
+        return with_proof(beat.model_copy(update={"address": self.address}), self._key)
 
     async def __aenter__(self) -> Self:
         self.address = await self._listening.__aenter__()

@@ -51,6 +51,7 @@ from trinity_bus.config import Settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
@@ -96,17 +97,11 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
         await bus.ensure_topics()
     # The fork server loads beside the engine, and takes less long.
     with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
-        engine = InferenceEngine(
-            settings.explorer,
-            sync_timeout_s=settings.synchronizer.sync_timeout_s,
-            weights_cafile=settings.synchronizer.tls_cafile,
-            weights_fan_out=settings.synchronizer.sync_fan_out,
-            first_version=settings.explorer.first_version,
-        )
+        engine = _engine(settings)
         try:
-            _log.info("vLLM starts with %s", settings.explorer.model_path)
+            _log.info("the engine starts with %s", settings.explorer.engine_url or settings.explorer.model_path)
             await engine.start()
-            _log.info("vLLM serves; runners load workflows and the tokenizer")
+            _log.info("the engine serves; runners load workflows and the tokenizer")
             await fork_server.ready()
             _log.info("connecting")
             # After the engine, whose process must not inherit exporters.
@@ -122,6 +117,19 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
                 telemetry.shutdown()
         finally:
             await engine.stop()
+
+
+def _engine(settings: Settings) -> InferenceEngine | ServerEngine:
+    own, limit_s = settings.explorer, settings.synchronizer.sync_timeout_s
+    if own.engine_url is not None:
+        return ServerEngine(own, sync_timeout_s=limit_s, first_version=own.first_version)
+    return InferenceEngine(
+        own,
+        sync_timeout_s=limit_s,
+        weights_cafile=settings.synchronizer.tls_cafile,
+        weights_fan_out=settings.synchronizer.sync_fan_out,
+        first_version=own.first_version,
+    )
 
 
 class ExplorerService:
@@ -204,7 +212,7 @@ class ExplorerService:
         RUNNER_DEATHS.add(0)
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
-            return ExplorerHeartbeat(
+            beat = ExplorerHeartbeat(
                 explorer=self._who.explorer,
                 incarnation=self._who.incarnation,
                 state=state,
@@ -218,8 +226,8 @@ class ExplorerService:
                 follows=self._follows,
                 abilities=self._settings.abilities.split(","),
                 max_model_len=self._settings.max_model_len,
-                address="" if http is None else http.address,
             )
+            return beat if http is None else http.told(beat)
 
         heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
         executor = RolloutExecutor(

@@ -99,10 +99,9 @@ class Gateway:
     def __init__(self, settings: Settings, bus: Bus, tokenizer: Tokenizer) -> None:
         own = self._own = settings.gateway
         self._bus = bus
-        self._fleet = ServingFleet(own.served, model=own.model, silence_s=own.explorer_silence_s)
-        self.explorers = Explorers(
-            self._fleet, key=explorer_key(settings), wait_s=own.engine_wait_s, timeout_s=own.timeout_s
-        )
+        key = explorer_key(settings)
+        self._fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
+        self.explorers = Explorers(self._fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
         """Whom it asks."""
         sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)

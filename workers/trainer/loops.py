@@ -161,7 +161,7 @@ class Trainer:
                 thread=self._thread,
                 announcer=self._announcer,
                 tasks=loops,
-                save_as_hf=self._settings.save_as_hf,
+                settings=self._settings,
             )
             # The readers above have their positions: nothing that this announcement brings about is missed.
             await self._releases.wanted(self._last)

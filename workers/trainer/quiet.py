@@ -181,7 +181,7 @@ class QuietTrainer:
 
     async def _save(self, *, last: bool) -> None:
         await self._saved()
-        as_hf = self._settings.save_as_hf == "always" or (last and self._settings.save_as_hf == "last")
+        as_hf = self._settings.saves_as_hf(last=last)
         self._saving = await self._thread.call(
             lambda: self._engine.save_checkpoint(self._directory, self._engine.progress, as_hf=as_hf)
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from opentelemetry import trace
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine
@@ -27,7 +28,7 @@ class Releases:
         thread: Of the engine.
         announcer: Stages and tells.
         tasks: What waits for checkpoints runs in it; one that cannot be written ends it.
-        save_as_hf: As ``trainer.save_as_hf`` has it.
+        settings: Of the trainer.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Releases:
         thread: EngineThread,
         announcer: Announcer,
         tasks: asyncio.TaskGroup,
-        save_as_hf: str,
+        settings: TrainerSettings,
     ) -> None:
         self._states = states
         self._directory = directory
@@ -47,7 +48,7 @@ class Releases:
         self._thread = thread
         self._announcer = announcer
         self._tasks = tasks
-        self._save_as_hf = save_as_hf
+        self._settings = settings
         self._deciding = asyncio.Lock()
         """Held from a decision until all that it says is done. A checkpoint may be whole before its version is staged,
         or before a later step is noted: it is told of behind that."""
@@ -103,7 +104,7 @@ class Releases:
                     await self._announcer.tell(step, publish=publish)
 
     async def _save(self, step: Trained, *, last: bool) -> None:
-        as_hf = self._save_as_hf == "always" or (last and self._save_as_hf == "last")
+        as_hf = self._settings.saves_as_hf(last=last)
         progress = step.progress
         with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
             written = await self._thread.call(

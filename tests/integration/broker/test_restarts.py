@@ -15,8 +15,8 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker.restarts import Restarts
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
+from trinity_bus.runtime.supervisor import ServiceDiedError
 from workers.demo.mesh import Broker, broker
-from workers.demo.supervisor import ServiceDiedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

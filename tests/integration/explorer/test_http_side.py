@@ -65,10 +65,9 @@ async def test_a_workflow_asks_an_explorer_of_another_pool(settings: Settings, f
             slots=1,
             model_version=-1,
             pool="judge",
-            address=side.address,
         )
         async with mesh.bus.producer() as producer:
-            await (await producer.send(EXPLORER_EVENTS, "judge-0", beat))
+            await (await producer.send(EXPLORER_EVENTS, "judge-0", side.told(beat)))
 
         async def consulted(number: int, pool: str) -> RolloutFinished:
             task = Task(task_id=f"t-{number}", workflow="consult", prompt=pool)

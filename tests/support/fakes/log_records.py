@@ -5,36 +5,11 @@ from typing import Any
 
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.topic import Topic
-from schemas.topics import (
-    BATCHES,
-    EXPERIENCES,
-    EXPLORER_EVENTS,
-    MODEL_VERSIONS,
-    RESULTS,
-    ROLLOUTS,
-    STEPS,
-    TASKS,
-    TRAINER_EVENTS,
-    VERSION_HISTORY,
-)
+from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
+from trinity_bus.console.index.follower import TOPICS
 
-_TOPIC_OF = {
-    kind: topic
-    for topic in (
-        TASKS,
-        ROLLOUTS,
-        EXPERIENCES,
-        EXPLORER_EVENTS,
-        TRAINER_EVENTS,
-        RESULTS,
-        BATCHES,
-        STEPS,
-        MODEL_VERSIONS,
-        VERSION_HISTORY,
-    )
-    for kind in topic.records
-}
+_TOPIC_OF = {kind: topic for topic in TOPICS if topic not in ALL_DEAD_LETTERS for kind in topic.records}
 
 
 class LogRecords:

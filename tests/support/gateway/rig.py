@@ -16,6 +16,7 @@ from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, GatewaySettings, KafkaSettings, Settings
+from trinity_bus.gateway.address_proof import with_proof
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
 from workers.explorer.served_version import ServedVersion
@@ -55,7 +56,8 @@ class Rig:
             **({"address": self.sides[name].address} if name in self.sides else {}),
             **said,
         }
-        await (await FakeBus(self.log).producer().send(EXPLORER_EVENTS, name, ExplorerHeartbeat(**beat)))
+        told = with_proof(ExplorerHeartbeat(**beat), SECRET.get_secret_value())
+        await (await FakeBus(self.log).producer().send(EXPLORER_EVENTS, name, told))
         usable = beat["state"] == "ready"
         await until(lambda: (name in [one.name for one in self.gateway.explorers.usable]) == usable, 10)
 

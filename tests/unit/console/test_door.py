@@ -2,42 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http.cookies import SimpleCookie
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
+from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tokens
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from workers.console.service import Console
 from workers.preconditions import problems
 
-TOKEN = "the-token-of-operators"  # noqa: S105 - of a test
-VIEWERS = "the-token-of-viewers"
 PAGE = {"Accept": "text/html"}
-
-type Client = TestClient[Any, Any]
-
-
-@asynccontextmanager
-async def console(folder: Path, **own: Any) -> AsyncIterator[Client]:
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here"),
-        console=ConsoleSettings(folder=folder, port=0, **own),
-    )
-    async with TestClient(TestServer(Console(settings).app())) as client:
-        yield client
-
-
-@asynccontextmanager
-async def with_tokens(folder: Path) -> AsyncIterator[Client]:
-    async with console(folder, token=SecretStr(TOKEN), viewer_token=SecretStr(VIEWERS)) as client:
-        yield client
 
 
 async def log_in(client: Client, token: str = TOKEN) -> SimpleCookie:
@@ -165,7 +143,9 @@ async def test_programs_show_the_token_itself(tmp_path: Path) -> None:
 
 
 async def test_a_proxy_says_who_it_is(tmp_path: Path) -> None:
-    async with console(tmp_path, user_header="X-User", roles_header="X-Roles") as client:
+    own = {"user_header": "X-User", "roles_header": "X-Roles", "proxy_key": SecretStr("the-key-of-the-proxy")}
+    proxy = {"X-Proxy-Key": "the-key-of-the-proxy"}
+    async with console(tmp_path, **own) as client:
         for headers, status in (
             ({}, 401),
             ({"X-User": "eve<script>"}, 401),
@@ -173,7 +153,7 @@ async def test_a_proxy_says_who_it_is(tmp_path: Path) -> None:
             ({"X-User": "ann@example.test", "X-Roles": "viewer"}, 403),
             ({"X-User": "bob", "X-Roles": "viewer, operator"}, 200),
         ):
-            async with client.get("/versions/1/serve", headers=headers) as answer:
+            async with client.get("/versions/1/serve", headers={**proxy, **headers}) as answer:
                 assert answer.status == status, headers
 
 
@@ -223,7 +203,7 @@ async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> No
     try:
         async with TestClient(TestServer(there.app())) as client:
             await until(lambda: "The broker is away" in there.feed.trouble or following.done(), 60)
-            for path in ("/", "/steps", "/samples"):
+            for path in ("/", "/steps", "/samples", "/steps/x"):
                 async with client.get(path) as answer:
                     assert "The broker is away" in await answer.text(), path
     finally:

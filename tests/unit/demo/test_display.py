@@ -5,9 +5,9 @@ import io
 from rich.console import Console
 
 from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, StepTrained, WeightsSynced
+from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.view import MeshState
 from workers.demo.display import LiveDisplay, PlainDisplay, make_display
-from workers.demo.supervisor import Activity
 
 
 def terminal(width: int = 120) -> Console:

@@ -11,7 +11,8 @@ import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
 from workers.demo.mesh import Preloads, specs
-from workers.demo.settings import DemoOptions, demo_namespace, hint, service_environment, write_mesh_file
+from workers.demo.settings import DemoOptions, demo_namespace, hint, write_mesh_file
+from workers.runs import service_environment
 
 if TYPE_CHECKING:
     from trinity_bus.runtime.preload import Preload

@@ -57,9 +57,8 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
             slots=1,
             model_version=-1,
             pool="judge",
-            address=side.address,
         )
-        await (await FakeBus(log).producer().send(EXPLORER_EVENTS, "judge-0", beat))
+        await (await FakeBus(log).producer().send(EXPLORER_EVENTS, "judge-0", side.told(beat)))
 
         async def heard() -> bool:
             try:

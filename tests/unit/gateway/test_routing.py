@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
 from trinity_bus.gateway import routing
+from trinity_bus.gateway.address_proof import with_proof
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import BLOCK, FACTOR, SLACK, Router, digests_of
+
+KEY = "of the explorers"
 
 
 def explorer(name: str, *, version: int = 0, attempts: int = 0) -> ServingExplorer:
@@ -61,11 +64,11 @@ def test_what_nobody_knows_goes_to_the_least_busy_in_turn() -> None:
 
 def beat(name: str, **said: object) -> ExplorerHeartbeat:
     fields = {"incarnation": "life", "state": "ready", "slots": 1, "address": f"{name}:1", **said}
-    return ExplorerHeartbeat.model_validate({"explorer": name, **fields})
+    return with_proof(ExplorerHeartbeat.model_validate({"explorer": name, **fields}), KEY)
 
 
 def test_who_is_heard_of_at_an_address_can_be_asked_until_it_is_silent() -> None:
-    fleet = ServingFleet("policy", model="policy", silence_s=10)
+    fleet = ServingFleet("policy", model="policy", key=KEY, silence_s=10)
     fleet.heard(beat("a", model_version=3), 0)
     fleet.heard(beat("b", pool="policy"), 5)
     fleet.heard(beat("judge", pool="judge"), 5)

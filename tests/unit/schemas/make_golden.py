@@ -374,6 +374,14 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
 )
 
 NEWER: dict[str, Record | ExperienceGroup] = {
+    "event.explorer_heartbeat.v1.proved.msgpack": ExplorerHeartbeat(
+        explorer="explorer-0",
+        incarnation="life",
+        state="ready",
+        slots=4,
+        address="127.0.0.1:8100",
+        address_proof="0" * 64,
+    ),
     "experience.v1.full.msgpack": full_group(),
     "task.v1.tools.msgpack": Task(
         task_id="task-1",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
@@ -57,7 +58,7 @@ class Rig:
         parts: dict[str, Any] = {"engine": self.engine, "announcer": self.announcer}
         states = Publishing("durable", 4)
         self.releases = Releases(
-            states, directory=directory, thread=thread, tasks=tasks, save_as_hf="always", **parts
+            states, directory=directory, thread=thread, tasks=tasks, settings=TrainerSettings(), **parts
         )  # fmt: skip
 
 

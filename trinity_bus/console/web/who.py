@@ -4,7 +4,7 @@
 
     no token set              everybody who reaches it is a viewer; it listens on the loopback interface alone
     a token                   whoever knows it logs in once, and has a cookie that this process has signed
-    a header of a proxy       who the proxy says it is; only from an address of the proxy
+    a header of a proxy       who the proxy says it is; of whoever shows the proxy's key alone
 
 A *viewer* sees everything and changes nothing; an *operator* may also pin versions and put records back. A cookie says
 the role, until when it holds, and a number of its own, signed; it ends with the process, whose key nobody else has.
@@ -15,16 +15,16 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final, Literal
+
+from trinity_bus.runtime.secrecy import same_secret
 
 type Role = Literal["viewer", "operator"]
 
 SESSION_S: Final = 12 * 3600.0
 """How long a login holds."""
-MIN_TOKEN_CHARS: Final = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9@._+ -]{1,100}")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
@@ -66,7 +66,7 @@ class Logins:
             said = bytes.fromhex(said_hex).decode()
         except ValueError:
             return None
-        if not same(signature, self._sign("cookie", said)):
+        if not same_secret(signature, self._sign("cookie", said)):
             return None
         role, name, until, number = said.split("|")
         if now >= int(until) or role not in {"viewer", "operator"}:
@@ -81,11 +81,6 @@ class Logins:
         return hmac.new(self._key, f"{use}:{said}".encode(), hashlib.sha256).hexdigest()
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two secrets are the same; the time that it takes tells nothing of them."""
-    return hmac.compare_digest(one.encode(errors="surrogateescape"), other.encode(errors="surrogateescape"))
-
-
 def is_loopback(host: str) -> bool:
     """Whether nobody but programs on this machine reaches an address that is listened on."""
     if host == "localhost":
@@ -96,20 +91,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_is_ours(header: str, allowed: Collection[str]) -> bool:
-    """Whether a request was made under a name of this console.
+def host_is_ours(header: str) -> bool:
+    """Whether a request, by its ``Host``, was made under a name of this machine alone: of the loopback interface.
 
     A page of another site that has its own name lead to this address (DNS rebinding) sends its own name.
-
-    Args:
-        header: ``Host``.
-        allowed: Names that it has. Addresses on the loopback interface and ``localhost`` are always among them.
     """
     match = _HOST.fullmatch(header)
-    if match is None:
-        return False
-    name = match[1].lower()
-    return is_loopback(name) or name.strip("[]") in {one.lower().strip("[]") for one in allowed}
+    return match is not None and is_loopback(match[1].lower())
 
 
 def is_name(name: str) -> bool:

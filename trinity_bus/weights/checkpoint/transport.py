@@ -18,7 +18,7 @@ same as on every other way.
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,7 @@ class CheckpointTransport:
         self._layout = manifest.buckets()
         return Offer(manifest)
 
-    def fill(self, buffers: "Sequence[torch.Tensor]", arrived: Callable[[int], None]) -> None:
+    def fill(self, buffers: "Iterable[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         """See ``WeightTransport``."""
         try:
             if self._delta is not None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow
 from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
+from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,
@@ -50,15 +51,13 @@ def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: fl
         until: Nothing that is younger.
     """
     source = "groups g" if wanted.step is None else GROUPS_OF_STEP
-    values = values_of(wanted, until) | {"before": 1 << 62 if ask.before is None else ask.before, "rows": ask.rows + 1}
+    values = values_of(wanted, until) | page_values(ask)
     conditions = of_groups(replace(wanted, step=None))
     query = (
         f"SELECT {_GROUP} FROM {source} WHERE g.id <= :until AND g.id < :before {conditions} "
         "ORDER BY g.id DESC LIMIT :rows"
     )
-    found = db.execute(query, values).fetchall()
-    rows = found[: ask.rows]
-    return RowPage([_group_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return row_page(db.execute(query, values), ask, _group_of)
 
 
 def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[GroupRow]:

@@ -17,6 +17,7 @@ from trinity_bus.console.index.answers import (
 )
 from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.groups import groups_of_task
+from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Axis, DeadLetterFilter, PageAsk
 from trinity_bus.console.index.schema import MAX_AT, last_number, time_of
 
@@ -153,8 +154,7 @@ def dead_letters(
     """Return dead letters, the newest first."""
     values = {
         "until": last_number(until),
-        "before": 1 << 62 if ask.before is None else ask.before,
-        "rows": ask.rows + 1,
+        **page_values(ask),
         "topic": wanted.topic,
         "source": wanted.source_topic,
         "reason": wanted.reason,
@@ -167,12 +167,8 @@ def dead_letters(
         'AND (:text IS NULL OR instr(lower(detail || char(10) || "key" || char(10) || head), lower(:text))) '
         "ORDER BY id DESC LIMIT :rows",
         values,
-    ).fetchall()
-    rows = found[: ask.rows]
-    return RowPage(
-        [DeadLetterRow(Place(*row[1:4]), time_of(row[0]), *row[4:]) for row in rows],
-        str(rows[-1][0]) if len(found) > ask.rows else None,
     )
+    return row_page(found, ask, lambda row: DeadLetterRow(Place(*row[1:4]), time_of(row[0]), *row[4:]))
 
 
 def task(db: sqlite3.Connection, task_id: str, until: float | None) -> TaskTimeline | None:

@@ -16,10 +16,10 @@ from trinity_bus.console.index.answers import (
     SyncRow,
     VersionDetail,
 )
+from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 
-_ANY: Final = 1 << 62
 _BATCH: Final = (
     "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
     f"a.min_version, a.reward, a.reason, {time_in_sql('a.id')}, "
@@ -63,8 +63,7 @@ def batches(
     """Return batches, those that changed last first."""
     values = {
         "until": last_number(until),
-        "before": _ANY if ask.before is None else ask.before,
-        "rows": ask.rows + 1,
+        **page_values(ask),
         "batch_type": batch_type,
         "state": state,
     }
@@ -72,9 +71,7 @@ def batches(
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
         "AND coalesce(a.batch_type = :batch_type, 1) AND coalesce(a.state = :state, 1) ORDER BY a.id DESC LIMIT :rows"
     )
-    found = db.execute(query, values).fetchall()
-    rows = found[: ask.rows]
-    return RowPage([BatchRow(*row[1:]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return row_page(db.execute(query, values), ask, lambda row: BatchRow(*row[1:]))
 
 
 def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDetail | None:
@@ -94,15 +91,13 @@ def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDe
 
 def steps(db: sqlite3.Connection, ask: PageAsk, until: float | None) -> RowPage[StepRow]:
     """Return steps, the newest first."""
-    values = {"until": last_number(until), "before": _ANY if ask.before is None else ask.before, "rows": ask.rows + 1}
+    values = {"until": last_number(until), **page_values(ask)}
     known = " UNION ".join(
         f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND id <= :until"
         for table in ("begun", "trained")
     )
     query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
-    found = db.execute(query, values).fetchall()
-    rows = found[: ask.rows]
-    return RowPage([StepRow(*row[:_STEP_FIELDS]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return row_page(db.execute(query, values), ask, lambda row: StepRow(*row[:_STEP_FIELDS]))
 
 
 def step(db: sqlite3.Connection, number: int, until: float | None) -> StepDetail | None:
@@ -129,17 +124,14 @@ def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: flo
     """Return published versions, the newest first."""
     values = {
         "until": last_number(until),
-        "before": _ANY if ask.before is None else ask.before,
-        "rows": ask.rows + 1,
+        **page_values(ask),
         "model": model,
     }
     query = (
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.id <= :until AND v.id < :before "
         "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT :rows"
     )
-    found = db.execute(query, values).fetchall()
-    rows = found[: ask.rows]
-    return RowPage([_version_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return row_page(db.execute(query, values), ask, _version_of)
 
 
 def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:

@@ -12,14 +12,14 @@ import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.runtime.process import ProcessError
-from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor, activity_of
+from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor, activity_of
 
 SLEEP = ("sleep", "600")
 
 STARTING = """
 import sys
 from pathlib import Path
-from workers.demo.supervisor import ServiceSpec, Supervisor
+from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 
 first, there = Path(sys.argv[1], "first"), Path(sys.argv[1], "there")
 

@@ -1,0 +1,75 @@
+"""Somebody who may write ``explorer-events`` says that an explorer answers at their address: nothing is sent there.
+
+Else prompts would go there, with the key of all explorers, and what came back would be believed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from pydantic import SecretStr
+
+from schemas import ExplorerHeartbeat
+from schemas.topics import EXPLORER_EVENTS
+from tests.support.fakes.log import FakeBus
+from tests.support.gateway.rig import KEY, SECRET, Rig, rig
+from tests.support.mesh.waiting import until
+from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.gateway.address_proof import with_proof
+from workers.preconditions import problems
+
+MINE = {"Authorization": f"Bearer {KEY}"}
+ASKED = {"messages": [{"role": "user", "content": "6*7="}], "max_tokens": 4}
+
+
+def beat(**said: Any) -> ExplorerHeartbeat:
+    own = {"explorer": "explorer-9", "incarnation": "life", "state": "ready", "slots": 1, **said}
+    return ExplorerHeartbeat.model_validate(own)
+
+
+def proof_of(**said: Any) -> str:
+    return with_proof(beat(**said), SECRET.get_secret_value()).address_proof
+
+
+async def heard(here: Rig, said: ExplorerHeartbeat) -> None:
+    """Has a heartbeat written, and waits until the gateway has read it: that of an honest one comes behind it."""
+    await (await FakeBus(here.log).producer().send(EXPLORER_EVENTS, said.explorer, said))
+    await here.heard("explorer-0")
+    await until(lambda: [one.name for one in here.gateway.explorers.usable] == ["explorer-0"], 10)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        pytest.param(lambda _: "", id="no proof"),
+        pytest.param(lambda _: "0" * 64, id="a guess"),
+        pytest.param(lambda at: with_proof(beat(address=at), "another key").address_proof, id="another key"),
+        pytest.param(lambda _: proof_of(address="127.0.0.1:9"), id="of another address"),
+        pytest.param(lambda at: proof_of(address=at, explorer="explorer-8"), id="of another explorer"),
+        pytest.param(lambda at: proof_of(address=at, incarnation="former"), id="of another life"),
+        pytest.param(lambda at: proof_of(address=at, pool="judge"), id="of another pool"),
+    ],
+)
+async def test_nothing_is_sent_to_an_address_without_its_proof(forged: Callable[[str], str]) -> None:
+    asked: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read(1))
+        writer.close()
+
+    stranger = await asyncio.start_server(listen, "127.0.0.1", 0)
+    address = f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+    async with stranger, rig() as here, aiohttp.ClientSession(headers=MINE) as http:
+        await heard(here, beat(address=address, address_proof=forged(address)))
+        for _ in range(4):
+            async with http.post(f"{here.url}/v1/chat/completions", json=ASKED) as answer:
+                assert answer.status == 200
+    assert not asked
+
+
+def test_a_key_that_can_be_guessed_from_its_proofs_is_refused() -> None:
+    explorer = ExplorerSettings(http_port=0, http_key=SecretStr("guessed"))
+    found = problems("explorer", Settings(kafka=KafkaSettings(bootstrap_servers="fake:9092"), explorer=explorer))
+    assert any("HTTP_KEY has 7 characters, and needs 16 or more" in one for one in found)

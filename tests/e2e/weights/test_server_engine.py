@@ -1,0 +1,141 @@
+"""A real vLLM server as an explorer's engine: exact tokens, a version after the other from checkpoints, its death."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from benchmarks._tiny_model import make_tiny_qwen3
+from schemas import Sampling
+from tests.support.faults.transfers import announcement
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.errors import EngineStartError, RequestRefusedError
+from trinity_bus.inference.server.engine import ServerEngine
+from trinity_bus.runtime.process import Child
+from trinity_bus.training import checkpoint, hf_folder
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.companions import write_companions
+from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+from trinity_bus.weights.errors import WeightTransferError
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+PROMPT = [3, 4, 5, 6, 7]
+NAME = "explorer-0"
+KEY = "a-key-of-the-server"
+TOLERANCE = 1e-3
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Path]:
+    return [make_tiny_qwen3(tmp_path / str(seed), seed=seed) for seed in range(2)]
+
+
+@pytest.fixture
+def server(models: list[Path], tmp_path: Path) -> Iterator[tuple[str, Child]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command: list[str | Path] = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", models[0], "--dtype", "float32"),
+        *("--max-model-len", "64", "--enforce-eager", "--generation-config", "vllm", "--api-key", KEY),
+        *("--logprobs-mode", "processed_logprobs", "--host", "127.0.0.1", "--port", str(port)),
+    ]
+    env = {
+        **os.environ,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with Child(command, env=env, output=tmp_path / "server.log") as child:
+        yield f"http://127.0.0.1:{port}", child
+
+
+def settings(url: str, model: Path, **more: object) -> ExplorerSettings:
+    return ExplorerSettings.model_validate(
+        {"name": NAME, "model_path": str(model), "max_model_len": 64, "engine_url": url, "engine_key": KEY, **more}
+    )
+
+
+def likely(model: Path, token_ids: list[int], temperature: float) -> list[float]:
+    """[tokens] how likely a model of transformers finds what follows the prompt."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        logits = loaded(torch.tensor([[*PROMPT, *token_ids]])).logits
+    table = torch.log_softmax(logits[0, len(PROMPT) - 1 : -1] / temperature, -1)
+    found: list[float] = table[range(len(token_ids)), token_ids].tolist()
+    return found
+
+
+async def test_a_server_draws_follows_checkpoints_and_is_missed(
+    server: tuple[str, Child], models: list[Path], tmp_path: Path
+) -> None:
+    url, child = server
+    wrong = ServerEngine(settings(url, models[0], engine_key="another"))
+    with pytest.raises(EngineStartError, match="engine_key"):
+        await wrong.start()
+    await wrong.stop()
+    engine = ServerEngine(settings(url, models[0]), sync_timeout_s=60)
+    await engine.start()
+    try:
+        assert engine.bounds.positions >= 64
+        drawn = await engine.generate(PROMPT, Sampling(max_tokens=8, temperature=2.0, ignore_eos=True), 2)
+        for one in drawn:
+            assert len(one.token_ids) == 8
+            assert one.versions == []
+            assert one.logprobs == pytest.approx(likely(models[0], one.token_ids, 2.0), abs=TOLERANCE)
+        streamed = [delta async for delta in engine.stream(PROMPT, Sampling(max_tokens=4, ignore_eos=True))]
+        token_ids = [token for delta in streamed for token in delta.token_ids]
+        assert len(token_ids) == 4
+        assert [delta.finish_reason for delta in streamed if delta.finish_reason] == ["length"]
+        assert await engine.score([*PROMPT, *token_ids], len(PROMPT)) == pytest.approx(
+            likely(models[0], token_ids, 1.0), abs=TOLERANCE
+        )
+        with pytest.raises(RequestRefusedError):
+            await engine.generate([3] * 65, Sampling(max_tokens=4))
+        assert engine.tokens_generated == 20
+
+        # A checkpoint as a trainer writes it, the optimizer's tensors among its files.
+        directory = tmp_path / "checkpoints"
+        directory.mkdir()
+        folder = checkpoint.begin(directory, 7)
+        weights = hf_folder.reader(models[1])
+        with safe_open(models[1] / "model.safetensors", "pt") as opened:
+            tensors = {name: weights(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+        save_file({"exp_avg.model.norm.weight": torch.ones(3)}, folder / "optimizer.safetensors")
+        write_companions(folder, models[1], None)
+        hf_folder.write_weights(folder, tensors.items())
+        written = checkpoint.commit(directory, TrainingProgress(step=7, version=7), WrittenBy(dtype="float32"), keep=2)
+        publisher = CheckpointPublisher(directory)
+        checksum = publisher.stage(7, tensors.items())
+        announced = announcement(publisher, 7, checksum, NAME, checkpoint=written)
+        member = announced.members[0]
+        with pytest.raises(WeightTransferError):
+            await engine.sync_weights(announced.model_copy(update={"checksum": "0" * 64}), member)
+        # What is under way ends with the version that it began with; what comes meanwhile has the next.
+        before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=48, ignore_eos=True)))
+        await asyncio.sleep(0)
+        outcome = await engine.sync_weights(announced, member)
+        assert (outcome.checksum, engine.model_version) == (checksum, 7)
+        (old,), (new,) = await before, await engine.generate(PROMPT, Sampling(max_tokens=8, ignore_eos=True))
+        assert (old.versions, new.versions) == ([], [(0, 7)])
+        assert old.logprobs == pytest.approx(likely(models[0], old.token_ids, 1.0), abs=TOLERANCE)
+        assert new.logprobs == pytest.approx(likely(models[1], new.token_ids, 1.0), abs=TOLERANCE)
+
+        child.kill()
+        assert "gone" in str(await asyncio.wait_for(engine.wait_dead(), 60))
+    finally:
+        await engine.stop()

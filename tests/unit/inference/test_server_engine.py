@@ -1,0 +1,292 @@
+"""An explorer's engine on a FAKE server over real HTTP: what is refused at its start, versions, the end of a server."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from schemas import Member, ModelVersion, Sampling
+from tests.support.mesh.waiting import until
+from trinity_bus.config import ExplorerSettings, Settings
+from trinity_bus.inference.errors import EngineDeadError, EngineStartError, GenerationError, RequestRefusedError
+from trinity_bus.inference.server import engine as server_engine
+from trinity_bus.inference.server.engine import ServerEngine
+from trinity_bus.runtime.http import listening
+from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.transport import Method, Source
+from workers.preconditions import problems
+
+PROMPT = [5, 6]
+
+
+@dataclass(slots=True)
+class FakeServer:
+    """FAKE: says 7, 8, 9, and how likely by the temperature; what it lacks says its test."""
+
+    owned_by: str = "vllm"
+    models: int = 1
+    token_ids: bool = True
+    logprobs: bool = True
+    raw: bool = False
+    filters: bool = True
+    dev_routes: bool = True
+    max_model_len: int | None = 4096
+    finish_reason: str = "length"
+    loads: bool = True
+    label: str = "default"
+    calls: list[str] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def app(self) -> web.Application:
+        self.open.set()
+        app = web.Application()
+        app.router.add_get("/v1/models", self.model)
+        app.router.add_get("/health", self.told)
+        app.router.add_post("/v1/completions", self.complete)
+        if self.dev_routes:
+            app.router.add_get("/weight_info", self.told)
+            app.router.add_get("/get_model_info", self.told)
+            for path in ("/pause", "/collective_rpc", "/update_weight_version", "/resume", "/update_weights_from_disk"):
+                app.router.add_post(path, self.weights)
+        return app
+
+    async def told(self, _: web.Request) -> web.Response:
+        return await self.said({"weight_version": self.label})
+
+    async def said(self, what: Any, status: int = 200) -> web.Response:
+        return web.json_response(what, status=status)
+
+    async def model(self, _: web.Request) -> web.Response:
+        one = {"id": "m", "owned_by": self.owned_by, "max_model_len": self.max_model_len}
+        return await self.said({"data": [one] * self.models})
+
+    async def weights(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append(f"{request.path} {json.dumps(body)}")
+        self.label = body.get("new_version") or body.get("weight_version") or self.label
+        return await self.said({"success": self.loads, "message": "no such folder"})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        await self.open.wait()
+        temperature = 1.0 if self.raw else body.get("temperature", 1.0)
+        drawn = [7, 8, 9][: body["max_tokens"]]
+        likely = 0.0 if body.get("top_k") == 1 and self.filters else -1.0 / temperature
+        told = {
+            "token_logprobs": [likely] * len(drawn),
+            "top_logprobs": [{"a": -1 / temperature, "b": -5 / temperature}],
+        }
+        if body.get("echo"):
+            told["token_logprobs"] = [None, *[-0.25] * len(body["prompt"])]
+        choice: dict[str, Any] = {"finish_reason": self.finish_reason, "text": "no matter"}
+        choice |= {"token_ids": drawn} if self.token_ids else {}
+        choice |= {"logprobs": told} if self.logprobs else {}
+        if not body.get("stream"):
+            return await self.said({"choices": [{**choice, "index": i} for i in reversed(range(body.get("n", 1)))]})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in ({**choice, "finish_reason": None}, {"index": 0, "finish_reason": self.finish_reason}):
+            await response.write(f"data: {json.dumps({'choices': [event]})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    config = {"model_type": "qwen3", "vocab_size": 512, "max_position_embeddings": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@asynccontextmanager
+async def engine_on(server: FakeServer, model: Path, **settings: Any) -> AsyncIterator[ServerEngine]:
+    async with listening(server.app(), "127.0.0.1", 0, setting="of a test", shutdown_s=0.1) as address:
+        own = {"model_path": str(model), "engine_url": f"http://{address}", "start_timeout_s": 5, **settings}
+        engine = ServerEngine(ExplorerSettings.model_validate(own), sync_timeout_s=5)
+        try:
+            await engine.start()
+            yield engine
+        finally:
+            await engine.stop()
+
+
+def announced(method: Method = "checkpoint") -> tuple[ModelVersion, Member]:
+    member = Member(explorer="explorer-0", incarnation="life", rank=1)
+    version = ModelVersion(
+        model="policy",
+        version=3,
+        step=3,
+        method=method,
+        epoch=2,
+        members=[member],
+        trainer="trainer-0",
+        trainer_incarnation="t",
+        master_address="127.0.0.1",
+        master_port=1,
+        checksum="0" * 64,
+        checkpoint="/checkpoints/step-3",
+    )
+    return version, member
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """FAKE: every checkpoint is what was announced. Returns which were looked at."""
+    looked: list[str] = []
+
+    async def proved(_: CheckpointTransport, source: Source) -> int:
+        looked.append(source.folder)
+        return 100
+
+    monkeypatch.setattr(server_engine, "_proved", proved)
+    return looked
+
+
+@pytest.mark.parametrize(
+    ("lacks", "named"),
+    [
+        ({"token_ids": False}, "return_token_ids"),
+        ({"logprobs": False}, "option logprobs"),
+        ({"raw": True}, "--logprobs-mode processed_logprobs"),
+        ({"dev_routes": False}, "VLLM_SERVER_DEV_MODE=1"),
+        ({"owned_by": "somebody"}, "explorer.follows to none"),
+        ({"max_model_len": 16}, "--max-model-len"),
+        ({"models": 2}, "serves m, m"),
+        ({"models": 0}, "serves none"),
+    ],
+)
+async def test_a_server_that_lacks_something_is_refused_at_start_and_told_what(
+    lacks: dict[str, Any], named: str, model: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=named):
+        async with engine_on(FakeServer(**lacks), model):
+            """Not reached."""
+
+
+async def test_a_server_that_is_not_there_is_waited_for_and_then_refused(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    engine = ServerEngine(
+        ExplorerSettings(model_path=str(model), engine_url=f"http://127.0.0.1:{port}", start_timeout_s=0.01)
+    )
+    # Nobody listens there any more; or the time is over before that is known.
+    with pytest.raises(EngineStartError, match="cannot be an engine"):
+        await engine.start()
+    await engine.stop()
+
+
+async def test_tokens_logprobs_and_scores_are_the_servers(model: Path) -> None:
+    server = FakeServer()
+    async with engine_on(server, model) as engine:
+        assert (engine.bounds.vocabulary, engine.bounds.positions) == (512, 1024)
+        drawn = await engine.generate(PROMPT, Sampling(max_tokens=2, temperature=2.0, top_k=40), 2)
+        assert [(one.token_ids, one.logprobs, one.finish_reason) for one in drawn] == [
+            ([7, 8], [-0.5] * 2, "length")
+        ] * 2
+        assert server.asked[-1]["prompt"] == PROMPT
+        assert server.asked[-1]["top_k"] == 40
+        parts = [part async for part in engine.stream(PROMPT, Sampling(max_tokens=3))]
+        assert [(part.token_ids, part.finish_reason) for part in parts] == [([7, 8, 9], None), ([], "length")]
+        assert await engine.score([1, 2, 3, 4], 2) == [-0.25, -0.25]
+        assert engine.tokens_generated == 7
+        with pytest.raises(RequestRefusedError):
+            await engine.score([1, 2], 2)
+        server.finish_reason = "abort"
+        with pytest.raises(GenerationError, match="abort"):
+            await engine.generate(PROMPT, Sampling(max_tokens=2))
+
+
+async def test_options_that_a_server_would_not_heed_are_refused(model: Path) -> None:
+    async with engine_on(FakeServer(owned_by="sglang", filters=False), model) as engine:
+        with pytest.raises(RequestRefusedError, match="before top_p"):
+            await engine.generate(PROMPT, Sampling(top_p=0.5))
+        with pytest.raises(RequestRefusedError, match="bad_words"):
+            await engine.generate(PROMPT, Sampling(bad_words=["no"]))
+    async with engine_on(FakeServer(owned_by="somebody"), model, follows="none") as engine:
+        with pytest.raises(RequestRefusedError, match="min_p"):
+            await engine.generate(PROMPT, Sampling(min_p=0.5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        ("vllm", ["/pause", "/collective_rpc", "/update_weight_version", "/resume"]),
+        ("sglang", ["/update_weights_from_disk"]),
+    ],
+)
+async def test_weights_move_when_nothing_is_drawn_and_no_response_is_of_two_versions(
+    kind: str, calls: list[str], model: Path, proven: list[str]
+) -> None:
+    server = FakeServer(owned_by=kind)
+    async with engine_on(server, model) as engine:
+        server.open.clear()
+        before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1)))
+        await asyncio.sleep(0)
+        version, member = announced()
+        syncing = asyncio.create_task(engine.sync_weights(version, member))
+        await until(lambda: bool(proven))
+        after = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1)))
+        assert server.calls == []
+        server.open.set()
+        outcome = await syncing
+        assert (outcome.checksum, outcome.nbytes, engine.model_version) == (version.checksum, 100, 3)
+        assert [call.split()[0] for call in server.calls] == calls
+        assert any("/checkpoints/step-3" in call for call in server.calls)
+        assert [(await before)[0].versions, (await after)[0].versions] == [[], [(0, 3)]]
+
+
+async def test_a_version_of_another_method_or_whose_requests_do_not_end_is_not_taken(
+    model: Path, proven: list[str]
+) -> None:
+    server = FakeServer()
+    async with engine_on(server, model) as engine:
+        with pytest.raises(WeightTransferError, match="sync_method to checkpoint"):
+            await engine.sync_weights(*announced("nccl"))
+        server.open.clear()
+        before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1)))
+        await asyncio.sleep(0)
+        engine._sync_timeout_s = 0.01
+        with pytest.raises(WeightTransferError, match=r"explorer\.max_tokens"):
+            await engine.sync_weights(*announced())
+        server.open.set()
+        assert (await before)[0].versions == []
+        assert (engine.model_version, server.calls) == (-1, [])
+
+
+@pytest.mark.parametrize("how", ["not loaded", "started anew"])
+async def test_a_server_that_is_not_what_it_is_thought_to_be_is_dead(
+    how: str, model: Path, proven: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "_HEALTH_S", 0.001)
+    server = FakeServer(owned_by="sglang", loads=how == "started anew")
+    async with engine_on(server, model) as engine:
+        if server.loads:
+            await engine.sync_weights(*announced())
+            server.label = "default"
+        else:
+            with pytest.raises(EngineDeadError, match="no such folder"):
+                await engine.sync_weights(*announced())
+        assert ("started anew" if server.loads else "no such folder") in str(await engine.wait_dead())
+        with pytest.raises(EngineDeadError):
+            await engine.generate(PROMPT, Sampling())
+
+
+def test_settings_by_which_no_version_would_arrive_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> bool:
+        return any("checkpoints that it sees" in problem for problem in problems("explorer", Settings()))
+
+    assert not told()
+    monkeypatch.setenv("TRINITY_BUS_EXPLORER__ENGINE_URL", "http://127.0.0.1:8000")
+    assert told()
+    monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD", "checkpoint")
+    assert not told()
