@@ -38,7 +38,7 @@ ORDER_BYTES: Final = 279
 """Of a task's order besides its text."""
 TEXT_BYTES: Final = 4.5
 """Of a token as text: English in the vocabularies of today."""
-RESULT_BYTES: Final = 2400
+RESULT_BYTES: Final = 1500
 """Of all that is written of a task when its eight runs have ended: what explorer, coordinator and trainer say of it."""
 TOKEN_BYTES: Final = 7.81
 """Of a token in ``experiences``: ``benchmarks/codec.py``."""
