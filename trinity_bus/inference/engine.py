@@ -34,6 +34,7 @@ from trinity_bus.inference.completion import (
     delta_of,
     scores_of,
 )
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -114,6 +115,12 @@ class InferenceEngine:
     def tokens_generated(self) -> int:
         """Tokens drawn since the start."""
         return self._counter.generated
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy it was after its last step."""
+        counter = self._counter
+        return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self._version)
 
     @property
     def llm(self) -> "AsyncLLM":
