@@ -12,7 +12,7 @@ from typing import Final
 
 from trinity_bus.config import CoordinatorSettings, MeshSettings
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing.fleet import Ask, Figure, sized
+from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
 from trinity_bus.sizing.gpus import GPUS
 from trinity_bus.sizing.models import MODELS
 
@@ -29,7 +29,7 @@ def table() -> str:
     )
     meshes = [
         sized(
-            Ask(
+            SizingInput(
                 gpus=gpus,
                 gpu=GPUS["H100"],
                 shape=MODELS[model],
@@ -48,7 +48,7 @@ def table() -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def _cell(figure: Figure) -> str:
+def _cell(figure: SizeFigure) -> str:
     text = f"{figure.shown} {figure.unit}".strip()
     return f"**{text}**" if figure.warning else text
 

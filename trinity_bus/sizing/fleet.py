@@ -64,7 +64,7 @@ class SizeError(TrinityError, ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SizingInput:
     """What is to be sized.
 
     Args:
@@ -91,7 +91,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SizeFigure:
     """A line of the answer."""
 
     name: str
@@ -109,7 +109,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineSize:
     """An explorer's."""
 
     gpus: int
@@ -136,7 +136,7 @@ class TrainerPlan:
         return self.tensor * self.pipeline
 
 
-def sized(ask: Ask) -> list[Figure]:
+def sized(ask: SizingInput) -> list[SizeFigure]:
     """Return what these GPUs do, and what they need.
 
     Raises:
@@ -165,49 +165,51 @@ def sized(ask: Ask) -> list[Figure]:
     flow = bytes_s * (COPIES + 2)
     brokers = max(COPIES, math.ceil(flow / (nic * _NIC_SHARE)))
     return [
-        Figure("trainer", trained_gpus, "GPUs", _of_trainer(trainer)),
-        Figure(
+        SizeFigure("trainer", trained_gpus, "GPUs", _of_trainer(trainer)),
+        SizeFigure(
             "explorers",
             explorers,
             f"of {engine.gpus} GPUs",
             f"{engine.sequences} sequences at once, a token each in {engine.step_s * 1000:.1f} ms: "
             f"{engine.tokens_s:,.0f} tokens/s",
         ),
-        Figure("samples", samples_s, "1/s", f"{tokens:,} tokens each; the slower of explorers and trainer"),
-        Figure("tasks", tasks_s, "1/s", f"samples / {own.group_size} runs"),
-        Figure("step", step_s, "s", f"{own.batch_size} tasks / tasks a second"),
-        Figure("bytes to the log", bytes_s / 1e6, "MB/s", f"{task:,.0f} B a task, {TOKEN_BYTES} B a token"),
-        Figure("a day of it, all copies", bytes_s * 86_400 * COPIES / 1e9, "GB", f"86,400 s x {COPIES} copies"),
-        Figure(
+        SizeFigure("samples", samples_s, "1/s", f"{tokens:,} tokens each; the slower of explorers and trainer"),
+        SizeFigure("tasks", tasks_s, "1/s", f"samples / {own.group_size} runs"),
+        SizeFigure("step", step_s, "s", f"{own.batch_size} tasks / tasks a second"),
+        SizeFigure("bytes to the log", bytes_s / 1e6, "MB/s", f"{task:,.0f} B a task, {TOKEN_BYTES} B a token"),
+        SizeFigure("a day of it, all copies", bytes_s * 86_400 * COPIES / 1e9, "GB", f"86,400 s x {COPIES} copies"),
+        SizeFigure(
             "experiences that must be kept",
             kept / GIB,
             "GiB",
             f"{batches} batches of {own.batch_size} tasks under way; the topic's budget is {budget / GIB:,.0f} GiB",
             "give the topic a larger retention.bytes" if kept > budget / 2 else "",
         ),
-        Figure("brokers", brokers, "", f"{flow / 1e6:,.1f} MB/s over half of {ask.gbit_s:g} Gb/s; {COPIES} for copies"),
-        Figure("brokers, processor", tasks_s * BROKER_S, "cores", f"{BROKER_S * 1e6:.0f} us a task"),
-        Figure(
+        SizeFigure(
+            "brokers", brokers, "", f"{flow / 1e6:,.1f} MB/s over half of {ask.gbit_s:g} Gb/s; {COPIES} for copies"
+        ),
+        SizeFigure("brokers, processor", tasks_s * BROKER_S, "cores", f"{BROKER_S * 1e6:.0f} us a task"),
+        SizeFigure(
             "partitions of experiences",
             max(EXPERIENCES.partitions, math.ceil(bytes_s / 10e6)),
             "",
             f"10 MB/s each; made with {EXPERIENCES.partitions}",
         ),
-        Figure(
+        SizeFigure(
             "coordinator, processor",
             cores,
             "cores",
             f"{COORDINATOR_S * 1e6:.0f} us a task, {HEARTBEAT_S * 1e6:.0f} us a heartbeat; it has one",
             "raise explorer.heartbeat_s, or make two meshes" if cores > 0.5 else "",
         ),
-        Figure(
+        SizeFigure(
             "sync of a version",
             sync_s,
             "s",
             f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, one after the other",
             f"raise synchronizer.sync_timeout_s, which is {timeout_s:g}" if sync_s > timeout_s else "",
         ),
-        Figure(
+        SizeFigure(
             "staleness",
             stale,
             "versions",
@@ -227,7 +229,7 @@ def active_parameters(shape: ModelShape) -> int:
     return parameters(replace(shape, experts=shape.experts_per_token)) if shape.experts else parameters(shape)
 
 
-def _engine(ask: Ask) -> Engine:
+def _engine(ask: SizingInput) -> EngineSize:
     shape, gpu_bytes = ask.shape, round(ask.gpu.memory_gib * GIB)
     cached = ask.prompt_tokens + ask.response_tokens / 2
     found = None
@@ -253,7 +255,7 @@ def _engine(ask: Ask) -> Engine:
     return found
 
 
-def _drawn(ask: Ask, tensor: int, sequences: int, per_token: float) -> Engine:
+def _drawn(ask: SizingInput, tensor: int, sequences: int, per_token: float) -> EngineSize:
     active, cached = active_parameters(ask.shape), ask.prompt_tokens + ask.response_tokens / 2
     operations = ask.gpu.tflops * 1e12 * PREFILL_SHARE * tensor
     read = min(parameters(ask.shape), active * sequences)
@@ -266,10 +268,10 @@ def _drawn(ask: Ask, tensor: int, sequences: int, per_token: float) -> Engine:
     if ask.rollout_tokens_s is not None:
         tokens_s = ask.rollout_tokens_s * tensor
         step_s = sequences / tokens_s
-    return Engine(tensor, sequences, step_s, tokens_s)
+    return EngineSize(tensor, sequences, step_s, tokens_s)
 
 
-def _trainer(ask: Ask) -> TrainerPlan:
+def _trainer(ask: SizingInput) -> TrainerPlan:
     shape, own = ask.shape, ask.settings.trainer
     gpu_bytes = round(ask.gpu.memory_gib * GIB)
     layouts = sorted(
@@ -301,7 +303,7 @@ def _trainer(ask: Ask) -> TrainerPlan:
     )
 
 
-def _divided(ask: Ask, engine: Engine, trainer: TrainerPlan) -> tuple[int, float]:
+def _divided(ask: SizingInput, engine: EngineSize, trainer: TrainerPlan) -> tuple[int, float]:
     """Explorers, and samples a second, of the best way to divide the GPUs."""
     tokens = ask.prompt_tokens + ask.response_tokens
     on_policy = ask.settings.coordinator.max_staleness == 0

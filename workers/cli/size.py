@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trinity_bus.config import Settings
-from trinity_bus.sizing.fleet import Ask, Figure, sized
+from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
 from trinity_bus.sizing.gpus import GPUS
 from trinity_bus.sizing.models import MODELS
 from trinity_bus.training.families import read_shape
@@ -44,7 +44,7 @@ def size(  # noqa: PLR0917 - typer makes options of them
     if gpu not in GPUS:
         raise typer.BadParameter(f"{gpu!r} is not one of {', '.join(GPUS)}", param_hint="--gpu")
     found = sized(
-        Ask(
+        SizingInput(
             gpus=gpus,
             gpu=GPUS[gpu],
             shape=_shape(model),
@@ -72,7 +72,7 @@ def _shape(model: str) -> ModelShape:
     return read_shape(Path(model))
 
 
-def _table(found: list[Figure]) -> Table:
+def _table(found: list[SizeFigure]) -> Table:
     table = Table("what", "how much", "", "from", box=None)
     table.columns[1].justify = "right"
     for figure in found:

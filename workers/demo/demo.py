@@ -37,7 +37,7 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
-from workers.demo.stopping import Course, Turn
+from workers.demo.stopping import Course, NextAction
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
@@ -252,18 +252,18 @@ class _Lesson:
         course = Course(self._options.steps, early_stop=self._options.early_stop)
         while True:
             rewards, trained = self._rewards(), self._view.trained
-            turn = course.turn(produced, len(trained), rewards)
-            if turn is Turn.PRODUCE:
+            action = course.next_action(produced, len(trained), rewards)
+            if action is NextAction.PRODUCE:
                 await self._send_batch(stream)
                 produced += 1
                 continue
-            if turn is Turn.WAIT:
+            if action is NextAction.WAIT:
                 await self._next()
                 continue
             newest = trained[-1]
             # An evaluation is of the newest version that is out.
             await self._served(newest.version)
-            if turn is Turn.END:
+            if action is NextAction.END:
                 return newest
             course.checked(await self._check(newest.step), len(rewards))
 

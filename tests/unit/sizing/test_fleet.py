@@ -14,12 +14,20 @@ from schemas.codec import encode
 from trinity_bus.config import CoordinatorSettings, MeshSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing import parameters
-from trinity_bus.sizing.fleet import ORDER_BYTES, RESULT_BYTES, TASK_BYTES, Ask, SizeError, active_parameters, sized
+from trinity_bus.sizing.fleet import (
+    ORDER_BYTES,
+    RESULT_BYTES,
+    TASK_BYTES,
+    SizeError,
+    SizingInput,
+    active_parameters,
+    sized,
+)
 from trinity_bus.sizing.gpus import GPUS
 from trinity_bus.sizing.models import MODELS
 from workers.cli.size import app
 
-ASK = Ask(
+ASK = SizingInput(
     gpus=64,
     gpu=GPUS["H100"],
     shape=MODELS["32B"],
@@ -33,7 +41,7 @@ WHO: Any = {"explorer": "explorer-0", "incarnation": "0123456789ab"}
 OF: Any = {"task_id": "task-000123456", "batch_id": "train-000123", "batch_type": "train"}
 
 
-def values(ask: Ask) -> dict[str, float]:
+def values(ask: SizingInput) -> dict[str, float]:
     return {figure.name: figure.value for figure in sized(ask)}
 
 
