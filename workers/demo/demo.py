@@ -37,7 +37,7 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
-from workers.demo.stopping import Course, NextAction
+from workers.demo.stopping import Course, DemoTurn
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
@@ -252,18 +252,18 @@ class _Lesson:
         course = Course(self._options.steps, early_stop=self._options.early_stop)
         while True:
             rewards, trained = self._rewards(), self._view.trained
-            action = course.next_action(produced, len(trained), rewards)
-            if action is NextAction.PRODUCE:
+            turn = course.turn(produced, len(trained), rewards)
+            if turn is DemoTurn.PRODUCE:
                 await self._send_batch(stream)
                 produced += 1
                 continue
-            if action is NextAction.WAIT:
+            if turn is DemoTurn.WAIT:
                 await self._next()
                 continue
             newest = trained[-1]
             # An evaluation is of the newest version that is out.
             await self._served(newest.version)
-            if action is NextAction.END:
+            if turn is DemoTurn.END:
                 return newest
             course.checked(await self._check(newest.step), len(rewards))
 
