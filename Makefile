@@ -70,12 +70,14 @@ check: setup ## Lint, formatting, types, layers, generated documents.
 	@$(BIN)/python -m tools.render_settings --check
 	@$(BIN)/python -m tools.render_architecture --check
 	@$(BIN)/python -m tools.render_chart --check
+	@$(BIN)/python -m tools.render_sizing --check
 
-docs: setup ## Write the generated documents anew: docs/asyncapi.yaml, docs/settings.md, tables of docs/architecture.md, the chart's topics.
+docs: setup ## Write the generated documents anew: asyncapi.yaml, settings.md, tables of architecture.md and sizing.md, the chart's topics.
 	@$(BIN)/python -m tools.render_asyncapi
 	@$(BIN)/python -m tools.render_settings
 	@$(BIN)/python -m tools.render_architecture
 	@$(BIN)/python -m tools.render_chart
+	@$(BIN)/python -m tools.render_sizing
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
 	@tools/tool_env.sh site

@@ -262,6 +262,7 @@ def decode_group(value: bytes) -> ExperienceGroup:
     words = octets[: size & ~3].view(_INT32)
     floats = words.view(_FLOAT32)
     buffers = header.buffers
+    plain = buffers.is_plain
     group = ExperienceGroup(
         task_id=header.task_id,
         attempt=header.attempt,
@@ -281,10 +282,8 @@ def decode_group(value: bytes) -> ExperienceGroup:
         versions=_cut(words, 12, "versions", buffers.versions, size).reshape(-1, 3),
         metrics=metrics,
         finish_reasons=header.finish_reasons,
+        **({} if plain else _cut_optional(octets, _optional_entries(buffers), size)),
     )
-    plain = buffers.is_plain
-    if not plain:
-        group = msgspec.structs.replace(group, **_cut_optional(octets, _optional_entries(buffers), size))
     check_group(group, plain=plain)
     return group
 

@@ -10,6 +10,7 @@ them. Rows lie in the order of the samples; what they count is the column's ``le
 """
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,12 +45,15 @@ OPTIONAL_COLUMNS = (
     Column("routes", "|u1", ("layers", "k"), "tokens", "the experts that each MoE layer's router chose for each token"),
 )
 """In the order in which they are written, those that there are."""
+_NAMES = tuple(column.name for column in OPTIONAL_COLUMNS)
+_values = attrgetter(*_NAMES)
 
 
 def present(group: "ExperienceGroup") -> list[tuple[Column, NDArray[Any]]]:
     """Return the optional columns that a group has."""
-    found = ((column, getattr(group, column.name)) for column in OPTIONAL_COLUMNS)
-    return [(column, array) for column, array in found if array is not None]
+    return [
+        (column, array) for column, array in zip(OPTIONAL_COLUMNS, _values(group), strict=True) if array is not None
+    ]
 
 
 def row_bounds(group: "ExperienceGroup") -> dict[str, list[int]]:
@@ -152,9 +156,8 @@ def build(
         SchemaError: A vector is none, or has another length than it must have.
     """
     given = set() if sampling is None else {"sampling"}
-    if not all(one.is_plain for one in rollouts):
-        names = (column.name for column in OPTIONAL_COLUMNS)
-        given.update(name for name in names if any(getattr(one, name) is not None for one in rollouts))
+    for one in rollouts:
+        given.update([name for name, value in zip(_NAMES, _values(one), strict=True) if value is not None])
     if not given:
         return {}
     building = _Building(rollouts, prompt_lengths, lengths, sampling)

@@ -87,38 +87,39 @@ def flaws(group: ExperienceGroup, bounds: Bounds) -> list[Flaw]:
 
 
 def _flawless(group: ExperienceGroup, bounds: Bounds) -> bool:
-    """Whether all samples are in order: a few passes over whole columns, because nearly all groups are."""
+    """Whether all samples are in order: a few passes over whole columns, because nearly all groups are.
+
+    What there is of each sample is looked at in Python's own numbers, because a group has a handful of them.
+    """
     # As unsigned numbers, negative ones are larger than any vocabulary.
     if len(group.tokens) and _largest(group.tokens.view(np.uint32)) >= bounds.vocabulary:
         return False
-    if _smallest(group.prompt_lengths) < 1 or _largest(group.lengths) > bounds.positions:
+    if min(group.prompt_lengths.tolist()) < 1 or max(group.lengths.tolist()) > bounds.positions:
         return False
     # Also of tokens that are not trained on: which those are, the slow way tells. Of a NaN, neither comparison is true.
     drawn = group.logprobs
     if len(drawn) and not (_smallest(drawn) > -np.inf and _largest(drawn) <= LOGPROB_SLACK):
         return False
-    if (np.abs(group.rewards) > MAX_REWARD).any():
+    if any(abs(reward) > MAX_REWARD for reward in group.rewards.tolist()):
         return False
     return group.is_plain or _flawless_optional(group, bounds)
 
 
-_LEAST = np.array([0, np.nextafter(0, 1, dtype=np.float32), 0, 0], np.float32)
-_MOST = np.array([MAX_TEMPERATURE, 1, np.finfo(np.float32).max, 1], np.float32)
-"""Of a row of ``sampling``."""
+_MOST_TOP_K = float(np.finfo(np.float32).max)
 
 
 def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
     """Run the same for the columns that need not be there; what of them is not known, the slow way looks at."""
     return (
         (group.turn_rewards is None or bool(_are_rewards(group.turn_rewards).all()))
-        and (group.sampling is None or _is_sampling(group.sampling))
+        and (group.sampling is None or all(_is_sampling(*row) for row in group.sampling.tolist()))
         and (group.teacher_logprobs is None or bool(_are_logprobs(group.teacher_logprobs).all()))
         and (group.routes is None or not bounds.experts or int(group.routes.max()) < bounds.experts)
     )
 
 
-def _is_sampling(rows: Float32) -> bool:
-    return bool(((rows >= _LEAST) & (rows <= _MOST)).all())
+def _is_sampling(temperature: float, top_p: float, top_k: float, min_p: float) -> bool:
+    return 0 <= temperature <= MAX_TEMPERATURE and 0 < top_p <= 1 and 0 <= top_k <= _MOST_TOP_K and 0 <= min_p <= 1
 
 
 def _described(drawn: SampledWith) -> SampledWith:
@@ -164,7 +165,7 @@ def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
     if sample.turn_rewards is not None and not (good := _are_rewards(sample.turn_rewards)).all():
         wrong = sample.turn_rewards[~good][0]
         return FlawKind.BAD_REWARD, f"the reward {wrong:g} of a turn is beyond {MAX_REWARD:g}"
-    if sample.sampling is not None and not _is_sampling(np.array(_described(sample.sampling), np.float32)):
+    if sample.sampling is not None and not _is_sampling(*_described(sample.sampling)):
         return FlawKind.BAD_SAMPLING, f"nothing is drawn with {sample.sampling}"
     if sample.teacher_logprobs is not None:
         teacher = sample.teacher_logprobs[sample.mask]

@@ -12,7 +12,8 @@ from typing import Final
 
 from trinity_bus.bus.connection import client_options
 from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
-from trinity_bus.config.mesh import Mode
+from trinity_bus.config.mesh import TAKES_PART
+from trinity_bus.config.sections import Sections
 from trinity_bus.config.values import MIN_KEY_CHARS
 from trinity_bus.console.web.who import is_loopback
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
@@ -20,32 +21,32 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
 
 
-def model_path(settings: Settings) -> Path:
+def model_path(settings: Sections) -> Path:
     """Return the folder of the model that is trained."""
     return Path(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
 
 
-def explored_model_path(settings: Settings) -> Path:
+def explored_model_path(settings: Sections) -> Path:
     """Return the folder of the model that an explorer starts from."""
     return Path(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
 
 
-def gateway_model_path(settings: Settings) -> Path:
+def gateway_model_path(settings: Sections) -> Path:
     """Return the folder of the model whose tokenizer a gateway writes with."""
     return Path(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
 
 
-def checkpoint_dir(settings: Settings) -> Path:
+def checkpoint_dir(settings: Sections) -> Path:
     """Return where the trainer's checkpoints go."""
     return required(settings.trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
 
 
-def dataset(settings: Settings) -> Path:
+def dataset(settings: Sections) -> Path:
     """Return the file of the tasks to train on."""
     return required(settings.taskset.path, "taskset.path", "to have tasks to produce")
 
 
-def sync_policy(settings: Settings) -> SyncPolicy:
+def sync_policy(settings: Sections) -> SyncPolicy:
     """Return when versions are published and taken."""
     return SyncPolicy.of(settings.synchronizer, settings.coordinator)
 
@@ -63,16 +64,16 @@ def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _takes_part(service: str) -> Callable[[Settings], None]:
-    def check(settings: Settings) -> None:
+def _takes_part(service: str) -> Callable[[Sections], None]:
+    def check(settings: Sections) -> None:
         mode = settings.mesh.mode
-        if mode not in _MODES[service]:
+        if mode not in TAKES_PART[service]:
             raise ConfigError(f"mesh.mode is {mode}, which has no {service}; see docs/pools.md")
 
     return check
 
 
-def _has_a_pool(settings: Settings) -> None:
+def _has_a_pool(settings: Sections) -> None:
     if settings.mesh.mode == "both" and settings.explorer.follows == "none" and settings.explorer.is_in_own_pool:
         raise ConfigError(
             "explorer.follows is none: beside a trainer it needs a pool of its own, explorer.pool; without one, set "
@@ -80,7 +81,7 @@ def _has_a_pool(settings: Settings) -> None:
         )
 
 
-def _server_takes_checkpoints(settings: Settings) -> None:
+def _server_takes_checkpoints(settings: Sections) -> None:
     own, method = settings.explorer, settings.synchronizer.sync_method
     if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
         raise ConfigError(
@@ -89,12 +90,12 @@ def _server_takes_checkpoints(settings: Settings) -> None:
         )
 
 
-def _http_side(settings: Settings) -> None:
+def _http_side(settings: Sections) -> None:
     if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
         explorer_key(settings)
 
 
-def explorer_key(settings: Settings) -> str:
+def explorer_key(settings: Sections) -> str:
     """Return what gateways show to explorers."""
     key = required(settings.explorer.http_key, "explorer.http_key", "for gateways and explorers to know each other by")
     if len(key) < MIN_KEY_CHARS:
@@ -102,7 +103,7 @@ def explorer_key(settings: Settings) -> str:
     return key.get_secret_value()
 
 
-def gateway_keys(settings: Settings) -> dict[str, str]:
+def gateway_keys(settings: Sections) -> dict[str, str]:
     """Return the keys of a gateway's clients, and under which name each is known."""
     keys = required(settings.gateway.api_keys, "gateway.api_keys", "for clients to be known by").get_secret_value()
     named: dict[str, str] = {}
@@ -120,7 +121,7 @@ def gateway_keys(settings: Settings) -> dict[str, str]:
     return named
 
 
-def _console_reach(settings: Settings) -> None:
+def _console_reach(settings: Sections) -> None:
     own = settings.console
     if not is_loopback(own.host) and own.token is None and own.viewer_token is None and own.user_header is None:
         raise ConfigError(
@@ -129,18 +130,18 @@ def _console_reach(settings: Settings) -> None:
         )
 
 
-def _connection(settings: Settings) -> None:
+def _connection(settings: Sections) -> None:
     # Unset, a command looks for the embedded broker.
     if settings.kafka.bootstrap_servers is not None:
         client_options(settings.kafka, "")
 
 
-def _trained_dtype(settings: Settings) -> None:
+def _trained_dtype(settings: Sections) -> None:
     if settings.mesh.dtype == "float16":
         raise ConfigError("mesh.dtype is float16: the trainer trains in bfloat16 or float32")
 
 
-def _ranks(settings: Settings) -> None:
+def _ranks(settings: Sections) -> None:
     if settings.trainer.engine == "torch" and settings.trainer.ranks > 1:
         raise ConfigError(
             "trainer.engine=torch trains on one rank; trainer.tensor_parallel, .pipeline_parallel and .data_parallel "
@@ -153,7 +154,7 @@ def _ranks(settings: Settings) -> None:
         )
 
 
-def _publishes(settings: Settings) -> None:
+def _publishes(settings: Sections) -> None:
     if settings.trainer.publish == "staged" and settings.synchronizer.sync_method == "checkpoint":
         raise ConfigError(
             "trainer.publish is staged, and synchronizer.sync_method is checkpoint: a version that is taken from its "
@@ -161,7 +162,7 @@ def _publishes(settings: Settings) -> None:
         )
 
 
-def _shadows(settings: Settings) -> None:
+def _shadows(settings: Sections) -> None:
     trainer = settings.trainer
     if trainer.role == "shadow" and trainer.name == trainer.shadows:
         raise ConfigError(
@@ -171,15 +172,7 @@ def _shadows(settings: Settings) -> None:
         raise ConfigError("trainer.role is shadow: a shadow follows one training: leave trainer.stages empty")
 
 
-_MODES: Final[Mapping[str, frozenset[Mode]]] = {
-    "explorer": frozenset(["both", "explore", "bench", "serve"]),
-    "trainer": frozenset(["both", "train"]),
-    "taskset": frozenset(["both", "explore", "bench"]),
-    "gateway": frozenset(["both", "explore", "bench", "serve"]),
-}
-"""The modes in which each service takes part; a coordinator does in all."""
-
-PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
+PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
     "explorer": (
         _takes_part("explorer"),
@@ -209,18 +202,23 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
 """What each service asks for; each raises ``ConfigError``."""
 
 
-def problems(service: str, settings: Settings) -> list[str]:
-    """Return what a service would refuse, one line each."""
+def refusals(service: str, settings: Sections) -> list[str]:
+    """Return what a service would refuse, one line each, with settings by their places."""
     found = []
     for precondition in PRECONDITIONS[service]:
         try:
             precondition(settings)
         except ConfigError as error:
-            found.append(Origins(Settings).told(str(error)))
+            found.append(str(error))
     return found
 
 
-def ensure(service: str, settings: Settings) -> None:
+def problems(service: str, settings: Sections) -> list[str]:
+    """Return what a service would refuse, one line each, with settings by where they come from."""
+    return [Origins(Settings).told(problem) for problem in refusals(service, settings)]
+
+
+def ensure(service: str, settings: Sections) -> None:
     """Refuse settings with which a service cannot start.
 
     Raises:

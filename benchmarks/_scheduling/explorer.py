@@ -12,6 +12,7 @@ from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
@@ -31,6 +32,7 @@ class ZeroCostEngine:
         self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)
         self.model_version = 0
         self.tokens_generated = 0
+        self.load: EngineLoad | None = None
         self._think_s = think_s
         self._death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 

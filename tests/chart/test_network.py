@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.chart import EXTERNAL
+
 pytestmark = pytest.mark.chart
 
 type Ports = tuple[tuple[int, int], ...] | None
@@ -54,12 +56,17 @@ def test_every_pod_is_closed_but_for_what_is_said(
 def test_weights_go_between_trainer_and_explorers_alone(
     case: str, resources: list[dict[str, Any]], labels: dict[str, dict[str, str]]
 ) -> None:
-    wanted: list[Ports] = [((7000, 7009),)] if case == "64-gpus" else [None]
+    pulled = case in ("64-gpus", EXTERNAL)
+    wanted: list[Ports] = [((7000, 7009),)] if pulled else [None]
     for name, own in labels.items():
         ways = list(allowed(resources, labels["trainer"], "ingress", own))
         assert ways == (wanted if name == "explorer" else []), name
-    out = [way for way in allowed(resources, labels["explorer"], "egress", labels["trainer"]) if way in wanted]
-    assert out == wanted
+        back = None in allowed(resources, labels["explorer"], "ingress", own)
+        # Links are made from both ends, and what is not encrypted is passed on.
+        assert back == (name == ("explorer" if case == "64-gpus" else None if pulled else "trainer")), name
+    assert wanted[0] in allowed(resources, labels["explorer"], "egress", labels["trainer"])
+    passes_on = None in allowed(resources, labels["explorer"], "egress", labels["explorer"])
+    assert passes_on == (case == "64-gpus")
 
 
 def test_explorers_answer_gateways_and_each_other_alone(
@@ -74,7 +81,7 @@ def test_explorers_answer_gateways_and_each_other_alone(
 def test_every_service_reaches_the_log_and_names(
     case: str, resources: list[dict[str, Any]], labels: dict[str, dict[str, str]]
 ) -> None:
-    port = 9093 if case in ("one-node", "8-gpus", "64-gpus") else 9094
+    port = 9094 if case == EXTERNAL else 9093
     broker = {"strimzi.io/cluster": "mesh-kafka", "app.kubernetes.io/instance": "mesh-kafka"}
     for own in labels.values():
         ways = list(allowed(resources, own, "egress", broker))

@@ -48,7 +48,7 @@ def test_what_kubernetes_defines_is_as_it_defines_it(
 
 def test_what_operators_define_is_as_they_define_it(case: str, resources: list[dict[str, Any]]) -> None:
     custom = [resource for resource in resources if is_custom(resource)]
-    assert bool(custom) == (case in SIZES)
+    assert any(resource["kind"] == "Kafka" for resource in custom) == (case in SIZES)
     for resource in custom:
         version = resource["apiVersion"].partition("/")[2]
         schema = json.loads((CRDS / f"{resource['kind']}-{version}.json").read_text())

@@ -19,10 +19,11 @@ CASES: Final = {size: ["--values", str(CHART / f"values-{size}.yaml")] for size 
     EXTERNAL: [
         *("--values", str(CHART / "values-8-gpus.yaml")),
         *("--set", "kafka.install=false,kafka.bootstrapServers=kafka.example.org:9094,kafka.caSecret=kafka-ca"),
-        *("--set", "kafka.ports={9094}"),
+        *("--set", "kafka.ports={9094},settings.synchronizer.sync_method=memory"),
+        *("--set", "weights.tls.enabled=true,weights.tls.issuerRef.kind=Issuer,weights.tls.issuerRef.name=own"),
     ]
 }
-"""The sizes, and a mesh on a cluster that Strimzi does not make."""
+"""The sizes, and a mesh on a cluster that Strimzi does not make, whose weights are encrypted."""
 
 
 def values(size: str) -> dict[str, Any]:

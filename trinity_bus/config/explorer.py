@@ -41,7 +41,12 @@ class ExplorerSettings(Section):
     engine_key: SecretStr | None = None
     """What that server is shown, as a bearer token. Unset: nothing."""
     slots: Count = 64
-    """Rollouts run at once."""
+    """Rollouts run at once, at most."""
+    adaptive_slots: bool = True
+    """Whether it asks for less where its engine has no room for so many: by KV cache, preemptions and queue. What it is
+    not handed stays on the log."""
+    min_slots: Count = 1
+    """Rollouts run at once, at least, however little room there is."""
     max_model_len: Count = of_mesh("max_model_len")
     dtype: Dtype = of_mesh("dtype")
     heartbeat_s: Seconds = 0.5

@@ -4,7 +4,8 @@ A service takes one section for each of its parts, and finds there what it share
 a setting with :func:`of_mesh`. It is set in ``mesh`` alone.
 """
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
@@ -16,6 +17,15 @@ from trinity_bus.config.values import Count
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 type Mode = Literal["both", "explore", "train", "bench", "serve"]
 type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+TAKES_PART: Final[Mapping[str, frozenset[Mode]]] = {
+    "coordinator": frozenset(["both", "explore", "train", "bench", "serve"]),
+    "explorer": frozenset(["both", "explore", "bench", "serve"]),
+    "trainer": frozenset(["both", "train"]),
+    "taskset": frozenset(["both", "explore", "bench"]),
+    "gateway": frozenset(["both", "explore", "bench", "serve"]),
+}
+"""The modes in which each service takes part."""
 
 MIN_RECORD_MIB = 5
 """A task has 4 at most, and the order to run it some KiB more."""

@@ -57,10 +57,11 @@ def rendered(head: str, values: Mapping[str, object]) -> str:
 
 
 def toml_value(value: object) -> str:
-    """Return a setting's value as TOML: but for tables, what JSON writes is read alike."""
+    """Return a setting's value as TOML: but for tables and the character "delete", what JSON writes is read alike."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{toml_value(key)} = {toml_value(content)}" for key, content in value.items()) + "}"
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return text.replace("\x7f", r"\u007f")
 
 
 def _comment(docstring: str) -> str:

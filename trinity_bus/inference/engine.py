@@ -34,6 +34,7 @@ from trinity_bus.inference.completion import (
     delta_of,
     scores_of,
 )
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -67,6 +68,7 @@ class InferenceEngine:
         settings: The explorer's.
         sync_timeout_s: Limit of each wait within a transfer of weights.
         weights_cafile: Certificates to trust, where weights are pulled by TLS.
+        weights_fan_out: Whether to pass on to other explorers what is pulled.
         first_version: Of the weights that it starts with; -1: none that is known.
     """
 
@@ -76,11 +78,13 @@ class InferenceEngine:
         *,
         sync_timeout_s: float = 30.0,
         weights_cafile: Path | None = None,
+        weights_fan_out: bool = True,
         first_version: int = UNKNOWN_VERSION,
     ) -> None:
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
         self._weights_cafile = weights_cafile
+        self._weights_fan_out = weights_fan_out
         self._llm: AsyncLLM | None = None
         self._control: ControlClient | None = None
         self._counter = TokenCounter()
@@ -114,6 +118,12 @@ class InferenceEngine:
     def tokens_generated(self) -> int:
         """Tokens drawn since the start."""
         return self._counter.generated
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy it was after its last step."""
+        counter = self._counter
+        return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self._version)
 
     @property
     def llm(self) -> "AsyncLLM":
@@ -310,6 +320,7 @@ class InferenceEngine:
                     member,
                     timeout_s=self._sync_timeout_s,
                     cafile=self._weights_cafile,
+                    fan_out=self._weights_fan_out,
                 )
             except EngineDeadError as error:
                 self._dead = error

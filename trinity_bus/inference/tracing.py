@@ -32,11 +32,18 @@ _ASKED = {
 
 
 class TokenCounter:
-    """A vLLM "stat logger" that counts tokens. Having one makes vLLM keep the statistics that spans tell."""
+    """A vLLM "stat logger" that counts tokens, and notes how busy the engine is.
+
+    Having one makes vLLM keep the statistics that spans tell.
+    """
 
     def __init__(self) -> None:
         self.generated = 0
         """Tokens drawn so far, those of unfinished requests included."""
+        self.preempted = 0
+        """Requests that were preempted so far."""
+        self.kv_usage, self.running, self.waiting = 0.0, 0, 0
+        """Share of the cache in use, requests computed and waiting, after the last step."""
 
     def __call__(self, _config: Any, _engine_index: int = 0) -> "TokenCounter":
         """As a factory of itself, which is what vLLM asks for."""
@@ -46,8 +53,12 @@ class TokenCounter:
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """Take note of the end of a step of vLLM."""
+        if scheduler_stats is not None:
+            self.kv_usage = scheduler_stats.kv_cache_usage
+            self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         if iteration_stats is not None:
             self.generated += iteration_stats.num_generation_tokens
+            self.preempted += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
         """Say nothing: vLLM calls this at start."""

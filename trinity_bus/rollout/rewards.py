@@ -60,10 +60,11 @@ def parse_number(text: str) -> Fraction | None:
 
 def same_answer(given: str, wanted: str) -> bool:
     """Whether two answers are equal: as exact numbers where both are numbers, else as text without clutter."""
+    # What is the same text is the same number: most need no arithmetic.
+    if _CLUTTER.sub(r"\1", given).casefold() == _CLUTTER.sub(r"\1", wanted).casefold():
+        return True
     left, right = parse_number(given), parse_number(wanted)
-    if left is not None and right is not None:
-        return left == right
-    return _CLUTTER.sub(r"\1", given).casefold() == _CLUTTER.sub(r"\1", wanted).casefold()
+    return left is not None and left == right
 
 
 def reference(answer: str) -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
 from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 
@@ -26,6 +27,11 @@ class ExplorerEngine(Protocol):
     @property
     def tokens_generated(self) -> int:
         """Since its start."""
+        ...
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """How busy it is; None where it does not tell."""
         ...
 
     async def generate(

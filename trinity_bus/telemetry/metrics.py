@@ -54,6 +54,9 @@ RUNNER_DEATHS = _METER.create_counter(
 SLOT_TIME = OccupancyCounter(
     "rl.explorer.slot.time", attribute=names.RL_SLOT_STATE, description="What slots of explorers spend their time with."
 )
+SLOTS_OFFERED = _METER.create_gauge(
+    "rl.explorer.slots", unit="{slot}", description="Attempts that an explorer asks for at once, by its engine's room."
+)
 TRAINER_TIME = OccupancyCounter(
     "rl.trainer.time", attribute=names.RL_TRAINER_STATE, description="What the trainer spends its time with."
 )

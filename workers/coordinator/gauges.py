@@ -81,7 +81,9 @@ def _slots(machine: CoordinatorMachine) -> Iterable[Observation]:
     live = _live(machine)
     busy = sum(len(explorer.assigned) for explorer in live)
     yield Observation(busy, {names.RL_SLOT_STATE: "busy"})
-    yield Observation(sum(explorer.slots for explorer in live) - busy, {names.RL_SLOT_STATE: "idle"})
+    # One that asks for less than it has been handed has none that is idle.
+    idle = sum(max(0, explorer.slots - len(explorer.assigned)) for explorer in live)
+    yield Observation(idle, {names.RL_SLOT_STATE: "idle"})
 
 
 def _batches(_machine: CoordinatorMachine) -> Iterable[Observation]:

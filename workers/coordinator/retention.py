@@ -4,7 +4,7 @@
 
     every retention_s, while this coordinator works:
         wait until what was decided at the last look is committed
-        read batches and version-history to their ends
+        read what is new in batches and version-history; nobody listens between two rounds
         ask for ends and ages --> look --> delete records; tombstones go into the next transaction
 
 ================================  ======================================================================================
@@ -21,11 +21,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from schemas import BatchRecord, Position, TrainerHeartbeat
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, TURNS, VERSION_HISTORY
-from trinity_bus.bus import Bus, Reader, Undecodable
+from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
 from trinity_bus.coordination.retention import Cuts, Look
 from trinity_bus.errors import BusError
@@ -82,6 +83,8 @@ class Keeper:
         self._every_s = every_s
         self._keep_s = keep_s
         self._retention = Retention()
+        self._read: Positions = {}
+        """How far batches and version-history were read; empty: from their beginning."""
         self._tombstones: list[tuple[Topic, str]] = []
 
     def heard(self, beat: TrainerHeartbeat) -> None:
@@ -109,28 +112,22 @@ class Keeper:
     async def _run(self) -> None:
         while True:
             try:
-                async with self._bus.reader(BATCHES, VERSION_HISTORY, start="beginning") as reader:
-                    self._retention = self._retention.anew()
-                    while True:
-                        await self._round(reader)
+                self._read, self._retention = {}, self._retention.anew()
+                while True:
+                    await self._round()
             except BusError as error:
                 log.warning("records that nobody needs any more are not deleted: %s", error)
                 await asyncio.sleep(self._every_s)
 
-    async def _round(self, reader: Reader) -> None:
+    async def _round(self) -> None:
         # The commit that is under way may have begun before the last look; the one after it has not.
         enough = self._commits.count + 2
         await asyncio.sleep(self._every_s)
         await _until(lambda: self._commits.count >= enough)
-        async for received in reader.replay():
-            if isinstance(received.record, Undecodable):
-                continue
-            key = received.key or ""
-            if received.topic is VERSION_HISTORY:
-                self._retention.version(key, is_there=not received.is_null)
-            else:
-                record = received.record if isinstance(received.record, BatchRecord) else None
-                self._retention.batch(key, received.offset, record)
+        async with self._bus.reader(BATCHES, VERSION_HISTORY, start=self._read) as reader:
+            async for received in reader.replay():
+                self._take(received)
+            self._read = reader.positions
         cuts = self._retention.look(await self._look())
         batches, versions = self._retention.forgettable()
         self._tombstones = [(BATCHES, key) for key in batches] + [(VERSION_HISTORY, key) for key in versions]
@@ -138,6 +135,17 @@ class Keeper:
         if cuts:
             await self._bus.delete_before(cuts)
             log.debug("deleted up to %s", cuts)
+
+    def _take(self, received: Received[Any]) -> None:
+        """Note a record of ``batches`` or ``version-history``."""
+        if isinstance(received.record, Undecodable):
+            return
+        key = received.key or ""
+        if received.topic is VERSION_HISTORY:
+            self._retention.version(key, is_there=not received.is_null)
+        else:
+            record = received.record if isinstance(received.record, BatchRecord) else None
+            self._retention.batch(key, received.offset, record)
 
     async def _weigh(self) -> None:
         """Tells how much of the budget of each topic is taken by what is still needed."""

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from schemas import CoordinatorHeartbeat, TrainerHeartbeat
-from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
+from schemas.topics import COORDINATOR_INPUTS
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
@@ -30,6 +30,7 @@ from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
+from workers.coordinator.bounds import ExperienceBounds
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.inputs import inputs_of
@@ -84,6 +85,7 @@ class Term:
         """When the newest record was written that was read, by the brokers' clocks."""
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
+        self._bounds = ExperienceBounds(bus, clock)
         self._contributions = ContributionReader(bus)
         self._keeper = Keeper(
             bus,
@@ -276,10 +278,7 @@ class Term:
         with pending.spans:
             commands = pending.effects
             if pending.ends_batches:
-                begins, ends = await asyncio.gather(
-                    self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
-                )
-                commands = without_lost(commands, begins, ends)
+                commands = without_lost(commands, *await self._bounds.now())
             async with self._producer.transaction():
                 outputs = Outputs(self._producer)
                 await outputs.refuse(pending.unreadable, pending.upsetting)

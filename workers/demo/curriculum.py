@@ -17,7 +17,7 @@ MAX_TOKENS = 4
 """Three digits and the end."""
 HELD_OUT = "held-out"
 CHECK = "check"
-CHECK_EVERY = 4
+CHECK_EVERY = 2
 """Of the tasks to learn from, the share that a check asks is one in so many."""
 
 

@@ -7,7 +7,7 @@
                             '--- any of them ends, or time is up: ServiceDiedError, DemoTimeoutError ----'
 
 The demo is a client like any other: it produces tasks to the log and watches ``batches``, ``events`` and
-``model-versions``. It keeps the log two batches ahead of the trainer, so that it can stop when the model has learned.
+``model-versions``. It keeps the log a little ahead of the trainer, and stops when the model has learned.
 On the way out, by whatever way, all services and the broker are stopped.
 """
 
@@ -37,11 +37,9 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
-from workers.demo.stopping import StopRule
+from workers.demo.stopping import Course, DemoTurn
 from workers.runs import MODEL, SUMMARY
 
-AHEAD: Final = 2
-"""Train batches in the log beyond those that are trained."""
 _UPDATE_S: Final = 0.1
 _TASKS_KEY: Final = "demo"
 _MODEL_FILES: Final = (
@@ -249,25 +247,25 @@ class _Lesson:
         return exact
 
     async def _train(self) -> StepView:
-        """Produce batches until the model has learned or the steps are used up; then see all of them trained."""
-        stream = train_stream(load_tasks("train"), self._options.seed)
-        produced, learned, rule = 0, False, StopRule()
+        """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
+        stream, produced = train_stream(load_tasks("train"), self._options.seed), 0
+        course = Course(self._options.steps, early_stop=self._options.early_stop)
         while True:
-            rewards = self._rewards()
-            going_on = not learned and produced < self._options.steps
-            if going_on and self._options.early_stop and rule.is_due(rewards):
-                learned = rule.has_learned(await self._check(len(rewards)), len(rewards))
-            trained = len(self._view.trained)
-            if not learned and produced < self._options.steps:
-                while produced < min(trained + AHEAD, self._options.steps):
-                    await self._send_batch(stream)
-                    produced += 1
-            elif trained >= produced:
-                break
-            await self._next()
-        newest = self._view.trained[-1]
-        await self._until(lambda: self._all_serve(newest.version))
-        return newest
+            rewards, trained = self._rewards(), self._view.trained
+            turn = course.turn(produced, len(trained), rewards)
+            if turn is DemoTurn.PRODUCE:
+                await self._send_batch(stream)
+                produced += 1
+                continue
+            if turn is DemoTurn.WAIT:
+                await self._next()
+                continue
+            newest = trained[-1]
+            # An evaluation is of the newest version that is out.
+            await self._served(newest.version)
+            if turn is DemoTurn.END:
+                return newest
+            course.checked(await self._check(newest.step), len(rewards))
 
     async def _send_batch(self, stream: Iterator[Task]) -> None:
         tasks = list(islice(stream, BATCH_SIZE))
@@ -304,6 +302,9 @@ class _Lesson:
     @property
     def _view(self) -> MeshState:
         return self._follower.state
+
+    async def _served(self, version: int) -> None:
+        await self._until(lambda: self._all_serve(version))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -1,43 +1,77 @@
-"""When training ends early. Pure.
+"""When to produce, when to check, and when training ends. Pure.
 
 ::
 
-    training --- reward up for STEADY_STEPS ---> check --- all right, CHECKS times in a row ---> learned
-        ^                                          |
-        '---------------- otherwise ---------------'
+    produce --- reward up ---> wait --- all that is produced is trained ---> check --- all right ---> end
+       ^                          |                                              |
+       '-------- otherwise -------'----------------------------------------------'
+
+All steps used up ends it too.
 
 The mean reward of what is drawn does not tell: a model that never says one digit at one place keeps 0.975 of it, and
-answers a tenth of all prompts wrongly. So prompts with all digits at all places are asked as a user would ask them. One
-such check does not tell either: while the model is still moving, the next step may cost it a few answers.
+answers a tenth of all prompts wrongly. So prompts with all digits at all places are asked as a user would ask them.
+
+What has passed is trained no further, for the next step may cost it answers: the version that was checked is the one
+that is tested at the end, and kept.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final
 
 REWARD_UP: Final = 0.98
 STEADY_STEPS: Final = 4
-CHECKS: Final = 2
+AHEAD: Final = 2
+"""Batches in the log beyond those that are trained."""
 
 
-class StopRule:
-    """Says when to check, and what checks mean."""
+class DemoTurn(Enum):
+    """What is to be done next."""
 
-    def __init__(self) -> None:
+    PRODUCE = auto()
+    WAIT = auto()
+    CHECK = auto()
+    END = auto()
+
+
+class Course:
+    """Says what is next, and what checks mean.
+
+    Args:
+        steps: Most steps.
+        early_stop: Whether it may end before them.
+    """
+
+    def __init__(self, steps: int, *, early_stop: bool) -> None:
+        self._steps = steps
+        self._early_stop = early_stop
         self._steps_checked = 0
-        self._passed = 0
+        self._learned = False
 
-    def is_due(self, rewards: Sequence[float]) -> bool:
-        """Whether the model is to be checked, given the rewards of all steps so far."""
-        steady = rewards[self._steps_checked :][-STEADY_STEPS:]
-        return len(steady) == STEADY_STEPS and min(steady) >= REWARD_UP
+    def turn(self, produced: int, trained: int, rewards: Sequence[float]) -> DemoTurn:
+        """Return what is to be done.
 
-    def has_learned(self, exact: float, steps: int) -> bool:
-        """Take note of a check; return whether the model has learned.
+        Args:
+            produced: Batches so far.
+            trained: Of them.
+            rewards: Of all steps so far.
+        """
+        if self._learned or trained == self._steps:
+            return DemoTurn.END
+        if self._early_stop and self._is_due(rewards):
+            return DemoTurn.CHECK if trained == produced else DemoTurn.WAIT
+        return DemoTurn.PRODUCE if produced < min(trained + AHEAD, self._steps) else DemoTurn.WAIT
+
+    def checked(self, exact: float, steps: int) -> None:
+        """Take note of a check.
 
         Args:
             exact: Share of its prompts that were answered exactly.
             steps: Trained before it.
         """
         self._steps_checked = steps
-        self._passed = self._passed + 1 if exact == 1.0 else 0
-        return self._passed == CHECKS
+        self._learned = exact == 1.0
+
+    def _is_due(self, rewards: Sequence[float]) -> bool:
+        steady = rewards[self._steps_checked :][-STEADY_STEPS:]
+        return len(steady) == STEADY_STEPS and min(steady) >= REWARD_UP

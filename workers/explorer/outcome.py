@@ -79,7 +79,7 @@ def finished(
         samples=len(group),
         version_min=min(versions, default=-1),
         version_max=max(versions, default=-1),
-        prompt_tokens=int(group.prompt_lengths.sum()),
+        prompt_tokens=sum(group.prompt_lengths.tolist()),
         response_tokens=len(group.logprobs),
         seconds=seconds,
         error=_missing(len(runs), order.repeat_times, error) if missing else None,

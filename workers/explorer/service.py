@@ -50,6 +50,7 @@ from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.rollout.tokenizer import load_tokenizer
@@ -59,7 +60,7 @@ from trinity_bus.runners.service import Runners
 from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
-from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME
+from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED
 from trinity_bus.telemetry.occupancy import Occupancy
 from workers.explorer.auxiliary import AuxiliaryPools
 from workers.explorer.executor import IDLE, RolloutExecutor
@@ -123,8 +124,13 @@ def _engine(settings: Settings) -> InferenceEngine | ServerEngine:
     own, limit_s = settings.explorer, settings.synchronizer.sync_timeout_s
     if own.engine_url is not None:
         return ServerEngine(own, sync_timeout_s=limit_s, first_version=own.first_version)
-    cafile = settings.synchronizer.tls_cafile
-    return InferenceEngine(own, sync_timeout_s=limit_s, weights_cafile=cafile, first_version=own.first_version)
+    return InferenceEngine(
+        own,
+        sync_timeout_s=limit_s,
+        weights_cafile=settings.synchronizer.tls_cafile,
+        weights_fan_out=settings.synchronizer.sync_fan_out,
+        first_version=own.first_version,
+    )
 
 
 class ExplorerService:
@@ -203,6 +209,7 @@ class ExplorerService:
     ) -> None:
         served = self._served
         slots = Occupancy(IDLE, self._settings.slots)
+        bearable = ConcurrencyController(self._settings.slots, self._settings.min_slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
 
@@ -211,7 +218,7 @@ class ExplorerService:
                 explorer=self._who.explorer,
                 incarnation=self._who.incarnation,
                 state=state,
-                slots=self._settings.slots,
+                slots=bearable.limit,
                 running=executor.running,
                 model_version=served.version,
                 workflows=workflows,
@@ -248,6 +255,8 @@ class ExplorerService:
                     follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
                     loops.create_task(follower.run(versions), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
+                if self._settings.adaptive_slots:
+                    loops.create_task(self._adapt(bearable, executor, heartbeats), name="slots")
                 loops.create_task(runners.run(), name="runners")
                 loops.create_task(self._report(producer, runners), name="report")
                 loops.create_task(_raised(executor.fatal), name="attempts")
@@ -295,6 +304,16 @@ class ExplorerService:
 
     async def _watch_engine(self) -> None:
         raise await self._engine.wait_dead()
+
+    async def _adapt(self, bearable: ConcurrencyController, executor: RolloutExecutor, heartbeats: Heartbeats) -> None:
+        SLOTS_OFFERED.set(bearable.limit)
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            before, load = bearable.limit, self._engine.load
+            if load is not None and bearable.observe(load, len(executor.running), time.monotonic()) != before:
+                _log.info("the engine bears %d attempts, before %d: %s", bearable.limit, before, load)
+                SLOTS_OFFERED.set(bearable.limit)
+                heartbeats.tell()
 
     async def _leave(self, producer: Producer, reason: str) -> None:
         left = ExplorerLeft(explorer=self._who.explorer, incarnation=self._who.incarnation, reason=reason)

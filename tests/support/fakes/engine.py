@@ -13,6 +13,7 @@ from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
@@ -33,6 +34,7 @@ class FakeEngine:
         self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)  # a token is a character
         self.model_version = version
         self.tokens_generated = 0
+        self.load: EngineLoad | None = None
         self.answer = answer
         self.open = asyncio.Event()
         self.open.set()

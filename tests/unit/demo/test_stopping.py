@@ -1,8 +1,8 @@
-"""When the demo stops training: not before every prompt is answered, whatever the mean reward says."""
+"""When the demo stops training: not before every prompt is answered, and at the version of which that is known."""
 
 import pytest
 
-from workers.demo.stopping import StopRule
+from workers.demo.stopping import AHEAD, Course, DemoTurn
 
 UP = [0.98, 0.99, 1.0, 0.98]
 
@@ -10,7 +10,7 @@ UP = [0.98, 0.99, 1.0, 0.98]
 @pytest.mark.parametrize(
     ("rewards", "due"),
     [
-        ([], False),
+        ([0.1], False),
         (UP[:3], False),
         (UP, True),
         ([0.1, *UP], True),
@@ -19,25 +19,51 @@ UP = [0.98, 0.99, 1.0, 0.98]
     ],
 )
 def test_a_check_is_due_once_the_reward_stays_up(rewards: list[float], due: bool) -> None:
-    assert StopRule().is_due(rewards) is due
+    trained = len(rewards)
+    assert Course(100, early_stop=True).turn(trained, trained, rewards) is (DemoTurn.CHECK if due else DemoTurn.PRODUCE)
+    assert Course(100, early_stop=False).turn(trained, trained, rewards) is DemoTurn.PRODUCE
 
 
-def checked(rule: StopRule, rewards: list[float], exact: float) -> bool:
-    """Whether the model has learned, once the next check is due and finds this."""
-    while not rule.is_due(rewards):
-        rewards.append(0.98)
-    return rule.has_learned(exact, len(rewards))
+def test_what_was_produced_ahead_is_trained_before_a_check_and_may_put_it_off() -> None:
+    course = Course(100, early_stop=True)
+    assert course.turn(5, 4, UP) is DemoTurn.WAIT
+    assert course.turn(5, 5, [*UP, 0.9]) is DemoTurn.PRODUCE
+    assert course.turn(5, 5, [*UP, 0.98]) is DemoTurn.CHECK
 
 
-def test_a_digit_that_is_never_said_at_one_place_goes_on_being_trained() -> None:
-    # Without it a tenth of the prompts lose one word of four.
-    rule, rewards = StopRule(), [0.1, *[0.98] * 4]
-    assert rule.is_due(rewards)
-    assert not any(checked(rule, rewards, 0.9) for _ in range(5))
+class Run:
+    """A mesh of which each step has this reward; stands in for the demo's."""
+
+    def __init__(self, course: Course, reward: float) -> None:
+        self.course, self.reward = course, reward
+        self.produced = self.trained = 0
+        self.versions_checked: list[int] = []
+
+    def go(self, exact: list[float]) -> int:
+        """Return the version with which it ends, where the checks find these."""
+        while True:
+            match self.course.turn(self.produced, self.trained, [self.reward] * self.trained):
+                case DemoTurn.PRODUCE:
+                    assert self.produced < self.trained + AHEAD
+                    self.produced += 1
+                case DemoTurn.WAIT:
+                    assert self.trained < self.produced
+                    self.trained += 1
+                case DemoTurn.CHECK:
+                    self.versions_checked.append(self.trained)
+                    self.course.checked(exact.pop(0), self.trained)
+                case DemoTurn.END:
+                    return self.trained
 
 
-def test_checks_are_steps_apart_and_two_in_a_row_must_be_without_a_fault() -> None:
-    rule = StopRule()
-    rewards: list[float] = []
-    assert [checked(rule, rewards, exact) for exact in (1.0, 0.995, 1.0, 1.0)] == [False, False, False, True]
-    assert len(rewards) == 16
+def test_it_ends_with_the_version_that_has_passed() -> None:
+    run = Run(Course(100, early_stop=True), 0.99)
+    assert run.go([0.9, 0.995, 1.0]) == run.versions_checked[-1] == run.produced
+    assert run.versions_checked == [5, 10, 15]
+
+
+def test_it_ends_after_all_steps_where_no_check_is_passed() -> None:
+    # Without one digit at one place a tenth of the prompts lose one word of four.
+    for reward in (0.975, 0.98):
+        assert Run(Course(30, early_stop=True), reward).go([0.9] * 30) == 30
+    assert Run(Course(30, early_stop=False), 1.0).go([]) == 30

@@ -15,9 +15,12 @@ from aiohttp import web
 from schemas import Member, ModelVersion, Sampling
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server import engine as server_engine
+from trinity_bus.inference.server.answers import load_of
 from trinity_bus.inference.server.engine import ServerEngine
+from trinity_bus.inference.server.kinds import KINDS
 from trinity_bus.runtime.http import listening
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
@@ -290,3 +293,20 @@ def test_settings_by_which_no_version_would_arrive_are_refused(monkeypatch: pyte
     assert told()
     monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD", "checkpoint")
     assert not told()
+
+
+def test_how_busy_it_is_is_what_its_metrics_tell() -> None:
+    text = """# HELP vllm:kv_cache_usage_perc of the cache
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_running{engine="1"} 2.0
+vllm:num_requests_waiting{engine="0"} 7.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:num_preemptions_total{engine="0"} 1.0
+"""
+    names = KINDS["vllm"].metrics
+    assert load_of(text, names, 4) == EngineLoad(0.25, 5, 7, 1, 4)
+    assert load_of(text.replace("num_preemptions", "others"), names, 4) is None
+    assert load_of(text, KINDS["sglang"].metrics, 4) is None
+    with pytest.raises(GenerationError, match="many"):
+        load_of("vllm:num_requests_running many", names, 4)

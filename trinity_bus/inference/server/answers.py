@@ -4,12 +4,13 @@ A choice has ``token_ids`` where ``return_token_ids`` was asked for, and ``logpr
 An answer that lacks one of them is a ``GenerationError``: text is never made into token ids again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import GenerationError
 
 type _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -100,6 +101,32 @@ def spread(answer: ServerAnswer) -> float:
     # The one that was drawn is told besides, and is the last unless it is among them.
     likeliest = sorted(said.top_logprobs[0].values(), reverse=True)[:TOP]
     return likeliest[0] - likeliest[-1]
+
+
+def load_of(text: str, metrics: Sequence[str], version: int) -> EngineLoad | None:
+    """Return the load that a server's metrics tell, in Prometheus' text form; None where one of them is missing.
+
+    Args:
+        text: Of ``/metrics``.
+        metrics: Their names, in the order of ``EngineLoad``.
+        version: That is served.
+    """
+    found = dict.fromkeys(metrics, -1.0)
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in found:
+            found[name] = max(found[name], 0.0) + _number(line.rpartition(" ")[2])
+    if not metrics or min(found.values()) < 0:
+        return None
+    usage, running, waiting, preempted = found.values()
+    return EngineLoad(usage, int(running), int(waiting), int(preempted), version)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise GenerationError(f"a metric has the value {text[:100]!r}") from error
 
 
 def _drawn(choice: AnsweredChoice) -> tuple[list[int], list[float]]:

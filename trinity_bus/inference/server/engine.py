@@ -32,6 +32,7 @@ from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import (
     EngineDeadError,
     EngineError,
@@ -40,7 +41,7 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.sampling import sampling_arguments
-from trinity_bus.inference.server.answers import completion_of, delta_of, read_answer, scores_of
+from trinity_bus.inference.server.answers import completion_of, delta_of, load_of, read_answer, scores_of
 from trinity_bus.inference.server.client import ServerClient, read_json
 from trinity_bus.inference.server.gate import DrainGate
 from trinity_bus.inference.server.start import Served, examine
@@ -100,6 +101,7 @@ class ServerEngine:
         self._version = first_version
         self._label: str | None = None
         self._dead: EngineDeadError | None = None
+        self._load: EngineLoad | None = None
         self.tokens_generated = 0
         """Tokens drawn since the start, as they are told."""
 
@@ -118,6 +120,11 @@ class ServerEngine:
     def model_version(self) -> int:
         """The version that it serves; -1 before it serves one that is known."""
         return self._version
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """How busy it is; None where it does not tell."""
+        return self._load
 
     async def start(self) -> None:
         """Examine the server, and the configuration of the model that it is to serve.
@@ -226,7 +233,7 @@ class ServerEngine:
             try:
                 nbytes = await _proved(transport, source)
                 proved_at = time.monotonic()
-                load = asyncio.ensure_future(self._load(source))
+                load = asyncio.ensure_future(self._take(source))
                 try:
                     pause_s = await asyncio.shield(load)
                 except asyncio.CancelledError:
@@ -278,7 +285,7 @@ class ServerEngine:
             **arguments,
         }
 
-    async def _load(self, source: Source) -> float:
+    async def _take(self, source: Source) -> float:
         """Have the server take a folder's weights while nothing is drawn; the seconds of that."""
         kind = self._found.kind
         try:
@@ -299,9 +306,18 @@ class ServerEngine:
             ) from error
         return time.monotonic() - stopped_at
 
+    async def _measure(self) -> EngineLoad | None:
+        """Return what the server's metrics tell of its load; None where it has none of those."""
+        try:
+            text = await self._client.ask("/metrics", limit_s=_HEALTH_LIMIT_S)
+        except RequestRefusedError:
+            return None
+        return load_of(text.decode(errors="replace"), self._found.kind.metrics, self._version)
+
     async def _look_after(self) -> None:
         """Raise what shows that the server is not there any more, or not with the weights that it was given."""
         await self._client.ask("/health", limit_s=_HEALTH_LIMIT_S)
+        self._load = await self._measure()
         path = self._found.kind.label_path
         if self._label is None or path is None or self._syncing.locked():
             return

@@ -34,6 +34,8 @@ class ServerKind:
     """Of a request, by vLLM's names."""
     label_path: str | None = None
     """Where it says by which label it knows its weights, in ``weight_version``; None where it takes no others."""
+    metrics: tuple[str, ...] = ()
+    """Of ``/metrics``: share of the cache in use, requests computed, waiting, and preempted so far."""
     needs: str = ""
     """How it is started so that it takes weights."""
 
@@ -55,9 +57,15 @@ KINDS: Final[Mapping[str, ServerKind]] = {
         "vllm",
         _BOTH | {"bad_words", "allowed_token_ids", "structured_outputs", "thinking_token_budget"},
         "/weight_info",
+        (
+            "vllm:kv_cache_usage_perc",
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:num_preemptions_total",
+        ),
         "with VLLM_SERVER_DEV_MODE=1 in its environment, reachable by its explorer alone",
     ),
-    "sglang": ServerKind("sglang", _BOTH, "/get_model_info", "in a version that has /get_model_info"),
+    "sglang": ServerKind("sglang", _BOTH, "/get_model_info", needs="in a version that has /get_model_info"),
 }
 
 

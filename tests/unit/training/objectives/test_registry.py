@@ -29,7 +29,7 @@ class MyLoss(PolicyLoss):
 def installed(monkeypatch: pytest.MonkeyPatch, **parts: str) -> None:
     """Have packages register losses."""
     entries = [EntryPoint(name, value, registry.GROUPS["loss"]) for name, value in parts.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == registry.GROUPS["loss"] else [])
+    monkeypatch.setattr(registry, "installed", lambda group: entries if group == registry.GROUPS["loss"] else [])
 
 
 def test_every_part_of_this_package_can_be_made() -> None:

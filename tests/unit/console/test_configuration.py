@@ -1,0 +1,264 @@
+"""Settings asked for question by question: whatever a form yields is read by the loader, and taken by the services."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
+from trinity_bus.config.sections import is_secret
+from trinity_bus.console.configuration import (
+    EXTRA_FIELDS,
+    QUESTIONS,
+    BadAnswerError,
+    Checked,
+    Checks,
+    TaskRows,
+    answers_of,
+    changed_values,
+    compose_env,
+    compose_mesh_file,
+    differences,
+    draft_of,
+    fields,
+    mesh_file,
+    planned,
+    tasks_file,
+)
+from trinity_bus.errors import TrinityError
+from trinity_bus.sizing import Hardware
+from trinity_bus.training.families import FAMILIES, ModelShape
+from workers.preconditions import problems, refusals
+from workers.taskset.description import describe
+
+SHAPE = FAMILIES["qwen3"].shape(
+    {
+        "num_hidden_layers": 28,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+    }
+)
+SOUND = {"mesh.model_path": "/models/small", "trainer.checkpoint_dir": "checkpoints"}
+
+
+def shape_of(path: str) -> ModelShape:
+    if path == "/models/none":
+        raise TrinityError("/models/none/config.json does not exist")
+    return SHAPE
+
+
+CHECKS = Checks(refusals, shape_of, lambda path: path != "nowhere.jsonl")
+
+
+def checked(answers: Mapping[str, str], **more: str) -> Checked:
+    return CHECKS(draft_of({**answers, **{name.replace("__", "."): text for name, text in more.items()}}), lay_out=True)
+
+
+def test_there_is_a_field_for_each_setting_and_it_says_what_the_setting_says() -> None:
+    assert list(fields()) == list(setting_fields())
+    for path, info in setting_fields().items():
+        one = fields()[path]
+        assert one.meaning == " ".join((info.description or "").split())
+        assert one.is_secret == is_secret(info)
+        default = info.get_default(call_default_factory=True, validated_data={})
+        if one.default:
+            assert str(one.value(one.default)) == str(default), path
+    assert fields()["mesh.mode"].choices == ["both", "explore", "train", "bench", "serve"]
+    assert fields()["explorer.gpu_memory_utilization"].bounds == "above 0 to 1"
+    assert {one.field for one in QUESTIONS} <= {*fields(), *EXTRA_FIELDS}
+
+
+def test_what_is_not_answered_is_named() -> None:
+    found = checked({})
+    assert {"mesh.model_path", "trainer.checkpoint_dir"} <= set(found.unfinished)
+    assert not found.is_sound
+    assert checked(SOUND).is_sound
+    assert checked(SOUND).unfinished == []
+    rows = checked(SOUND, rows__prompt="question")
+    assert set(rows.unfinished) == {"rows.path", "rows.workflow"}
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "told"),
+    [
+        ("coordinator.batch_size", "many", "integer"),
+        ("coordinator.batch_size", "0", "greater than or equal to 1"),
+        ("mesh.mode", "all", "'both'"),
+        ("mesh.max_tokens", "2000", "leaves no room for prompts"),
+        ("mesh.max_model_len", "50000", "takes 40,960"),
+        ("mesh.model_path", "/models/none", "does not exist"),
+        ("synchronizer.trainer_sync_interval", "4", "coordinator.max_staleness to 3"),
+        ("trainer.loss", "pp", "pp"),
+        ("trainer.publish", "staged", ""),
+        ("trainer.tensor_parallel", "3", "does not divide"),
+        ("trainer.stages", "[{", "valid list"),
+        ("taskset.path", "nowhere.jsonl", "no such file"),
+        ("rows.path", "nowhere.jsonl", ""),
+        ("hardware.gpu_gib", "-1", "above 0"),
+        ("hardware.trainer_gpus", "1.5", "from 0 to 64"),
+    ],
+)
+def test_each_answer_is_checked_as_the_services_would(path: str, text: str, told: str) -> None:
+    more = {"synchronizer.sync_method": "checkpoint"} if path == "trainer.publish" else {}
+    if path == "rows.path":
+        more = {"rows.prompt": "q", "rows.workflow": "math"}
+    found = checked({**SOUND, **more, path: text})
+    assert told in found.of(path)
+    assert found.of(path)
+    assert not found.is_sound
+
+
+def test_what_does_not_fit_the_gpus_is_told_with_what_it_is_made_of() -> None:
+    one = {"hardware.trainer_gpus": "1", "hardware.explorer_gpus": "1"}
+    assert checked({**SOUND, **one}).is_sound
+    found = checked({**SOUND, **one}, hardware__gpu_gib="6")
+    assert "each GPU of the trainer needs about" in found.of("hardware.gpu_gib")
+    assert found.trainer is not None
+    assert not found.trainer.fits
+
+
+def test_secrets_are_asked_for_by_their_variable_and_are_in_no_file() -> None:
+    with pytest.raises(BadAnswerError, match="is a secret"):
+        draft_of({"kafka.sasl_password": "hunter2"})
+    with pytest.raises(BadAnswerError, match="no setting"):
+        draft_of({"kafka.nothing": "1"})
+    with pytest.raises(BadAnswerError, match="at most"):
+        draft_of({"mesh.model_path": "x" * 30_000})
+    assert checked(SOUND, console__user_header="X-User").secrets == ["TRINITY_BUS_CONSOLE__PROXY_KEY"]
+    found = checked(SOUND, kafka__security_protocol="SASL_SSL", kafka__sasl_username="me", explorer__http_port="0")
+    assert found.is_sound, found.problems
+    assert set(found.secrets) == {"TRINITY_BUS_KAFKA__SASL_PASSWORD", "TRINITY_BUS_EXPLORER__HTTP_KEY"}
+    assert found.settings is not None
+    assert "whatever" not in mesh_file(found.draft) + compose_mesh_file(found.draft)
+
+
+def test_rows_become_a_description_that_the_taskset_reads(tmp_path: Path) -> None:
+    found = checked(
+        SOUND, rows__path='a "b"/*.parquet', rows__prompt="question", rows__answer="a", rows__workflow="math"
+    )
+    assert found.is_sound, found.problems
+    assert "taskset" in found.services
+    rows = found.draft.rows
+    assert isinstance(rows, TaskRows)
+    (tmp_path / "tasks.toml").write_text(tasks_file(rows), encoding="utf-8")
+    (source,) = describe(tmp_path / "tasks.toml").train
+    assert (source.path, source.prompt, source.answer, source.workflow) == (rows.path, "${question}", "${a}", "math")
+    assert tomllib.loads(mesh_file(found.draft))["taskset"]["path"] == "tasks.toml"
+
+
+def test_what_differs_and_what_is_not_as_by_default() -> None:
+    before, after = checked(SOUND).settings, checked(SOUND, coordinator__batch_size="32").settings
+    assert before is not None
+    assert after is not None
+    (one,) = differences(before, after)
+    assert (one.path, one.before, one.after) == ("coordinator.batch_size", "64", "32")
+    assert answers_of(changed_values(after)) == {**SOUND, "coordinator.batch_size": "32"}
+
+
+def test_a_file_holds_every_character_as_it_is() -> None:
+    path = "/models/a\x7f\"\\'é$"
+    found = checked(SOUND, mesh__model_path=path)
+    assert tomllib.loads(mesh_file(found.draft))["mesh"]["model_path"] == path
+
+
+def test_the_compose_stack_is_told_what_its_variables_are_for() -> None:
+    found = checked(SOUND, mesh__namespace="mine", hardware__trainer_gpus="1", hardware__explorer_gpus="1")
+    assert found.settings is not None
+    told = compose_env(found.settings, found.draft.hardware)
+    own = dict(line.split("=", 1) for line in told.splitlines() if not line.startswith("#"))
+    folder = Path(__file__).parents[3] / "deploy" / "docker-compose"
+    known = {line.split("=")[0] for line in (folder / ".env").read_text().splitlines()} | {"MODEL_DIR"}
+    assert own == {"NAMESPACE": "mine", "MODEL_DIR": "/models/small", "TRAINER_GPU": "0", "EXPLORER_GPU": "1"}
+    assert own.keys() <= known
+    assert tomllib.loads(compose_mesh_file(found.draft))["mesh"] == {"model_path": "/models/own"}
+
+
+def test_each_explorer_has_gpus_of_its_own() -> None:
+    found = checked(SOUND, explorer__tensor_parallel_size="2")
+    assert found.settings is not None
+    hardware = Hardware(trainer_gpus=2, explorer_gpus=4)
+    plan = planned(["coordinator", "trainer", "explorer", "taskset"], found.settings, hardware)
+    assert [(one.name, list(one.gpus)) for one in plan] == [
+        ("coordinator", []),
+        ("trainer", [0, 1]),
+        ("explorer-0", [2, 3]),
+        ("explorer-1", [4, 5]),
+        ("taskset", []),
+    ]
+    assert [one.name for one in planned(["coordinator", "explorer"], found.settings, Hardware())] == [
+        "coordinator",
+        "explorer-0",
+    ]
+
+
+_texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.just("\x7f"), min_size=1, max_size=20).map(
+    str.strip
+)
+_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
+_ANSWERS = {
+    "mesh.namespace": _names,
+    "mesh.model_path": _texts.filter(bool),
+    "rows.path": _texts,
+    "rows.prompt": st.sampled_from(["", "question"]),
+    "rows.answer": st.sampled_from(["", "answer"]),
+    "rows.workflow": st.sampled_from(["math", "my_own"]),
+    "mesh.max_model_len": st.integers(256, 41_000).map(str),
+    "mesh.max_tokens": st.integers(1, 300).map(str),
+    "coordinator.batch_size": st.integers(1, 60_000).map(str),
+    "coordinator.group_size": st.integers(1, 1025).map(str),
+    "trainer.advantage": st.sampled_from(["grpo", "gae", "remax"]),
+    "trainer.learning_rate": st.floats(min_value=0).map(str),
+    "coordinator.max_staleness": st.integers(0, 5).map(str),
+    "trainer.total_steps": st.integers(1, 100).map(str),
+    "trainer.checkpoint_dir": _texts,
+    "hardware.trainer_gpus": st.integers(0, 9).map(str),
+    "hardware.explorer_gpus": st.integers(0, 9).map(str),
+    "hardware.gpu_gib": st.integers(40, 200).map(str),
+}
+
+
+@hypothesis_settings(
+    max_examples=60,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.fixed_dictionaries({}, optional=_ANSWERS))
+def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]
+) -> None:
+    found = checked(
+        {**SOUND, **answers, "rows.path": "" if not answers.get("rows.prompt") else answers.get("rows.path", "")}
+    )
+    if not found.is_sound:
+        return
+    file, tasks = tmp_path / "mesh.toml", tmp_path / "tasks.toml"
+    if found.draft.rows is not None:
+        tasks.write_text(tasks_file(found.draft.rows), encoding="utf-8")
+        describe(tasks)
+    file.write_text(mesh_file(found.draft, str(tasks)), encoding="utf-8")
+    with monkeypatch.context() as patched:
+        for name in [name for name in os.environ if name.startswith("TRINITY_BUS_")]:
+            patched.delenv(name)
+        patched.setenv(CONFIG_VARIABLE, str(file))
+        read = Settings()
+        assert [problem for service in found.services for problem in problems(service, read)] == []
+    assert found.settings is not None
+    assert [one.path for one in differences(found.settings, read)] == (["taskset.path"] if found.draft.rows else [])
+
+
+def test_the_questions_cover_what_a_random_form_answers() -> None:
+    assert _ANSWERS.keys() == {one.field for one in QUESTIONS}

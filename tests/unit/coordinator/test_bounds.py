@@ -1,0 +1,91 @@
+"""How often the coordinator asks where the log of experiences lies, and when it listens for what retention needs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+from schemas.topic import Topic
+from schemas.topics import EXPERIENCES
+from trinity_bus.bus import Bus, Received
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import CoordinatorMachine
+from workers.coordinator.bounds import BEGIN_S, ExperienceBounds
+from workers.coordinator.retention import Commits, Keeper
+
+READ = {("batches", 0): 3, ("version-history", 0): 7}
+
+
+class FakeLog:
+    """FAKE: a bus whose log grows by one record whenever its end is asked for, and has nothing to read."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.starts: list[Mapping[tuple[str, int], int]] = []
+        self.readers = 0
+        self.positions = READ
+
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        self.asked.append(f"begin of {topic.name}")
+        return dict.fromkeys(range(topic.partitions), len(self.asked))
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        self.asked.append(f"end of {topic.name}")
+        return dict.fromkeys(range(topic.partitions), 100 + len(self.asked))
+
+    async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
+        return dict.fromkeys(range(topic.partitions), 0)
+
+    async def sizes(self, topics: object) -> dict[tuple[str, int], int]:
+        return {}
+
+    @asynccontextmanager
+    async def reader(self, *topics: Topic, start: Mapping[tuple[str, int], int]) -> AsyncIterator["FakeLog"]:
+        self.starts.append(start)
+        self.readers += 1
+        yield self
+        self.readers -= 1
+
+    async def replay(self) -> AsyncIterator[Received[Any]]:
+        nothing: tuple[Received[Any], ...] = ()
+        for received in nothing:
+            yield received
+
+
+async def test_the_end_is_asked_for_each_time_and_the_beginning_once_in_a_while() -> None:
+    log, now = FakeLog(), 100.0
+    bounds = ExperienceBounds(log, lambda: now)
+
+    first = await bounds.now()
+    now += BEGIN_S / 2
+    second = await bounds.now()
+    assert second[0] == first[0]
+    assert second[1][0] > first[1][0]
+    begin, end = f"begin of {EXPERIENCES.name}", f"end of {EXPERIENCES.name}"
+    assert log.asked == [begin, end, end]
+    now += BEGIN_S / 2
+    assert (await bounds.now())[0] != first[0]
+    assert log.asked[3:] == [begin, end]
+
+
+async def test_nobody_listens_between_two_looks_at_what_may_be_deleted() -> None:
+    log, commits, waits = FakeLog(), Commits({}), asyncio.Event()
+    open_while_waiting: list[int] = []
+
+    class Watched(Keeper):
+        async def _round(self) -> None:
+            open_while_waiting.append(log.readers)
+            for _ in range(2):
+                asyncio.get_running_loop().call_soon(partial(commits.made, {}, 0))
+            await super()._round()
+            if len(log.starts) > 1:
+                waits.set()
+                await asyncio.Event().wait()
+
+    machine = partial(CoordinatorMachine, CoordinatorSettings())
+    keeper = Watched(cast("Bus", log), machine, commits, every_s=0.0, keep_s=None)
+    async with asyncio.timeout(30), keeper.working():
+        await waits.wait()
+    assert log.starts == [{}, READ], "it goes on where it has stopped"
+    assert open_while_waiting == [0, 0]

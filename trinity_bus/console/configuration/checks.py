@@ -1,0 +1,229 @@
+"""Whether a mesh can be run with what is wanted: everything that is wrong, by the fields to mend.
+
+::
+
+    answers --types, bounds--> settings --what each service refuses--> the model: lengths, layout --> memory
+
+Later checks need what earlier ones found; each tells all that it can. Secrets are not known here: a service that needs
+one is told of by the variable, and is no problem.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from trinity_bus.config.given import read_given
+from trinity_bus.config.mesh import TAKES_PART
+from trinity_bus.config.sections import Sections
+from trinity_bus.console.configuration.fields import fields
+from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft
+from trinity_bus.errors import TrinityError
+from trinity_bus.sizing import GIB, MemoryNeed, explorer_memory, spread, trainer_memory
+from trinity_bus.training import layout_rules
+from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.families import ModelShape
+
+_PLACE: Final = re.compile(r"\b[a-z]+\.[a-z_0-9]+\b")
+_UNSET: Final = re.compile(r"^([a-z]+\.[a-z_0-9]+) is not set")
+_STAND_IN: Final = "whatever-it-will-be"
+"""For a secret, whose place is all that is checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingProblem:
+    """Something is wrong."""
+
+    text: str
+    paths: Sequence[str]
+    """Fields that have to do with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What there is to say of a draft."""
+
+    draft: Draft
+    """With what follows from its hardware."""
+    settings: Sections | None = None
+    """None: they cannot be read."""
+    problems: Sequence[SettingProblem] = ()
+    unfinished: Sequence[str] = ()
+    """Fields that must be filled in."""
+    secrets: Sequence[str] = ()
+    """Variables that services need beside."""
+    services: Sequence[str] = ()
+    """That take part."""
+    trainer: MemoryNeed | None = None
+    """What each of its GPUs needs; None: not known, or there is no trainer."""
+    explorer: MemoryNeed | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the services would start with it."""
+        return self.settings is not None and not self.problems
+
+    def of(self, path: str) -> str:
+        """Return what is wrong with a field."""
+        return "; ".join(one.text for one in self.problems if path in one.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """How drafts are checked."""
+
+    refusals: Callable[[str, Sections], Sequence[str]]
+    """Says what a service would refuse."""
+    shape: Callable[[str], ModelShape]
+    """Reads a model's folder."""
+    is_there: Callable[[str], bool]
+    """Whether rows are at a path."""
+
+    def __call__(self, draft: Draft, *, lay_out: bool = False) -> Checked:
+        """Check a draft.
+
+        Args:
+            draft: What is wanted.
+            lay_out: Spread it over its GPUs, where the draft does not say how.
+        """
+        own = [SettingProblem(text, [path]) for path, text in draft.problems.items()]
+        if draft.rows is not None and "rows.path" not in draft.problems and not self.is_there(draft.rows.path):
+            own.append(SettingProblem(f"{draft.rows.path[:200]!r}: there are no such rows", ["rows.path"]))
+        secrets = self._secrets(draft)
+        told = [fields()[path].variable for path in secrets]
+        settings, wrong = _read(draft, secrets)
+        if settings is None:
+            problems = [*own, *map(_problem, wrong.items())]
+            return _with_unfinished(Checked(draft=draft, problems=problems, secrets=told))
+        found = Checked(draft=draft, settings=settings, problems=own, services=_services(settings), secrets=told)
+        shape, problem = self._model(settings)
+        if shape is None:
+            found = replace(found, problems=[*found.problems, *problem])
+        elif lay_out:
+            found = _laid_out(found, shape, secrets)
+        found = self._accepted(found)
+        return _with_unfinished(found if shape is None else _fitted(found, shape))
+
+    def _model(self, settings: Sections) -> tuple[ModelShape | None, list[SettingProblem]]:
+        """Return the model's shape, or what is wrong with it; neither where no model is named."""
+        path = settings.mesh.model_path
+        if path is None:
+            return None, []
+        try:
+            return self.shape(path), []
+        except (TrinityError, OSError) as error:
+            return None, [SettingProblem(str(error), ["mesh.model_path"])]
+
+    def _accepted(self, checked: Checked) -> Checked:
+        """Ask the services."""
+        settings = checked.settings
+        assert settings is not None  # noqa: S101 - what it is called for
+        refused = dict.fromkeys(text for name in checked.services for text in self.refusals(name, settings))
+        return replace(checked, problems=[*checked.problems, *(_problem(("", text)) for text in refused)])
+
+    def _secrets(self, draft: Draft) -> list[str]:
+        """Return the secrets that are asked for: one that nobody asks for may contradict others."""
+        found: list[str] = []
+        while True:
+            settings, wrong = _read(draft, found)
+            told = list(wrong.values())
+            if settings is not None:
+                told = [text for name in _services(settings) for text in self.refusals(name, settings)]
+            new = [path for text in told for path in _paths(text) if fields()[path].is_secret and path not in found]
+            if not new:
+                return found
+            # What is asked for next may only be told once these are there.
+            found += dict.fromkeys(new)
+
+
+def _read(draft: Draft, secrets: Sequence[str]) -> tuple[Sections | None, Mapping[str, str]]:
+    """Read settings, as if these secrets were there."""
+    settings, wrong = read_given({**dict.fromkeys(secrets, _STAND_IN), **draft.values})
+    if settings is None or draft.rows is None:
+        return settings, wrong
+    # It is written when the settings are, and cannot be there yet.
+    taskset = settings.taskset.model_copy(update={"path": Path(TASKS)})
+    return settings.model_copy(update={"taskset": taskset}), wrong
+
+
+def _services(settings: Sections) -> list[str]:
+    wanted = ["coordinator", "trainer", "explorer", *["taskset"] * (settings.taskset.path is not None)]
+    return [name for name in wanted if settings.mesh.mode in TAKES_PART[name]]
+
+
+def _laid_out(checked: Checked, shape: ModelShape, secrets: Sequence[str]) -> Checked:
+    settings, draft = checked.settings, checked.draft
+    assert settings is not None  # noqa: S101 - what it is called for
+    laid = replace(draft, values={**spread(shape, settings, draft.hardware), **draft.values})
+    read, _ = _read(laid, secrets)
+    return checked if read is None else replace(checked, draft=laid, settings=read)
+
+
+def _fitted(checked: Checked, shape: ModelShape) -> Checked:
+    settings, hardware = checked.settings, checked.draft.hardware
+    assert settings is not None  # noqa: S101 - what it is called for
+    problems, notes = list(checked.problems), []
+    if settings.mesh.max_model_len > shape.max_positions:
+        problems.append(
+            SettingProblem(
+                f"mesh.max_model_len is {settings.mesh.max_model_len:,}, and the model takes {shape.max_positions:,} "
+                "tokens",
+                ["mesh.max_model_len"],
+            )
+        )
+    trainer = explorer = None
+    if "trainer" in checked.services:
+        trainer = trainer_memory(shape, settings, hardware.trainer_bytes)
+        problems += _layout(settings, shape, hardware.trainer_gpus)
+        problems += _too_much("trainer", trainer, "hardware.trainer_gpus")
+    if "explorer" in checked.services:
+        explorer = explorer_memory(shape, settings, hardware.explorer_bytes)
+        problems += _too_much("explorer", explorer, "hardware.explorer_gpus")
+        size, gpus = settings.explorer.tensor_parallel_size, hardware.explorer_gpus
+        if gpus and size > gpus:
+            text = f"explorer.tensor_parallel_size is {size}, and there are {gpus} GPUs to generate"
+            problems.append(SettingProblem(text, ["explorer.tensor_parallel_size", "hardware.explorer_gpus"]))
+        count = hardware.explorers(settings)
+        notes += [f"{count} explorer{'s' * (count > 1)}", *explorer.notes]
+    return replace(checked, problems=problems, trainer=trainer, explorer=explorer, notes=notes)
+
+
+def _layout(settings: Sections, shape: ModelShape, gpus: int) -> list[SettingProblem]:
+    found = []
+    try:
+        layout_rules.check(settings.trainer, shape, settings.trainer.engine)
+    except ParallelError as error:
+        found.append(SettingProblem(str(error), ["trainer.tensor_parallel"]))
+    if gpus and settings.trainer.ranks != gpus:
+        text = f"the trainer is {settings.trainer.ranks} processes, each with a GPU, and there are {gpus} GPUs to train"
+        found.append(SettingProblem(text, ["trainer.data_parallel", "hardware.trainer_gpus"]))
+    return found
+
+
+def _too_much(name: str, need: MemoryNeed, path: str) -> list[SettingProblem]:
+    if need.fits or need.available is None:
+        return []
+    largest = max(need.items, key=lambda item: item.size)
+    text = (
+        f"each GPU of the {name} needs about {need.total / GIB:.1f} GiB, and may use {need.available / GIB:.1f}: most "
+        f"of it for {largest.name}, {largest.size / GIB:.1f} GiB"
+    )
+    return [SettingProblem(text, [path, "hardware.gpu_gib"])]
+
+
+def _problem(told: tuple[str, str]) -> SettingProblem:
+    path, text = told
+    return SettingProblem(text, list(dict.fromkeys([path] * (path in fields()) + _paths(text))))
+
+
+def _paths(text: str) -> list[str]:
+    return [path for path in _PLACE.findall(text) if path in fields()]
+
+
+def _with_unfinished(checked: Checked) -> Checked:
+    unset = [found[1] for one in checked.problems if (found := _UNSET.match(one.text)) is not None]
+    for one in checked.problems:
+        unset += [path for path in one.paths if path in EXTRA_FIELDS and "is not set" in one.text]
+    return replace(checked, unfinished=list(dict.fromkeys(unset)))

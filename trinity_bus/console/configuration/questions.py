@@ -1,0 +1,194 @@
+"""A beginner's questions, and what answers to them mean as settings.
+
+Most questions are a setting in plainer words: its type, bounds and default are those of the setting. The others ask for
+what several settings follow from: the GPUs, and the rows of a data set, which become a description of tasks.
+
+A form gives texts by the names of fields. An empty one is no answer. What is no field, or is a secret, is refused.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trinity_bus.config.given import read_given
+from trinity_bus.console.configuration.fields import SettingField, fields
+from trinity_bus.errors import TrinityError
+from trinity_bus.sizing import Hardware
+
+MAX_ANSWER_CHARS: Final = 20_000
+TASKS: Final = "tasks.toml"
+"""Name of the description of tasks, beside the settings."""
+_COLUMN: Final = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_MAX_GPUS: Final = 64
+_MAX_GIB: Final = 4096.0
+
+
+class BadAnswerError(TrinityError, ValueError):
+    """A form gives what no field takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question."""
+
+    field: str
+    """A setting's path, or one of :data:`EXTRA_FIELDS`."""
+    ask: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRows:
+    """Rows of a data set, and how they become tasks."""
+
+    path: str
+    prompt: str
+    """The column of the question."""
+    answer: str
+    """The column of the reference answer; empty: there is none."""
+    workflow: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is wanted, as far as it is known."""
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    """By the settings' places."""
+    rows: TaskRows | None = None
+    hardware: Hardware = field(default_factory=Hardware)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with answers that are no settings, by their fields."""
+
+
+HARDWARE: Final = (
+    SettingField(
+        path="hardware.trainer_gpus",
+        kind="whole",
+        meaning="GPUs of this machine for training. 0: it trains on the CPU.",
+        bounds=f"from 0 to {_MAX_GPUS}",
+        default="0",
+    ),
+    SettingField(
+        path="hardware.explorer_gpus",
+        kind="whole",
+        meaning="GPUs of this machine for generating. 0: it generates on the CPU.",
+        bounds=f"from 0 to {_MAX_GPUS}",
+        default="0",
+    ),
+    SettingField(
+        path="hardware.gpu_gib",
+        kind="number",
+        meaning="Memory of each GPU, GiB: 24 of an RTX 4090, 80 of an A100 or H100, 141 of an H200.",
+        bounds=f"above 0 to {_MAX_GIB:g}",
+        default="80",
+    ),
+)
+_ROWS: Final = (
+    SettingField(
+        path="rows.path",
+        kind="text",
+        meaning="A file of JSON lines, Parquet or CSV, several by a pattern such as train-*.parquet, or a folder that "
+        "the library `datasets` has saved. Without a column of questions: a file of tasks, or a description of task "
+        "sets in TOML. Unset: other programs send tasks.",
+    ),
+    SettingField(path="rows.prompt", kind="text", meaning="The column that holds the question, such as question."),
+    SettingField(
+        path="rows.answer", kind="text", meaning="The column that holds the reference answer, such as answer."
+    ),
+    SettingField(
+        path="rows.workflow",
+        kind="text",
+        meaning="What gives the reward, by the name of a workflow: math compares answers as mathematics. One of your "
+        "own needs explorer.workflow_modules.",
+    ),
+)
+EXTRA_FIELDS: Final = {one.path: one for one in (*_ROWS, *HARDWARE)}
+"""Fields that are no settings."""
+
+QUESTIONS: Final = (
+    Question("mesh.namespace", "What is this run called?"),
+    Question("mesh.model_path", "Which model is to learn?"),
+    Question("rows.path", "From which data?"),
+    Question("rows.prompt", "Where is the question in it?"),
+    Question("rows.answer", "Where is the right answer?"),
+    Question("rows.workflow", "What gives the reward?"),
+    Question("mesh.max_model_len", "How long may question and answer be together?"),
+    Question("mesh.max_tokens", "How long may an answer be?"),
+    Question("coordinator.batch_size", "How many questions make a step?"),
+    Question("coordinator.group_size", "How many answers to each?"),
+    Question("trainer.advantage", "How are answers compared?"),
+    Question("trainer.learning_rate", "How fast is it to learn?"),
+    Question("coordinator.max_staleness", "How many versions old may an answer be?"),
+    Question("trainer.total_steps", "After how many steps is it done?"),
+    Question("trainer.checkpoint_dir", "Where do checkpoints go?"),
+    Question("hardware.trainer_gpus", "How many GPUs train?"),
+    Question("hardware.explorer_gpus", "How many GPUs generate?"),
+    Question("hardware.gpu_gib", "How large are they?"),
+)
+
+
+def draft_of(answers: Mapping[str, str]) -> Draft:
+    """Return what a form's answers mean.
+
+    Raises:
+        BadAnswerError: One is too long, or for no field, or for a secret.
+    """
+    settings, values = fields(), {}
+    problems: dict[str, str] = {}
+    given = {path: text.strip() for path, text in answers.items() if text.strip()}
+    for path, text in given.items():
+        if len(text) > MAX_ANSWER_CHARS:
+            raise BadAnswerError(f"{path[:100]} has {len(text)} characters: at most {MAX_ANSWER_CHARS} are taken")
+        if path in EXTRA_FIELDS:
+            continue
+        if path not in settings:
+            raise BadAnswerError(f"{path[:100]!r} is no setting")
+        if settings[path].is_secret:
+            raise BadAnswerError(f"{path} is a secret: give it to the services as {settings[path].variable}_FILE")
+        values[path] = settings[path].value(text)
+    rows = _rows(given, problems)
+    if rows is None and "rows.path" in given:
+        values.setdefault("taskset.path", given["rows.path"])
+    return Draft(values, rows, _hardware(given, problems), problems)
+
+
+def answers_of(values: Mapping[str, object]) -> dict[str, str]:
+    """Return settings as a form's answers. Secrets are left out."""
+    known = fields()
+    return {path: known[path].text(value) for path, value in values.items() if not known[path].is_secret}
+
+
+def _rows(given: Mapping[str, str], problems: dict[str, str]) -> TaskRows | None:
+    told = {name: given.get(f"rows.{name}", "") for name in ("path", "prompt", "answer", "workflow")}
+    if not told["prompt"]:
+        for name in ("answer", "workflow"):
+            if told[name]:
+                problems[f"rows.{name}"] = "this goes together with a column of questions"
+        return None
+    if not told["path"]:
+        problems["rows.path"] = "this is not set: it goes together with a column of questions"
+    if not told["workflow"]:
+        problems["rows.workflow"] = "this is not set: what is to answer these rows, and judge it"
+    elif read_given({"mesh.model": told["workflow"]})[1]:
+        problems["rows.workflow"] = f"{told['workflow'][:100]!r} is no name of a workflow"
+    for name in ("prompt", "answer"):
+        if told[name] and not _COLUMN.match(told[name]):
+            problems[f"rows.{name}"] = f"{told[name][:100]!r} is no name of a column: letters, digits and underscores"
+    return TaskRows(**told)
+
+
+def _hardware(given: Mapping[str, str], problems: dict[str, str]) -> Hardware:
+    found: dict[str, float] = {}
+    for one in HARDWARE:
+        value = one.value(given.get(one.path, one.default))
+        low, most = (0, _MAX_GPUS) if one.kind == "whole" else (1e-3, _MAX_GIB)
+        if isinstance(value, (int, float)) and low <= value <= most:
+            found[one.name] = value
+        else:
+            problems[one.path] = f"{str(value)[:40]!r}: a number {one.bounds}"
+    return Hardware(
+        trainer_gpus=int(found.get("trainer_gpus", 0)),
+        explorer_gpus=int(found.get("explorer_gpus", 0)),
+        gpu_gib=found.get("gpu_gib", Hardware().gpu_gib),
+    )

@@ -1,0 +1,97 @@
+"""Which GPUs do what: the layout of trainer and explorers that fits them. Pure.
+
+Of the trainer's layouts the first that fits is taken: fewer tensor-parallel ranks come before more, and keeping
+activations before computing them again. Where none fits, the one that needs the least is. Explorers take as few GPUs
+each as the model needs, and there are as many of them as that leaves room for.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trinity_bus.config.sections import Sections
+from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
+from trinity_bus.training import layout_rules
+from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.families.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The GPUs of one machine. 0 of either: it computes on CPUs."""
+
+    trainer_gpus: int = 0
+    explorer_gpus: int = 0
+    gpu_gib: float = 80.0
+    """Memory of each."""
+
+    @property
+    def trainer_bytes(self) -> int | None:
+        """Memory of each of the trainer's GPUs; None: it has none."""
+        return round(self.gpu_gib * GIB) if self.trainer_gpus else None
+
+    @property
+    def explorer_bytes(self) -> int | None:
+        """Memory of each of the explorers' GPUs; None: they have none."""
+        return round(self.gpu_gib * GIB) if self.explorer_gpus else None
+
+    def explorers(self, settings: Sections) -> int:
+        """Return how many explorers these GPUs are for; one on CPUs."""
+        return max(1, self.explorer_gpus // settings.explorer.tensor_parallel_size)
+
+
+def spread(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapping[str, object]:
+    """Return the settings that spread a mesh over its GPUs, by their places. Empty where there are none."""
+    return {**_trainer(shape, settings, hardware), **_explorer(shape, settings, hardware)}
+
+
+def _trainer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapping[str, object]:
+    if not hardware.trainer_gpus:
+        return {}
+    found: tuple[int, dict[str, int]] | None = None
+    for changes in _layouts(shape, hardware.trainer_gpus):
+        trainer = settings.trainer.model_copy(update=changes)
+        try:
+            layout_rules.check(trainer, shape, trainer.engine)
+        except ParallelError:
+            continue
+        need = trainer_memory(shape, settings.model_copy(update={"trainer": trainer}), hardware.trainer_bytes)
+        if found is None or need.total < found[0]:
+            found = need.total, changes
+        if need.fits:
+            found = need.total, changes
+            break
+    changes = {} if found is None else found[1]
+    # One, and no, are what they are anyway.
+    return {f"trainer.{name}": value for name, value in changes.items() if value is True or int(value) > 1}
+
+
+def _layouts(shape: ModelShape, gpus: int) -> Iterator[dict[str, int]]:
+    for tensor in _powers_of_two(gpus):
+        for recompute in (False, True):
+            yield {
+                "tensor_parallel": tensor,
+                "sequence_parallel": tensor > 1,
+                "data_parallel": gpus // tensor,
+                # Each rank of a layer's copies has its share of the experts, where they can be divided so.
+                "expert_parallel": gpus // tensor if shape.experts and shape.experts % (gpus // tensor) == 0 else 1,
+                "recompute": recompute,
+            }
+
+
+def _explorer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapping[str, object]:
+    if not hardware.explorer_gpus:
+        return {}
+    sizes = [size for size in _powers_of_two(hardware.explorer_gpus) if shape.heads % size == 0]
+    for size in sizes:
+        explorer = settings.explorer.model_copy(update={"tensor_parallel_size": size})
+        if explorer_memory(shape, settings.model_copy(update={"explorer": explorer}), hardware.explorer_bytes).fits:
+            break
+    return {"explorer.tensor_parallel_size": size} if size > 1 else {}
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        if most % size == 0:
+            yield size
+        size *= 2

@@ -1,0 +1,47 @@
+"""Where the log of experiences begins and ends, for manifests that are about to be written.
+
+The end is asked for each time: what an explorer has written a moment ago lies just before it. The beginning is asked
+for once in ``BEGIN_S``: it moves when brokers delete, every few minutes, and what goes after a batch has ended is
+as gone as what went a second before.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from schemas.topics import EXPERIENCES
+from trinity_bus.bus.offsets import HasEnds
+
+BEGIN_S = 1.0
+
+type Offsets = dict[int, int]
+"""By partition."""
+
+
+class ExperienceBounds:
+    """Asks the brokers.
+
+    Args:
+        bus: Connected.
+        clock: Seconds, steady.
+    """
+
+    def __init__(self, bus: HasEnds, clock: Callable[[], float]) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._begins: Offsets = {}
+        self._asked_at = float("-inf")
+
+    async def now(self) -> tuple[Offsets, Offsets]:
+        """Return where each partition begins, and where it ends.
+
+        Raises:
+            BusError: The broker does not answer.
+        """
+        now = self._clock()
+        if now < self._asked_at + BEGIN_S:
+            return self._begins, await self._bus.end_offsets(EXPERIENCES)
+        self._begins, ends = await asyncio.gather(
+            self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
+        )
+        self._asked_at = now
+        return self._begins, ends
