@@ -65,7 +65,7 @@ class WeightsRequest(msgspec.Struct, frozen=True):
     first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0
     """How many chunks it has: the rest is wanted."""
     alone: bool = False
-    """It could not reach the holder, and is to be sent the rest by the trainer."""
+    """It cannot reach others, and is to be sent the rest by the trainer."""
 
 
 class WeightsAnswer(msgspec.Struct, frozen=True):

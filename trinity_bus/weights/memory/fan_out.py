@@ -16,7 +16,7 @@ a member comes                                  its holder is one on its own mac
                                                 one on a machine that sends to no other; the nearest to the trainer
 a member says that its holder has failed it     that one is no holder any more; the member has a new one, which does
                                                 not depend on it
-a member could not reach its holder             it is sent the rest by the trainer; the holder is left to others
+a member cannot reach others                    it is sent the rest by the trainer; its holder is left to others
 a member leaves: it has all, or has died        those who take from it go on, or say that it has failed them
 nobody is left who can be a holder              the trainer sends itself, however many it sends to already
 ==============================================  ====================================================================
@@ -75,7 +75,7 @@ class FanOut:
 
         Args:
             number: The member.
-            alone: Whether it could not even reach it, so that the trainer sends the rest.
+            alone: Whether it cannot reach others, so that the trainer sends the rest.
         """
         place = self._places[number]
         former = self._places.get(place.holder)

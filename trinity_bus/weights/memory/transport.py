@@ -12,7 +12,7 @@ another member of the announcement or the trainer itself. Each chunk is proven a
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
        +--the holder is gone, refuses, is silent for ``SILENCE_S``, or sends a wrong chunk: ask the trainer for another
-          one, for the chunks from here on; for the trainer itself, where the holder could not even be met
+          one, for the chunks from here on; for the trainer itself, where a second one could not even be met
 
 One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
@@ -108,15 +108,16 @@ class MemoryTransport:
     def _fill_chunks(self, trainer: Channel, holding: Holding, arrived: Callable[[int], None]) -> None:
         source = self._source
         assert source is not None  # noqa: S101 - ``open`` was told
+        unmet = 0
         for _ in range(_MOST_HOLDERS):
             if self._holder is None:
                 self._take(trainer, holding, arrived)
                 return
-            alone = True
+            unmet += 1
             try:
                 holder = self._meet(source, self._holder, trainer.cancelled)
+                unmet -= 1
                 try:
-                    alone = False
                     _ask(holder, WeightsRequest(source.version, source.checksum, first=holding.proven))
                     self._take(holder, holding, arrived)
                     return
@@ -127,7 +128,8 @@ class MemoryTransport:
                     raise
                 where = ":".join(map(str, self._holder))
                 _log.warning("version %d is taken from another holder than %s: %s", source.version, where, error)
-            again = WeightsRequest(source.version, source.checksum, None, 1, holding.proven, alone)
+            # One that has died cannot be met; two, and it is most likely the network between.
+            again = WeightsRequest(source.version, source.checksum, None, 1, holding.proven, unmet > 1)
             self._holder = _ask(trainer, again).holder
         raise LinkError(f"{_MOST_HOLDERS} holders of version {source.version} have failed")
 

@@ -19,6 +19,7 @@ from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
+from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.memory import feed, transport
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.server import WeightServer
@@ -157,6 +158,53 @@ def test_who_cannot_reach_its_holder_is_sent_all_by_the_trainer(
     fleet.go.set()
     fleet.all_have_it()
     assert fleet.sent_by_trainer == 3 * SIZE
+
+
+def test_one_dead_holder_does_not_make_a_member_alone(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, met = transport.MemoryTransport._meet, []
+
+    def meet_but_the_first(self: transport.MemoryTransport, *arguments: Any) -> Channel:
+        met.append(arguments)
+        if len(met) == 1:
+            raise LinkError("it has died")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(transport.MemoryTransport, "_meet", meet_but_the_first)
+    fleet.come("a")
+    fleet.come("b")
+    # It has another holder by now: the trainer, whose only other member counts as dead.
+    wait_until(lambda: len(met) == 1)
+    fleet.come("c")
+    fleet.go.set()
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 2 * SIZE
+    assert len(met) == 2
+
+
+@pytest.mark.parametrize("slow", [0.0, float("inf")])
+def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.weights.receiver._SLOW_WIRE", slow)
+    server, receiver = WeightServer(bucket_bytes=1 << 20), WeightReceiver(overlap=False)
+    put, hashed_amid, fill = ContentHash.put, [], transport.MemoryTransport.fill
+    filling = threading.Event()
+
+    def noted(self: ContentHash, buffer: torch.Tensor) -> None:
+        hashed_amid.append(filling.is_set())
+        put(self, buffer)
+
+    def marked(self: transport.MemoryTransport, *arguments: Any) -> None:
+        filling.set()
+        fill(self, *arguments)
+        filling.clear()
+
+    announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
+    monkeypatch.setattr(ContentHash, "put", noted)
+    monkeypatch.setattr(transport.MemoryTransport, "fill", marked)
+    receiver.start(source(announced, "a", 20))
+    assert settled(receiver).state == "ready", receiver.progress
+    assert hashed_amid == [slow > 0] * len(WEIGHTS)
+    receiver.close()
+    server.close()
 
 
 def test_a_trainer_that_is_told_not_to_sends_to_each_itself(monkeypatch: pytest.MonkeyPatch) -> None:
