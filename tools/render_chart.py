@@ -1,11 +1,16 @@
-"""Writes ``deploy/kubernetes/files/log.yaml``: the topics and the users of a mesh, for the Helm chart.
+"""Writes what of the Helm chart follows from the code: its topics and users, and the schema of its values.
 
-``python -m tools.render_chart [--check]``. The chart makes Strimzi's ``KafkaTopic`` and ``KafkaUser`` of them, with the
-mesh's namespace in the place of ``@``. They follow from the tables that ``trinity-bus topics create`` and ``trinity-bus
-access apply`` work by, so that nobody lists a topic or a right twice.
+``python -m tools.render_chart [--check]``. The chart makes Strimzi's ``KafkaTopic`` and ``KafkaUser`` of
+``files/log.yaml``, with the mesh's namespace in the place of ``@``. They follow from the tables that ``trinity-bus
+topics create`` and ``trinity-bus access apply`` work by, so that nobody lists a topic or a right twice.
+
+``values.schema.json`` has Helm refuse a value or a setting that does not exist or is wrong; a setting that the
+templates give by a variable, which would count more; and a secret, which would be readable in a ConfigMap.
 """
 
 import argparse
+import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -15,8 +20,16 @@ import yaml
 
 from schemas.topics import TOPICS
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights
+from trinity_bus.config.names import ENV_PREFIX, env_name
+from trinity_bus.config.template import json_schema
 
-PATH: Final = Path(__file__).parents[1] / "deploy" / "kubernetes" / "files" / "log.yaml"
+CHART: Final = Path(__file__).parents[1] / "deploy" / "kubernetes"
+SERVICES: Final = ("coordinator", "explorer", "trainer", "gateway", "console", "taskset")
+OF_SERVICES: Final = (
+    *("resources", "env", "annotations", "nodeSelector", "tolerations", "affinity", "priorityClassName"),
+    *("runtimeClassName", "extraVolumes", "extraVolumeMounts"),
+)
+"""Values that every service has, set or not."""
 NAMESPACE: Final = "@"
 """Stands for the namespace, of which no other name has the character."""
 _KINDS: Final = {
@@ -54,10 +67,52 @@ def acls(of: frozenset[Right]) -> list[dict[str, Any]]:
     ]
 
 
-def render() -> str:
-    """Return the whole file."""
+def log() -> str:
+    """Return the file of topics and users."""
     content = {"topics": topics(), "users": users()}
     return _HEAD + yaml.safe_dump(content, sort_keys=False, width=1000, default_flow_style=None)
+
+
+def values_schema() -> str:
+    """Return the schema of the values."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = _without_prose(json_schema())
+    definitions = schema["$defs"]
+    given = set(re.findall(rf"{ENV_PREFIX}[A-Z_]+", "".join(path.read_text() for path in CHART.glob("templates/*"))))
+    for section, reference in schema["properties"].items():
+        fields = definitions[reference["$ref"].rpartition("/")[2]]["properties"]
+        for name in [name for name, field in fields.items() if field.get("writeOnly")]:
+            del fields[name]
+        for name in [name for name in fields if env_name(f"{section}.{name}") in given]:
+            del fields[name]
+    settings = {"type": "object", "properties": schema["properties"], "additionalProperties": False}
+    own = {name: _names(value, OF_SERVICES if name in SERVICES else ()) for name, value in values.items()}
+    whole = {
+        "$schema": schema["$schema"],
+        "$defs": definitions,
+        **_object(own | {"settings": settings, "global": {}}),
+    }
+    return json.dumps(whole, separators=(",", ":")) + "\n"
+
+
+def _names(value: Any, more: tuple[str, ...]) -> dict[str, Any]:
+    """Return a schema that knows the names below a value."""
+    if not isinstance(value, dict):
+        return {}
+    return _object({name: {} for name in (*value, *more)})
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _without_prose(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_prose(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    prose = {key for key in ("description", "title") if isinstance(schema.get(key), str)}
+    return {key: _without_prose(value) for key, value in schema.items() if key not in prose}
 
 
 def _resource(kind: Kind, name: str, prefix: bool) -> dict[str, str]:
@@ -71,16 +126,18 @@ def _operation(operation: Operation) -> str:
 
 
 def main() -> int:
-    """Write the file, or check that it is current."""
+    """Write the files, or check that they are current."""
     parser = argparse.ArgumentParser(prog="python -m tools.render_chart", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if the file is not current")
-    current = render()
-    if not parser.parse_args().check:
-        PATH.write_text(current, encoding="utf-8")
-    elif not PATH.exists() or PATH.read_text(encoding="utf-8") != current:
-        sys.stderr.write(f"{PATH} is not current: run `make docs` and commit it\n")
-        return 1
-    return 0
+    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if a file is not current")
+    check = parser.parse_args().check
+    stale = False
+    for path, current in ((CHART / "files" / "log.yaml", log()), (CHART / "values.schema.json", values_schema())):
+        if not check:
+            path.write_text(current, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != current:
+            sys.stderr.write(f"{path} is not current: run `make docs` and commit it\n")
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,11 @@ def test_no_two_resources_have_one_name(resources: list[dict[str, Any]]) -> None
         ("kafka.install=false", "kafka.bootstrapServers"),
         ("weights.tls.enabled=true,settings.synchronizer.sync_method=memory", "weights.tls.issuerRef"),
         ("scaling.enabled=true", "scaling.prometheus"),
-        ("settings.kafka.bootstrap_servers=elsewhere:9092", "the chart sets it"),
+        ("settings.kafka.bootstrap_servers=elsewhere:9092", "'bootstrap_servers' not allowed"),
+        ("settings.console.token=longer-than-sixteen-characters", "'token' not allowed"),
+        ("settings.coordinator.batch_sise=64", "'batch_sise' not allowed"),
+        ("settings.coordinator.batch_size=0", "batch_size"),
+        ("explorer.replica=2", "'replica' not allowed"),
     ],
 )
 def test_what_lacks_or_contradicts_is_said(changed: str, said: str) -> None:
