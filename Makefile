@@ -64,11 +64,13 @@ check: setup ## Lint, formatting, types, layers, generated documents.
 	@$(BIN)/python -m tools.render_asyncapi --check
 	@$(BIN)/python -m tools.render_settings --check
 	@$(BIN)/python -m tools.render_architecture --check
+	@$(BIN)/python -m tools.render_sizing --check
 
-docs: setup ## Write the generated documents anew: docs/asyncapi.yaml, docs/settings.md, tables of docs/architecture.md.
+docs: setup ## Write the generated documents anew: docs/asyncapi.yaml, docs/settings.md, tables of docs/architecture.md and docs/sizing.md.
 	@$(BIN)/python -m tools.render_asyncapi
 	@$(BIN)/python -m tools.render_settings
 	@$(BIN)/python -m tools.render_architecture
+	@$(BIN)/python -m tools.render_sizing
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
 	@tools/tool_env.sh site

@@ -16,8 +16,9 @@ from msgspec import Meta
 from pydantic import BeforeValidator, Field
 
 from schemas.event import Position
+from schemas.experience import MAX_SAMPLES
 from schemas.free_form import MAX_ITEMS
-from schemas.items import AtLeastOne, DrawnBy, Item, Name, Number
+from schemas.items import AtLeastOne, DrawnBy, Item, Name
 from schemas.numbers import Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
@@ -58,7 +59,7 @@ class ResultPart(Item, frozen=True, kw_only=True):
     """
 
     attempt: AtLeastOne
-    samples: Number
+    samples: Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
     position: Position | None = None
     """Where its experiences lie; absent for eval batches."""
 

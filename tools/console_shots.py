@@ -20,7 +20,18 @@ from typing import Any, Final
 import aiohttp
 
 _WIDTHS: Final = (1280, 400)
-_LISTS: Final = ("/", "/batches", "/steps", "/samples", "/versions", "/compare", "/dead-letters")
+_LISTS: Final = (
+    "/",
+    "/batches",
+    "/steps",
+    "/samples",
+    "/versions",
+    "/compare",
+    "/dead-letters",
+    "/configuration",
+    "/configuration?mode=expert&from=running",
+    "/configuration/mesh",
+)
 _DETAILS: Final = (r"/samples/[\d-]+(?=\")", r"/groups/[\d-]+", r"/tasks/[^\"?]+", r"/steps/\d+", r"/batches/[^\"?]+")
 """Whose first link on a page of samples, of steps, or of one step, is followed."""
 _UNNAMED: Final = """

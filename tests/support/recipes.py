@@ -19,8 +19,12 @@ def stand_in(recipe: Path, folder: Path, rows: int = 4) -> Path:
     for source in [one for kind in tomllib.loads(text).values() for one in kind]:
         file = folder / str(source["path"]).replace("*", "part")
         file.parent.mkdir(parents=True, exist_ok=True)
-        columns = {name for key in ("prompt", "answer", "system") for name in _columns(source.get(key, ""))}
-        made = [dict.fromkeys(sorted(columns), f"{number} + 1") for number in range(rows)]
+        asked = {name for key in ("prompt", "system") for name in _columns(source.get(key, ""))}
+        answers = _columns(source["answer"])
+        made = [
+            dict.fromkeys(sorted(asked), f"{number} + 1") | dict.fromkeys(answers, str(number + 1))
+            for number in range(rows)
+        ]
         if file.suffix == ".parquet":
             parquet.write_table(pa.Table.from_pylist(made), file)
         else:

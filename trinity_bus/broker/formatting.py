@@ -31,7 +31,8 @@ def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
         DataFolderUnusableError: The cache, in which nothing is prepared, cannot be written.
     """
     kept = classpath[0].parent / "formatted"
-    if not kept.exists():
+    if not _is_whole(kept):
+        _remove(kept)
         _make(kept, classpath, heap_mib)
     for file in kept.iterdir():
         if file.name != folder.meta.name:
@@ -42,6 +43,29 @@ def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
     new = folder.meta.with_suffix(".new")
     new.write_text("\n".join(own) + "\n", encoding="utf-8")
     new.replace(folder.meta)
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a copy is what was kept: whoever cleans up caches, or the power, may have taken some of it."""
+    meta = kept / Folder(kept).meta.name
+    lines = meta.read_text(encoding="utf-8", errors="replace").splitlines() if meta.is_file() else []
+    return {line.partition("=")[0] for line in lines}.issuperset(_IDS)
+
+
+def _remove(kept: Path) -> None:
+    """Remove what is left of a copy, at once as a whole.
+
+    Raises:
+        DataFolderUnusableError: The cache cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=".damaged-", dir=kept.parent) as away:
+            kept.rename(Path(away) / kept.name)
+    except FileNotFoundError:
+        # There is none, or another process was faster.
+        return
+    except OSError as error:
+        raise unwritable(kept.parent, error) from error
 
 
 def _make(kept: Path, classpath: list[Path], heap_mib: int) -> None:

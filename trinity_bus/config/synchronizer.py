@@ -21,6 +21,10 @@ class SynchronizerSettings(Section):
     """With ``memory`` and ``checkpoint``: send only what has changed to explorers that hold an earlier version, where
     that is smaller; worth it across slow links, with 16-bit weights. With ``checkpoint`` it costs the trainer one more
     copy of the weights in memory; explorers keep a copy in any case."""
+    sync_fan_out: bool = True
+    """With ``memory``: explorers that take a version at the same time pass it on to each other, so that it leaves each
+    machine once. Each listens on a port that the operating system chooses, on the address that it reaches the trainer
+    from; where others cannot reach that, the trainer sends to them itself. Not with TLS."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fully_async"
     """Who says when. ``fixed``: the number of the batch. ``explorer_driven``: the explorers' side asks the trainer.
     ``trainer_driven``: the trainer publishes, and later batches wait for it. ``fully_async``: nobody waits, within

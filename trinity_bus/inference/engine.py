@@ -68,6 +68,7 @@ class InferenceEngine:
         settings: The explorer's.
         sync_timeout_s: Limit of each wait within a transfer of weights.
         weights_cafile: Certificates to trust, where weights are pulled by TLS.
+        weights_fan_out: Whether to pass on to other explorers what is pulled.
         first_version: Of the weights that it starts with; -1: none that is known.
     """
 
@@ -77,11 +78,13 @@ class InferenceEngine:
         *,
         sync_timeout_s: float = 30.0,
         weights_cafile: Path | None = None,
+        weights_fan_out: bool = True,
         first_version: int = UNKNOWN_VERSION,
     ) -> None:
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
         self._weights_cafile = weights_cafile
+        self._weights_fan_out = weights_fan_out
         self._llm: AsyncLLM | None = None
         self._control: ControlClient | None = None
         self._counter = TokenCounter()
@@ -322,6 +325,7 @@ class InferenceEngine:
                     member,
                     timeout_s=self._sync_timeout_s,
                     cafile=self._weights_cafile,
+                    fan_out=self._weights_fan_out,
                 )
             except EngineDeadError as error:
                 self._dead = error

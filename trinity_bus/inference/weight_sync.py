@@ -60,6 +60,7 @@ async def sync_weights(
     *,
     timeout_s: float,
     cafile: Path | None = None,
+    fan_out: bool = True,
 ) -> SyncOutcome:
     """Receive a version and serve it. One at a time.
 
@@ -70,6 +71,7 @@ async def sync_weights(
         member: This explorer, as the announcement names it.
         timeout_s: Limit of each step.
         cafile: Certificates to trust, where versions are pulled by TLS.
+        fan_out: Whether to pass on to other members what is pulled.
 
     Raises:
         WeightTransferError: It did not arrive whole; the engine serves what it served before.
@@ -78,7 +80,7 @@ async def sync_weights(
     began = time.monotonic()
     session = _Session(llm, timeout_s)
     try:
-        progress = await control.receive(source_of(announced, member, timeout_s, cafile))
+        progress = await control.receive(source_of(announced, member, timeout_s, cafile, fan_out=fan_out))
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
         await control.drained(timeout_s)
@@ -174,7 +176,9 @@ class _Session:
             raise WeightTransferError(str(error)) from error
 
 
-def source_of(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> Source:
+def source_of(
+    announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None, *, fan_out: bool = True
+) -> Source:
     """Where a member finds an announced version."""
     return Source(
         method=announced.method,
@@ -185,6 +189,7 @@ def source_of(announced: ModelVersion, member: Member, timeout_s: float, cafile:
         checksum=announced.checksum,
         secret=announced.secret or "",
         cafile="" if cafile is None else str(cafile.resolve()),
+        fan_out=fan_out,
         folder=announced.checkpoint or "",
         timeout_s=timeout_s,
     )

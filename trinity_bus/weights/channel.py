@@ -137,6 +137,26 @@ class Channel:
         except (OSError, ValueError) as error:
             raise LinkError(f"the connection broke: {error}") from error
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Addresses of this machine and of the other one, as they see each other.
+
+        Raises:
+            LinkError: It is broken.
+        """
+        try:
+            return str(self._connection.getsockname()[0]), str(self._connection.getpeername()[0])
+        except OSError as error:
+            raise LinkError(f"the connection broke: {error}") from error
+
+    def waits_for_more(self) -> bool:
+        """Whether the other side says something more, rather than to close or to be silent for the time limit."""
+        try:
+            self._connection.settimeout(self._timeout_s)
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):
+            return False
+
     def is_open(self) -> bool:
         """Whether the other side has not closed it, as far as is known here."""
         try:

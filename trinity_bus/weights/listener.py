@@ -1,4 +1,6 @@
-"""The trainer's port for its members: whoever connects proves itself first, and costs nobody else anything.
+"""A port for members: whoever connects proves itself first, and costs nobody else anything.
+
+It is the trainer's, or that of a member that passes versions on.
 
 ::
 
@@ -22,6 +24,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from schemas.errors import printable
 from schemas.model_version import ModelVersion
@@ -47,6 +50,18 @@ type Attend = Callable[[Channel, str], bool]
 def member_name(announced: ModelVersion, explorer: str) -> str:
     """How a member of an announcement calls itself."""
     return f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}"
+
+
+class Secrets(Protocol):
+    """Whom a listener lets in."""
+
+    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
+        """Return the secret of a member that is the right one; None where there is none by the deadline."""
+        ...
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        ...
 
 
 class Keyring:
@@ -110,6 +125,7 @@ class PeerListener:
         ports: The first free one is taken; 0 is any.
         timeout_s: How long nothing may move on a connection.
         attend: What serves a member.
+        secrets: Whom to let in.
         tls: Where given, connections are TLS.
 
     Raises:
@@ -117,9 +133,16 @@ class PeerListener:
     """
 
     def __init__(
-        self, host: str, ports: Sequence[int], *, timeout_s: float, attend: Attend, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        ports: Sequence[int],
+        *,
+        timeout_s: float,
+        attend: Attend,
+        secrets: Secrets,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.keyring = Keyring()
+        self._secrets = secrets
         self._host = host
         self._timeout_s = timeout_s
         self._attend = attend
@@ -141,16 +164,21 @@ class PeerListener:
     def close(self) -> None:
         """Stop listening and cut all connections."""
         self._closed.set()
-        self.keyring.close()
+        self._secrets.close()
         with self._lock:
             strangers = list(self._strangers)
-            channels = [channel for channels in self._members.values() for channel in channels]
         # Closing alone does not wake a thread that waits in ``accept``.
         for one in (self._listener, *strangers):
             _shut(one)
+        self.cut()
+        self._listener.close()
+
+    def cut(self) -> None:
+        """Close the connections of all members, and go on listening."""
+        with self._lock:
+            channels = [channel for channels in self._members.values() for channel in channels]
         for channel in channels:
             channel.close()
-        self._listener.close()
 
     def _accept(self) -> None:
         while True:
@@ -187,7 +215,7 @@ class PeerListener:
                 connection = encrypted = self._wrap(connection, self._tls)
                 encrypted.do_handshake()
             channel = Channel(connection, timeout_s=self._timeout_s, cancelled=self._closed)
-            who = admit(channel, self.keyring.find, timeout_s=self._timeout_s)
+            who = admit(channel, self._secrets.find, timeout_s=self._timeout_s)
             self._let_in(connection, channel, who)
             kept = self._attend(channel, who)
         except (WeightTransferError, OSError) as error:

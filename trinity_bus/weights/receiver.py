@@ -9,10 +9,13 @@
 The thread gets the version through a transport (``transport``), whichever way it comes, into host buffers that are kept
 from version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
 received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
-memory that a member keeps is there in any case. With cores to spare, other threads hash each bucket while the next ones
-arrive; on one or two cores that would cost the wire what it saves, so the hashing waits for the last byte. Names,
+memory that a member keeps is there in any case. With cores to spare, or on a slow wire, other threads hash each bucket
+while the next ones arrive; on one or two cores that would cost a fast wire what it saves, so the hashing waits for the
+last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
+
+What came by a pull is passed on to other members while it comes, and until the next ``start`` (``memory.relay``).
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
@@ -34,6 +37,7 @@ from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.link.transport import LinkTransport
 from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.transport import Offer, Source, WeightTransport
 
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     import torch
 
 _FEW_CORES = 2
+_SLOW_WIRE = 300e6
+"""Bytes a second, under which a core that hashes has time to spare."""
 _WAITS = 2
 """How many steps with a limit there may be between two signs of life: finding the trainer, and meeting it."""
 _GRACE_S = 2.0
@@ -89,6 +95,7 @@ class _Transfer:
         self,
         source: Source,
         resources: _Resources,
+        relay: Relay,
         *,
         overlap: bool,
         prepare: Prepare | None,
@@ -100,6 +107,7 @@ class _Transfer:
         self._limit_bytes = limit_bytes
         self.overlap = overlap
         self.resources = resources
+        self._relay = relay
         self.cancelled = threading.Event()
         self.manifest: TransferManifest | None = None
         self._ended = ended
@@ -124,8 +132,10 @@ class _Transfer:
         """Body of the thread."""
         source, resources = self.source, self.resources
         transport: WeightTransport
+        # What is in the buffers is about to be another version.
+        self._relay.retire()
         if source.method == "memory":
-            transport = MemoryTransport()
+            transport = MemoryTransport(self._relay if source.fan_out and not source.cafile else None)
         elif source.method == "checkpoint":
             transport = CheckpointTransport()
         else:
@@ -135,6 +145,9 @@ class _Transfer:
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
         except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
             transport.close()
+            if not self.cancelled.is_set():
+                # All chunks may have been right, and the whole is not. Else, another transfer may be passed on by now.
+                self._relay.retire()
             if transport is resources.links:
                 # What is pending on the link may still write into them.
                 resources.links, resources.buffers, resources.held = LinkTransport(), [], None
@@ -188,18 +201,22 @@ class _Transfer:
         buffers = self._fit_buffers(layout, transport.device)
         posted_at = self._waiting_since = time.monotonic()
         with ContentHash() as hashing:
+            hashed, last = 0, posted_at
 
             def arrived(index: int) -> None:
-                self._waiting_since = time.monotonic()
-                if self.overlap:
-                    hashing.put(buffers[index])
+                nonlocal hashed, last
+                took_s, last = time.monotonic() - last, time.monotonic()
+                self._waiting_since = last
+                if self.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
+                    for buffer in buffers[hashed : index + 1]:
+                        hashing.put(buffer)
+                    hashed = index + 1
 
             transport.fill(buffers, arrived)
             received_at = time.monotonic()
             self._waiting_since = None
-            if not self.overlap:
-                for buffer in buffers:
-                    hashing.put(buffer)
+            for buffer in buffers[hashed:]:
+                hashing.put(buffer)
         received_nbytes = sum(bucket.nbytes for bucket in layout)
         progress = TransferProgress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
         return progress, hashing.hexdigest()
@@ -241,7 +258,7 @@ class WeightReceiver:
     """Receives one version at a time. One thread at a time calls its methods.
 
     Args:
-        overlap: Whether to hash while receiving; by default, where there are cores for it.
+        overlap: Whether to hash while receiving, however fast; by default, where there are cores for it.
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
@@ -254,6 +271,7 @@ class WeightReceiver:
         self._limit_bytes = limit_bytes
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
         self._resources = _Resources()
+        self._relay = Relay()
         self._transfer: _Transfer | None = None
 
     @property
@@ -276,6 +294,7 @@ class WeightReceiver:
         self._transfer = _Transfer(
             source,
             self._resources,
+            self._relay,
             overlap=self._overlap,
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
@@ -314,8 +333,9 @@ class WeightReceiver:
             self._resources = transfer.resources
 
     def close(self) -> None:
-        """Cancel, and let go of the link."""
+        """Cancel, let go of the link, and pass nothing on any more."""
         self.cancel()
+        self._relay.close()
         self._resources.links.close()
         self._resources = _Resources()
 

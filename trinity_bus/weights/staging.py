@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
+from trinity_bus.weights.chunks import chunk_bytes
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
@@ -42,6 +43,8 @@ class Staged:
     """uint8, one for each bucket, of its size."""
     memory: "list[torch.Tensor]"
     """What the buffers are views of; a bucket need not fill it."""
+    chunk_hashes: bytes = b""
+    """See ``chunks``."""
     leases: int = 0
     spoiled: bool = False
     """A broken link may still read the buffers."""
@@ -60,13 +63,17 @@ class Staging:
         retain: How many of the newest versions can be leased, besides the one that is to be kept.
         device: Where the buffers lie.
         dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
+        chunks: Whether to hash each chunk, too, for members that pass versions on.
     """
 
-    def __init__(self, *, bucket_bytes: int, retain: int, device: str = "cpu", dtype: str | None = None) -> None:
+    def __init__(
+        self, *, bucket_bytes: int, retain: int, device: str = "cpu", dtype: str | None = None, chunks: bool = False
+    ) -> None:
         self._bucket_bytes = bucket_bytes
         self._retain = retain
         self._device = device
         self._dtype = dtype
+        self._chunks = chunks
         self._lock = threading.Lock()
         self._staged: dict[int, Staged] = {}
         self._kept: int | None = None
@@ -94,7 +101,7 @@ class Staging:
             ManifestError: They are too many to be announced.
         """
         packing = _Packing(self)
-        with ContentHash() as digest:
+        with ContentHash(chunk_bytes=chunk_bytes(self._bucket_bytes) if self._chunks else None) as digest:
             for name, tensor in named_tensors:
                 packing.add(name, tensor, digest)
             packing.close_bucket(digest)
@@ -105,7 +112,9 @@ class Staging:
         manifest.to_json()
         with self._lock:
             replaced = self._staged.pop(version, None)
-            self._staged[version] = Staged(manifest, packing.layout, packing.buffers, packing.memory)
+            self._staged[version] = Staged(
+                manifest, packing.layout, packing.buffers, packing.memory, digest.chunk_hashes
+            )
             # What was used before and is not now had another size: the model has changed, and it will not come back.
             self._spare.clear()
             if replaced is not None:

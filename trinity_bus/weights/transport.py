@@ -10,7 +10,7 @@
 way                   where the bytes are                                         module
 ====================  ==========================================================  ==================
 ``gloo``, ``nccl``    sent by the trainer over a private link                     ``link.transport``
-``memory``            asked of the trainer's server                               ``memory.transport``
+``memory``            asked of the trainer's server, or of members it names       ``memory.transport``
 ``checkpoint``        a folder that both see                                      ``checkpoint.transport``
 ====================  ==========================================================  ==================
 
@@ -49,6 +49,8 @@ class Source:
     """Of the announcement, hex; see ``proof``. Not for ``checkpoint``."""
     cafile: str = ""
     """Certificates to trust; where given, a pull is by TLS."""
+    fan_out: bool = True
+    """Whether this member may pass a pulled version on to others of the announcement; never with TLS."""
     folder: str = ""
     """Of the checkpoint; for ``checkpoint`` alone."""
     timeout_s: float = 30.0

@@ -9,6 +9,12 @@
       |<- WeightsAnswer: refused, or manifest and the changes' table ---|
       |<- bytes of every bucket in order; or the payload of a delta ----|
       |                                              (the connection closes)
+      |           pulls by members that pass on what they take          |
+      |-- WeightsRequest, with the port where I pass it on ------------>|
+      |<- WeightsAnswer: manifest, hashes of chunks, maybe a holder ----|
+      |<- frames of chunks; with a holder: there, after a request ------|
+      |-- WeightsRequest: the holder has failed me after n chunks ----->|
+      |<- WeightsAnswer: another holder, or frames from here -----------|
       |                          links                                  |
       |<- LinkOffer: what comes ----------------------------------------|
       |-- StoreEntry: how process groups find each other, both ways ----|
@@ -27,6 +33,7 @@ from typing import IO, Annotated
 import msgspec
 
 from trinity_bus.runtime.frames import Dialect, ProtocolError, read_frame
+from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES
@@ -53,6 +60,12 @@ class WeightsRequest(msgspec.Struct, frozen=True):
     checksum: _Text
     held: _Text | None = None
     """Checksum of the version that it holds, to which a delta may be sent."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """Where it passes on what it takes; 0: it does not."""
+    first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0
+    """How many chunks it has: the rest is wanted."""
+    alone: bool = False
+    """It cannot reach others, and is to be sent the rest by the trainer."""
 
 
 class WeightsAnswer(msgspec.Struct, frozen=True):
@@ -64,6 +77,10 @@ class WeightsAnswer(msgspec.Struct, frozen=True):
     """As JSON; see ``manifest``."""
     changes: tuple[Change, ...] | None = None
     """Where not None, what follows is the payload of a delta to what the member holds."""
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS * HASH_BYTES)] = b""
+    """Of all chunks, one after the other. Where there are any, what follows are frames of chunks."""
+    holder: tuple[_Text, Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
+    """Host and port of another member, who is to be asked for the chunks; unset: they follow here."""
 
 
 class LinkOffer(msgspec.Struct, frozen=True, tag="offer"):

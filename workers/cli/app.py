@@ -60,6 +60,7 @@ _LOG = "The log"
 COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
     "doctor": Lazy("workers.cli.doctor", "Tell what of this machine would keep a mesh from working.", _SEE),
+    "size": Lazy("workers.cli.size", "Tell what a mesh on so many GPUs does, and what it needs.", _SEE),
     "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
     "bench": Lazy("workers.cli.bench", "Have every checkpoint of a run answer the same evaluations.", _SEE),
     "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),

@@ -17,6 +17,11 @@ from workers.preconditions import checkpoint_dir
 app = typer.Typer(add_completion=False, help="Train steps of a run once more, with other settings perhaps.")
 
 
+def beside(checkpoints: Path, name: str) -> Path:
+    """Return the folder of a replay's checkpoints: beside those of the live run, whatever its name."""
+    return checkpoints.with_name(f"{checkpoints.name}-{name.replace('/', '-')}")
+
+
 @app.command()
 def replay(
     from_step: Annotated[int, typer.Option("--from-step", min=1, help="The first step with the changed settings.")],
@@ -48,7 +53,7 @@ def replay(
         set_option(re.sub(r"^objective\.", "trainer.", change))
     called = name or f"replay-{from_step}"
     lives_in = checkpoint_dir(live)
-    own = directory or lives_in.with_name(f"{lives_in.name}-{called}")
+    own = directory or beside(lives_in, called)
     changed = connected_settings()
     log_to_console(os.environ.get("LOG_LEVEL", "info").upper())
     from workers.trainer.replay import ReplayRequest, replay

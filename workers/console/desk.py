@@ -97,7 +97,8 @@ class PageDesk:
         return self.render(request, "told.html", title=title, message=message, back=back, kind=kind)
 
     async def _make(self, template: str, frame: Frame, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]) -> str:
-        return self.pages.render(template, frame, **await values(frame))
+        # A page of what a model wrote may take a second to be escaped, and others wait for theirs.
+        return await asyncio.to_thread(self.pages.render, template, frame, **await values(frame))
 
 
 def number(frame: Frame, name: str) -> float | None:

@@ -35,7 +35,7 @@ from trinity_bus.console.web.who import SESSION_S, Logins, Role, Visitor, host_i
 from trinity_bus.errors import BusError, NoCoordinatorError, TimedOutError, TrinityError
 from trinity_bus.runtime.http import shows_key
 from trinity_bus.runtime.secrecy import same_secret
-from workers.console.forms import SMALL, form
+from workers.console.forms import ANSWERS, form
 
 log = logging.getLogger("workers.console")
 
@@ -164,7 +164,7 @@ class FrontDoor:
         visitor = request.get(VISITOR)
         if visitor is None:
             return
-        proof = (await form(request, _MAX_FORM_BYTES if visitor.may_act else SMALL)).get("proof", "")
+        proof = (await form(request, _MAX_FORM_BYTES if visitor.may_act else ANSWERS)).get("proof", "")
         if not same_secret(proof, visitor.proof):
             raise web.HTTPForbidden(text="This form is not of this console, or is older than the login: load it again.")
 

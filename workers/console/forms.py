@@ -10,7 +10,9 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 _FORM: Final = web.RequestKey("form", dict[str, str])
-_MOST_FIELDS: Final = 16
+_MOST_FIELDS: Final = 500
+ANSWERS: Final = 64 << 10
+"""Of a visitor who may not act: every setting, with something in it."""
 SMALL: Final = 4096
 """Bytes of one with nothing but a token or a proof in it."""
 WHOLE_S: Final = 30.0

@@ -6,7 +6,8 @@
             beside it: connect to the broker, follow the mesh, bring the index forward; again and again where that fails
 
     browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
-                                              '-> actions, by an operator --commands--> coordinator
+                                              |-> actions, by an operator --commands--> coordinator
+                                              '-> a mesh on this machine, by an operator: started, stopped
 
     stop:   open pages have ``_DRAIN_S``; then the port is closed
 
@@ -34,11 +35,13 @@ from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.actions import Actions
 from workers.console.compare import Compare
+from workers.console.configuration import Configuration
 from workers.console.desk import PageDesk
 from workers.console.door import FrontDoor
 from workers.console.feed import Feed
 from workers.console.letters import Letters
 from workers.console.live import Live
+from workers.console.local_mesh import LocalMesh
 from workers.console.mesh_pages import MeshPages
 from workers.console.rollout_pages import RolloutPages
 from workers.console.training_pages import TrainingPages
@@ -111,6 +114,14 @@ class Console:
         desk = PageDesk(self._settings, self.feed, pages)
         for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions):
             part(desk).install(app)
+        mesh = LocalMesh()
+        Configuration(desk, mesh).install(app)
+
+        async def end_with_it(app: web.Application) -> None:
+            del app
+            await mesh.stop()
+
+        app.on_shutdown.append(end_with_it)
         app.router.add_get("/live", Live(self.feed).stream)
         app.router.add_get("/health", self._health)
         app.router.add_static("/static", STATIC)

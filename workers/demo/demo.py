@@ -37,10 +37,12 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
-from workers.demo.stopping import Course, Turn
+from workers.demo.stopping import Course, DemoTurn
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
+_GATHER_S: Final = 0.05
+"""What is shown may be so old: to fetch each record by itself would take time from those that work."""
 _TASKS_KEY: Final = "demo"
 _MODEL_FILES: Final = (
     "config.json",
@@ -162,7 +164,7 @@ async def _run_beside(
 async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
     async with Bus(kafka, client_id="demo") as bus:
         await bus.ensure_topics()
-        async with bus.producer() as producer, follow(bus, whole=True) as follower:
+        async with bus.producer() as producer, follow(bus, whole=True, pause_s=_GATHER_S) as follower:
             yield producer, follower
 
 
@@ -253,17 +255,17 @@ class _Lesson:
         while True:
             rewards, trained = self._rewards(), self._view.trained
             turn = course.turn(produced, len(trained), rewards)
-            if turn is Turn.PRODUCE:
+            if turn is DemoTurn.PRODUCE:
                 await self._send_batch(stream)
                 produced += 1
                 continue
-            if turn is Turn.WAIT:
+            if turn is DemoTurn.WAIT:
                 await self._next()
                 continue
             newest = trained[-1]
             # An evaluation is of the newest version that is out.
             await self._served(newest.version)
-            if turn is Turn.END:
+            if turn is DemoTurn.END:
                 return newest
             course.checked(await self._check(newest.step), len(rewards))
 

@@ -25,7 +25,7 @@ AHEAD: Final = 2
 """Batches in the log beyond those that are trained."""
 
 
-class Turn(Enum):
+class DemoTurn(Enum):
     """What is to be done next."""
 
     PRODUCE = auto()
@@ -48,7 +48,7 @@ class Course:
         self._steps_checked = 0
         self._learned = False
 
-    def turn(self, produced: int, trained: int, rewards: Sequence[float]) -> Turn:
+    def turn(self, produced: int, trained: int, rewards: Sequence[float]) -> DemoTurn:
         """Return what is to be done.
 
         Args:
@@ -57,10 +57,10 @@ class Course:
             rewards: Of all steps so far.
         """
         if self._learned or trained == self._steps:
-            return Turn.END
+            return DemoTurn.END
         if self._early_stop and self._is_due(rewards):
-            return Turn.CHECK if trained == produced else Turn.WAIT
-        return Turn.PRODUCE if produced < min(trained + AHEAD, self._steps) else Turn.WAIT
+            return DemoTurn.CHECK if trained == produced else DemoTurn.WAIT
+        return DemoTurn.PRODUCE if produced < min(trained + AHEAD, self._steps) else DemoTurn.WAIT
 
     def checked(self, exact: float, steps: int) -> None:
         """Take note of a check.

@@ -53,7 +53,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
     return Facts(
         versions={name: _version(name) for name in DISTRIBUTIONS},
         memory_mib=_memory_mib(),
-        shm_mib=_free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
+        shm_mib=free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         clock_is_set=_clock_is_set(),
         taken_ports=dict(_taken_ports(settings)),
@@ -87,11 +87,15 @@ def _memory_mib() -> int | None:
     return free if limit == "max" or free is None else min(free, (int(limit) - int(used)) // _MIB)
 
 
-def _free_mib(path: Path) -> int | None:
+def free_mib(path: Path) -> int | None:
     """Return how much can be written at a path, or where it would be made; None where nothing can."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free // _MIB if os.access(path, os.W_OK) else None
+    try:
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free // _MIB if os.access(path, os.W_OK) else None
+    except OSError:
+        # It may not be looked at, or no folder can have that name.
+        return None
 
 
 def _clock_is_set() -> bool | None:
@@ -115,9 +119,7 @@ def _folders(settings: Settings) -> Iterator[FolderFacts]:
         "broker.cache_dir": cache_dir(settings.broker),
         "broker.data_dir": data_dir(settings.broker) if settings.kafka.bootstrap_servers is None else None,
     }
-    return (
-        FolderFacts(name, str(path), _free_mib(path.absolute())) for name, path in named.items() if path is not None
-    )
+    return (FolderFacts(name, str(path), free_mib(path.absolute())) for name, path in named.items() if path is not None)
 
 
 def _java() -> tuple[str | None, str | None]:

@@ -124,8 +124,13 @@ def _engine(settings: Settings) -> InferenceEngine | ServerEngine:
     own, limit_s = settings.explorer, settings.synchronizer.sync_timeout_s
     if own.engine_url is not None:
         return ServerEngine(own, sync_timeout_s=limit_s, first_version=own.first_version)
-    cafile = settings.synchronizer.tls_cafile
-    return InferenceEngine(own, sync_timeout_s=limit_s, weights_cafile=cafile, first_version=own.first_version)
+    return InferenceEngine(
+        own,
+        sync_timeout_s=limit_s,
+        weights_cafile=settings.synchronizer.tls_cafile,
+        weights_fan_out=settings.synchronizer.sync_fan_out,
+        first_version=own.first_version,
+    )
 
 
 class ExplorerService:

@@ -106,6 +106,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
             timeout_s=timeout_s,
             dtype=dtype,
             deltas=sync.sync_delta,
+            fan_out=sync.sync_fan_out,
         )
     if sync.sync_method == "checkpoint":
         return CheckpointPublisher(

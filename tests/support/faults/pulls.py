@@ -6,12 +6,13 @@ prints ``amid``, and stays there.
 """
 
 import sys
+from collections.abc import Sequence
 
 import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import server
+from trinity_bus.weights.memory import feed, server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
@@ -23,14 +24,16 @@ def say(word: str) -> None:
 
 
 def take(host: str, port: str, checksum: str) -> None:
-    original = MemoryTransport._fill
+    original = MemoryTransport.fill
 
-    def fill_and_stay(self: MemoryTransport, view: memoryview) -> None:
-        original(self, view)
+    def stay(_: int) -> None:
         say("first")
         sys.stdin.read()
 
-    MemoryTransport._fill = fill_and_stay  # type: ignore[method-assign]
+    def fill_and_stay(self: MemoryTransport, buffers: Sequence[torch.Tensor], _: object) -> None:
+        original(self, buffers, stay)
+
+    MemoryTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
     receiver = WeightReceiver()
     receiver.start(
         Source(
@@ -50,7 +53,7 @@ def take(host: str, port: str, checksum: str) -> None:
 def serve() -> None:
     made = server.WeightServer(bucket_bytes=1 << 20)
     checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
-    send = server._send
+    send = feed.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:
@@ -60,7 +63,7 @@ def serve() -> None:
             say("amid")
             sys.stdin.read()
 
-    server._send = send_and_stay
+    feed.send_piece = send_and_stay
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()

@@ -78,6 +78,8 @@ def targets(folder: Path) -> list[Target]:
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     by_hand = [_json(value) for value in records if value[:1] != b"\x92" and _may_be_json(value)]
     request, answer = REQUEST.encode(WeightsRequest(3, "0" * 64)), ANSWER.encode(WeightsAnswer("", _weight_manifest()))
+    passing = REQUEST.encode(WeightsRequest(3, "0" * 64, None, 4711, 5, alone=True))
+    elsewhere = ANSWER.encode(WeightsAnswer("", _weight_manifest(), None, bytes(32), ("10.0.0.1", 4711)))
     positions = pack_positions({("tasks", 0): 7, ("explorer-events", 3): 1})
     return [
         Target("records", _record, (DecodeError,), records, 6),
@@ -97,8 +99,8 @@ def targets(folder: Path) -> list[Target]:
         ),
         Target("tensor files", partial(_tensor_file, folder), (TensorFileError, OSError), [_safetensors()], 0.7),
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
-        Target("requests for weights", REQUEST.decode, (WireError,), [request], 0.7),
-        Target("answers about weights", ANSWER.decode, (WireError,), [answer], 0.7),
+        Target("requests for weights", REQUEST.decode, (WireError,), [request, passing], 0.7),
+        Target("answers about weights", ANSWER.decode, (WireError,), [answer, elsewhere], 0.7),
         Target("messages of links", LINK.decode, (WireError,), [LINK.encode(StoreEntry("k", b"v"))], 0.3),
         Target(
             "heads of deltas", _delta_head, (WireError,), [DELTA.frame(DeltaHead("a", "b", (Change(1, 2, 1),)))], 0.3

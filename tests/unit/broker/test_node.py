@@ -285,6 +285,26 @@ def test_reset_deletes_only_a_brokers_folder(folder: Folder, tmp_path: Path) -> 
         daemon.reset(BrokerSettings(data_dir=tmp_path))
 
 
+@pytest.mark.parametrize("left", [{}, {"meta.properties": ""}, {"meta.properties": "version=1", "other": "x"}])
+def test_a_damaged_copy_is_made_anew(left: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a cache is left by whoever cleans it up, or by a machine that lost its power."""
+    kept = tmp_path / "formatted"
+
+    def whole(kept: Path, *_: object) -> None:
+        kept.mkdir()
+        (kept / "meta.properties").write_text("cluster.id=a\ndirectory.id=b\n")
+
+    kept.mkdir()
+    for name, text in left.items():
+        (kept / name).write_text(text)
+    monkeypatch.setattr("trinity_bus.broker.formatting._make", whole)
+    folder = Folder(tmp_path / "new")
+    folder.kafka.mkdir(parents=True)
+    format_folder(folder, [tmp_path / "kafka.jar"], 64)
+    assert len(folder.meta.read_text().splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir() if path != folder.root] == ["formatted"]
+
+
 def test_a_new_folder_is_a_copy_with_ids_of_its_own(tmp_path: Path) -> None:
     jars = tmp_path / "jars"
     kept = jars / "formatted"

@@ -82,6 +82,17 @@ def test_an_empty_mesh_without_an_index_has_a_page() -> None:
     assert (found.alerts, found.fleet, found.charts, found.waiting) == ([], [], [], "")
 
 
+def test_a_step_of_nothing_is_told() -> None:
+    state = MeshState()
+    state.apply(trained(groups=0.0, groups_skipped=0.0), 100)
+    assert [one.text for one in overview(None, state, {}).alerts][-1:] == [
+        "step 1 trained on nothing: every task of its batch failed, or it was passed over"
+    ]
+    # Of demonstrations there are no groups.
+    state.apply(trained(groups=0.0, trained_tokens=9.0), 101)
+    assert not any("on nothing" in one.text for one in overview(None, state, {}).alerts)
+
+
 def test_what_is_wrong_is_told() -> None:
     state = MeshState()
     state.apply(trained(groups=10.0, groups_skipped=9.0, updates_skipped_in_a_row=2.0), 100)

@@ -85,3 +85,10 @@ def test_nothing_that_is_written_becomes_markup(text: str) -> None:
     shown = str(hostile(text))
     assert "<" not in TAGS.sub("", shown)
     assert all(c.isprintable() or c in "\n\t\u3000" for c in shown)
+
+
+def test_text_of_nothing_but_marks_is_cut_before_it_is_a_page_of_megabytes() -> None:
+    shown = str(hostile("a" + "\u202e\u200b" * 10_000))
+    assert shown.count("[U+") == 1000
+    assert shown.endswith("[19,000 more characters]</span>")
+    assert len(shown) < 100_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.demo.stopping import AHEAD, Course, Turn
+from workers.demo.stopping import AHEAD, Course, DemoTurn
 
 UP = [0.98, 0.99, 1.0, 0.98]
 
@@ -20,15 +20,15 @@ UP = [0.98, 0.99, 1.0, 0.98]
 )
 def test_a_check_is_due_once_the_reward_stays_up(rewards: list[float], due: bool) -> None:
     trained = len(rewards)
-    assert Course(100, early_stop=True).turn(trained, trained, rewards) is (Turn.CHECK if due else Turn.PRODUCE)
-    assert Course(100, early_stop=False).turn(trained, trained, rewards) is Turn.PRODUCE
+    assert Course(100, early_stop=True).turn(trained, trained, rewards) is (DemoTurn.CHECK if due else DemoTurn.PRODUCE)
+    assert Course(100, early_stop=False).turn(trained, trained, rewards) is DemoTurn.PRODUCE
 
 
 def test_what_was_produced_ahead_is_trained_before_a_check_and_may_put_it_off() -> None:
     course = Course(100, early_stop=True)
-    assert course.turn(5, 4, UP) is Turn.WAIT
-    assert course.turn(5, 5, [*UP, 0.9]) is Turn.PRODUCE
-    assert course.turn(5, 5, [*UP, 0.98]) is Turn.CHECK
+    assert course.turn(5, 4, UP) is DemoTurn.WAIT
+    assert course.turn(5, 5, [*UP, 0.9]) is DemoTurn.PRODUCE
+    assert course.turn(5, 5, [*UP, 0.98]) is DemoTurn.CHECK
 
 
 class Run:
@@ -43,16 +43,16 @@ class Run:
         """Return the version with which it ends, where the checks find these."""
         while True:
             match self.course.turn(self.produced, self.trained, [self.reward] * self.trained):
-                case Turn.PRODUCE:
+                case DemoTurn.PRODUCE:
                     assert self.produced < self.trained + AHEAD
                     self.produced += 1
-                case Turn.WAIT:
+                case DemoTurn.WAIT:
                     assert self.trained < self.produced
                     self.trained += 1
-                case Turn.CHECK:
+                case DemoTurn.CHECK:
                     self.versions_checked.append(self.trained)
                     self.course.checked(exact.pop(0), self.trained)
-                case Turn.END:
+                case DemoTurn.END:
                     return self.trained
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.template import rendered, toml_value
 from trinity_bus.console.configuration.fields import fields
@@ -111,21 +112,21 @@ def differences(before: Sections, after: Sections) -> Sequence[Difference]:
 
 
 def changed_values(settings: Sections) -> Mapping[str, object]:
-    """Return the settings that are not as they are by default. Secrets are left out."""
-    return {
-        path: _value(settings, path)
-        for path, field in fields().items()
-        if not field.is_secret and _text(path, _value(settings, path)) != field.default
-    }
+    """Return the settings that are not as they would be if nobody had set them. Secrets are left out."""
+    of_mesh = {path: _value(settings, path) for path in fields() if path.startswith("mesh.")}
+    # What other sections take from the mesh follows from that.
+    bare, _ = read_given({path: value for path, value in of_mesh.items() if value is not None})
+    untouched, _ = read_given({})
+    assert bare is not None  # noqa: S101 - it was read before
+    assert untouched is not None  # noqa: S101
+    paths = [one.path for one in differences(untouched, settings) if one.path.startswith("mesh.")]
+    paths += [one.path for one in differences(bare, settings) if not one.path.startswith("mesh.")]
+    return {path: value for path in paths if (value := _value(settings, path)) is not None}
 
 
 def _value(settings: Sections, path: str) -> object:
     section, _, name = path.partition(".")
     return getattr(getattr(settings, section), name)
-
-
-def _text(path: str, value: object) -> str:
-    return "" if value in (None, [], {}) else fields()[path].text(value)
 
 
 def _written(settings: Sections, path: str) -> str:

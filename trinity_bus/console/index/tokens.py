@@ -25,8 +25,14 @@ def load_texts(model_path: str | None) -> Texts | str:
     except (OSError, ValueError) as error:
         return f"samples have no text: {model_path} has no tokenizer that can be read: {error}"
 
+    words = len(tokenizer)
+
     def texts(tokens: list[list[int]]) -> Sequence[str]:
-        found: Sequence[str] = tokenizer.batch_decode(tokens)
+        # Another model's may be more; some tokenizers leave those out, others fail.
+        known = [
+            each if max(each, default=0) < words else [token for token in each if token < words] for each in tokens
+        ]
+        found: Sequence[str] = tokenizer.batch_decode(known)
         return found
 
     return texts

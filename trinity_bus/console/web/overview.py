@@ -204,6 +204,10 @@ def waiting(steps: Sequence[StepRow]) -> str:
 def _of_step(step: StepView) -> list[Alert]:
     found = []
     groups, skipped = step.metrics.get("groups", 0.0), step.metrics.get("groups_skipped", 0.0)
+    if step.metrics.get("groups") == 0.0 and not step.metrics.get("trained_tokens"):
+        found.append(
+            Alert("bad", f"step {step.step} trained on nothing: every task of its batch failed, or it was passed over")
+        )
     if groups and skipped / groups > _SILENT_TEACHERS:
         found.append(Alert("warn", f"step {step.step}: {skipped:.0f} of {groups:.0f} groups teach nothing"))
     if step.metrics.get("updates_skipped_in_a_row", 0.0):

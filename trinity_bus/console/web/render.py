@@ -4,6 +4,7 @@ The one who looks sees a :class:`Frame` around each page; a page that is open as
 and again.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from trinity_bus.console.web import charts, text
 from trinity_bus.console.web.who import Visitor
@@ -28,6 +30,7 @@ MENU: Final = (
     ("/versions", "Versions", "v"),
     ("/compare", "Compare", "c"),
     ("/dead-letters", "Dead letters", "d"),
+    ("/configuration", "Configuration", "f"),
 )
 """Path, title, and the key that leads there after a ``g``."""
 
@@ -84,6 +87,7 @@ class Pages:
             figure=charts.figure,
             moment=moment,
             span=span,
+            doc=doc,
         )
         self._environment.globals["menu"] = MENU
 
@@ -99,6 +103,15 @@ class Pages:
     def login(self, theme: str, *, wrong: bool) -> str:
         """Return the page that asks for a token."""
         return self._environment.get_template("login.html").render(theme=theme, wrong=wrong)
+
+
+def doc(text: str) -> Markup:
+    """Return what a docstring says, with its code marked.
+
+    >>> doc("``a<b`` or less")
+    Markup('<code>a&lt;b</code> or less')
+    """
+    return Markup(re.sub(r"`+([^`]+)`+", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
 def moment(seconds: float | None) -> str:

@@ -16,6 +16,8 @@ from markupsafe import Markup, escape
 
 SHOWN_CHARS: Final = 20_000
 """Of one text on a page; a click shows more of it."""
+_MOST_MARKS: Final = 1000
+"""In one text: each takes as much of a page as seventy characters."""
 _LINE_CHARS: Final = 300
 """Of a text in a table."""
 _MAX_COMBINING: Final = 3
@@ -35,7 +37,7 @@ def hostile(text: str, most: int = SHOWN_CHARS) -> Markup:
     """
     shown, left = text[:most], len(text) - most
     parts: list[str] = []
-    begin = combining = 0
+    begin = combining = marks = 0
     last = -1
     for found in _SUSPECT.finditer(shown):
         place = found.start()
@@ -43,6 +45,10 @@ def hostile(text: str, most: int = SHOWN_CHARS) -> Markup:
         last = place
         mark = _mark(shown[place], combining)
         if mark is not None:
+            if marks == _MOST_MARKS:
+                shown, left = text[:place], len(text) - place
+                break
+            marks += 1
             parts += [escape(shown[begin:place]), mark]
             begin = place + 1
     parts.append(escape(shown[begin:]))

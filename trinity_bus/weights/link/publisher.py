@@ -30,7 +30,7 @@ from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.link.link import Backend, Link, open_link
-from trinity_bus.weights.listener import PeerListener, member_name
+from trinity_bus.weights.listener import Keyring, PeerListener, member_name
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.wire import LINK, LinkOffer
 
@@ -100,7 +100,8 @@ class WeightPublisher:
         self._attempts: dict[str, _Attempt] = {}
         self._waiting: dict[str, Channel] = {}
         """Members that have come and are not served yet, by their names."""
-        self._listener = PeerListener(host, ports, timeout_s=timeout_s, attend=self._arrived)
+        self._keyring = Keyring()
+        self._listener = PeerListener(host, ports, timeout_s=timeout_s, attend=self._arrived, secrets=self._keyring)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -117,7 +118,7 @@ class WeightPublisher:
 
     def admit(self, announced: ModelVersion) -> None:
         """Let the members of an announcement in; those of old ones, who still wait, are sent away."""
-        keyring = self._listener.keyring
+        keyring = self._keyring
         keyring.add(announced)
         with self._lock:
             gone = {who: channel for who, channel in self._waiting.items() if not keyring.knows(who)}

@@ -6,6 +6,13 @@
                                                          |                     |                    |
                                                          +--silent: dropped    +--gone: refused     +--too slow: dropped
 
+A member that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open meanwhile, so that
+the trainer sees when it is gone, and is asked there when its holder has failed it::
+
+    request with a port --> join --> holder, or frames from here --> (it says no more, and is gone) --> leave
+                              ^                |
+                              +-- move --------+-- it has lost its holder
+
 The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
 beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
 that is slow holds its version's buffers and one thread, nobody else; one that takes no more than nothing within the
@@ -17,20 +24,26 @@ sent. A delta is made by the first who asks for it and kept as long as both vers
 Failures: see the drawing; none reaches training or another member.
 """
 
+import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
 from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS, chunk_bytes, spans
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
-from trinity_bus.weights.listener import PeerListener
+from trinity_bus.weights.listener import Keyring, PeerListener
+from trinity_bus.weights.memory.fan_out import FanOut
+from trinity_bus.weights.memory.feed import PIECE, Holding, send_piece
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
@@ -40,9 +53,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
-
-PIECE = 1 << 20
-"""Bytes that a member must take within the time limit."""
 
 
 class WeightServer:
@@ -57,6 +67,7 @@ class WeightServer:
         retain: How many of the newest versions can be had.
         dtype: As what floating-point tensors travel; as they are if None.
         deltas: Whether to send only what has changed, where that is smaller.
+        fan_out: Whether members pass on what they take; never with TLS, for which they have no certificates.
 
     Raises:
         LinkError: Nothing can listen on ``host``.
@@ -75,10 +86,15 @@ class WeightServer:
         retain: int = 2,
         dtype: str | None = None,
         deltas: bool = False,
+        fan_out: bool = True,
     ) -> None:
-        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype)
+        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype, chunks=fan_out and tls is None)
         self._deltas: _Deltas | None = _Deltas() if deltas else None
-        self._listener = PeerListener(host, ports, timeout_s=timeout_s, attend=self._attend, tls=tls)
+        self._trees = _Trees()
+        self._keyring = Keyring()
+        self._listener = PeerListener(
+            host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -98,7 +114,7 @@ class WeightServer:
 
     def admit(self, announced: ModelVersion) -> None:
         """Let the members of an announcement in. See ``listener.Keyring``."""
-        self._listener.keyring.add(announced)
+        self._keyring.add(announced)
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Let members in; they come by themselves."""
@@ -118,14 +134,14 @@ class WeightServer:
             attributes={RL_EXPLORER: who, RL_MODEL_VERSION: request.version},
         ) as span:
             try:
-                self._answer(channel, request)
+                self._answer(channel, who, request)
             except (WeightTransferError, OSError) as error:
                 span.set_status(trace.StatusCode.ERROR, str(error))
                 _log.warning("version %d was not sent to %s: %s", request.version, who, error)
         return False
 
-    def _answer(self, channel: Channel, request: WeightsRequest) -> None:
-        """Send what is asked for, or say why not.
+    def _answer(self, channel: Channel, who: str, request: WeightsRequest) -> None:
+        """Send what is asked for, or say from whom it can be had, or why not.
 
         Raises:
             VersionGoneError: The member was refused.
@@ -133,17 +149,45 @@ class WeightServer:
         """
         try:
             with self.staging.lease(request.version, request.checksum) as staged:
+                manifest, hashes = staged.manifest.to_json(), staged.chunk_hashes
                 delta = self._delta(staged, request.held)
-                answer = WeightsAnswer("", staged.manifest.to_json(), None if delta is None else delta.changes)
-                channel.send(ANSWER.encode(answer))
-                parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
-                for part in parts:
-                    view = memoryview(part)
-                    for start in range(0, len(view), PIECE):
-                        _send(channel, view[start : start + PIECE])
+                if delta is not None or not request.port or not 0 < len(hashes) <= MAX_CHUNKS * HASH_BYTES:
+                    changes = None if delta is None else delta.changes
+                    channel.send(ANSWER.encode(WeightsAnswer("", manifest, changes)))
+                    parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
+                    for part in parts:
+                        view = memoryview(part)
+                        for start in range(0, len(view), PIECE):
+                            send_piece(channel, view[start : start + PIECE])
+                    return
+            with self._trees.joined(channel, who, request) as place:
+                self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes))
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
             raise
+
+    def _fan_out(self, channel: Channel, place: "_Joined", request: WeightsRequest, answer: WeightsAnswer) -> None:
+        """Send frames, or name a holder, until the member has all or is gone; raises as ``_answer`` does."""
+        while True:
+            holder = place.holder()
+            with contextlib.ExitStack() as leased:
+                if holder is None:
+                    staged = leased.enter_context(self.staging.lease(request.version, request.checksum))
+                    channel.send(ANSWER.encode(answer))
+                    chunks = spans(
+                        (bucket.nbytes for bucket in staged.layout), chunk_bytes(staged.manifest.bucket_bytes)
+                    )
+                    holding = Holding(request.version, request.checksum, chunks)
+                    holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
+                    holding.send(channel, request.first)
+                else:
+                    channel.send(ANSWER.encode(msgspec.structs.replace(answer, holder=holder)))
+            if not channel.waits_for_more():
+                return
+            request = REQUEST.decode(channel.receive(REQUEST.limit))
+            # It has been told what there is to be said about the version.
+            answer = WeightsAnswer("")
+            place.move(alone=request.alone)
 
     def _delta(self, staged: Staged, held: str | None) -> Delta | None:
         base = None if self._deltas is None or held is None else self.staging.find(held)
@@ -182,6 +226,44 @@ class _Deltas:
             self._made = {key: delta for key, delta in self._made.items() if key[1] == newest}
 
 
-def _send(channel: Channel, piece: memoryview) -> None:
-    """Send a piece, within the connection's time limit."""
-    channel.write(piece)
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A member's place in the tree of its announcement."""
+
+    tree: FanOut
+    number: int
+    lock: threading.Lock
+
+    def holder(self) -> tuple[str, int] | None:
+        """Whom it takes from."""
+        with self.lock:
+            return self.tree.holder(self.number)
+
+    def move(self, *, alone: bool) -> None:
+        """Its holder has failed it."""
+        with self.lock:
+            self.tree.move(self.number, alone=alone)
+
+
+class _Trees:
+    """One for each announcement that somebody follows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trees: dict[tuple[str, int, str], FanOut] = {}
+
+    @contextlib.contextmanager
+    def joined(self, channel: Channel, who: str, request: WeightsRequest) -> Iterator[_Joined]:
+        """Give a member a place, as long as its connection is served."""
+        key = (who.rpartition("/")[0], request.version, request.checksum)
+        here, there = channel.ends
+        with self._lock:
+            tree = self._trees.setdefault(key, FanOut(here))
+            place = _Joined(tree, tree.join(there, request.port), self._lock)
+        try:
+            yield place
+        finally:
+            with self._lock:
+                tree.leave(place.number)
+                if not tree:
+                    del self._trees[key]

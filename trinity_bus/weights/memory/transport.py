@@ -6,32 +6,61 @@
                         |                             |
                         +--refused, late, cancelled---+--the trainer is gone or silent: LinkError
 
+With a ``relay``, the member passes on what it takes, and takes it from whom the trainer names: its *holder*, which is
+another member of the announcement or the trainer itself. Each chunk is proven as it comes (``chunks``), and passed on::
+
+    TAKING --chunk, right--> TAKING ... --the last one--> (done)
+       |                                                           the connection to the trainer stays open meanwhile
+       +--the holder is gone, refuses, is silent for ``SILENCE_S``, or sends a wrong chunk: ask the trainer for another
+          one, for the chunks from here on; for the trainer itself, where a second one could not even be met
+
 One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
-cancelled.
+cancelled. What the trainer itself sends wrong fails the transfer.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.errors import VersionGoneError
+from trinity_bus.weights.chunks import HASH_BYTES, chunk_bytes, chunk_hash, spans
+from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError, WireError
 from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.memory.feed import FRAME, Holding
+from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
-from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsRequest
+from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
+
+SILENCE_S: Final = 3.0
+"""After which a holder counts as gone: it sends an empty frame when it has nothing new."""
+_MOST_HOLDERS: Final = 32
+"""That may fail one transfer."""
+
 
 class MemoryTransport:
-    """A ``WeightTransport`` from a trainer's server. It is used for one version."""
+    """A ``WeightTransport`` from a trainer's server. It is used for one version.
+
+    Args:
+        relay: Where this member passes on what it takes; unset: it does not.
+    """
 
     device = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, relay: Relay | None = None) -> None:
+        self._relay = relay
+        self._source: Source | None = None
         self._channel: Channel | None = None
+        self._holding: Holding | None = None
+        self._hashes = b""
+        self._holder: tuple[str, int] | None = None
 
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
         """See ``WeightTransport``.
@@ -41,27 +70,107 @@ class MemoryTransport:
             LinkError: It does not answer, or is not the trainer.
             ManifestError: It offers something else.
         """
+        self._source = source
         self._channel = channel = meet(source, cancelled)
-        channel.send(REQUEST.encode(WeightsRequest(source.version, source.checksum, held)))
-        answer = ANSWER.decode(channel.receive(ANSWER.limit))
-        if answer.refusal:
-            raise VersionGoneError(f"the trainer refused: {answer.refusal}")
+        port = 0 if self._relay is None else self._relay.open(channel.ends[0], source)
+        answer = _ask(channel, WeightsRequest(source.version, source.checksum, held, port))
         manifest = TransferManifest.from_json(answer.manifest)
         source.check(manifest)
+        if answer.hashes and self._relay is not None:
+            chunks = spans((bucket.nbytes for bucket in manifest.buckets()), chunk_bytes(manifest.bucket_bytes))
+            if len(answer.hashes) != len(chunks) * HASH_BYTES:
+                raise ManifestError(f"{len(answer.hashes)} bytes of hashes came for {len(chunks)} chunks")
+            self._hashes, self._holder = answer.hashes, answer.holder
+            self._holding = Holding(source.version, source.checksum, chunks)
+            self._relay.hold(self._holding)
         return Offer(manifest, answer.changes)
 
     def fill(self, buffers: "Sequence[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         """See ``WeightTransport``."""
-        for i, buffer in enumerate(buffers):
-            self._fill(memoryview(buffer.numpy()))
+        assert self._channel is not None  # noqa: S101 - ``open`` made it
+        views = [memoryview(buffer.numpy()) for buffer in buffers]
+        if self._holding is not None:
+            self._holding.attach(views)
+            self._fill_chunks(self._channel, self._holding, arrived)
+            return
+        for i, view in enumerate(views):
+            self._channel.read_into(view)
             arrived(i)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. A version that has come whole is passed on until the relay is told otherwise."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._relay is not None and self._holding is not None and not self._holding.is_whole:
+            self._relay.retire(self._holding)
 
-    def _fill(self, view: memoryview) -> None:
-        assert self._channel is not None  # noqa: S101 - ``open`` made it
-        self._channel.read_into(view)
+    def _fill_chunks(self, trainer: Channel, holding: Holding, arrived: Callable[[int], None]) -> None:
+        source = self._source
+        assert source is not None  # noqa: S101 - ``open`` was told
+        unmet = 0
+        for _ in range(_MOST_HOLDERS):
+            if self._holder is None:
+                self._take(trainer, holding, arrived)
+                return
+            unmet += 1
+            try:
+                holder = self._meet(source, self._holder, trainer.cancelled)
+                unmet -= 1
+                try:
+                    _ask(holder, WeightsRequest(source.version, source.checksum, first=holding.proven))
+                    self._take(holder, holding, arrived)
+                    return
+                finally:
+                    holder.close()
+            except WeightTransferError as error:
+                if trainer.cancelled.is_set():
+                    raise
+                where = ":".join(map(str, self._holder))
+                _log.warning("version %d is taken from another holder than %s: %s", source.version, where, error)
+            # One that has died cannot be met; two, and it is most likely the network between.
+            again = WeightsRequest(source.version, source.checksum, None, 1, holding.proven, unmet > 1)
+            self._holder = _ask(trainer, again).holder
+        raise LinkError(f"{_MOST_HOLDERS} holders of version {source.version} have failed")
+
+    def _meet(self, source: Source, holder: tuple[str, int], cancelled: threading.Event) -> Channel:
+        host, port = holder
+        timeout_s = min(source.timeout_s, SILENCE_S)
+        return meet(replace(source, host=host, port=port, timeout_s=timeout_s), cancelled)
+
+    def _take(self, channel: Channel, holding: Holding, arrived: Callable[[int], None]) -> None:
+        """Take chunks until all are there.
+
+        Raises:
+            WeightTransferError: Who sends them is gone, or sends something else.
+        """
+        chunks = holding.chunks
+        while holding.proven < len(chunks):
+            (left,) = FRAME.unpack(channel.read(FRAME.size))
+            while left:
+                number = holding.proven
+                view = holding.chunk(number) if number < len(chunks) else memoryview(b"")
+                if not 0 < len(view) <= left:
+                    raise WireError("a frame holds something else than whole chunks")
+                channel.read_into(view)
+                if chunk_hash(view) != self._hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]:
+                    raise WeightTransferError(f"chunk {number} has other bytes than the trainer has told of")
+                left -= len(view)
+                holding.advance()
+                bucket = chunks[number][0]
+                if number + 1 == len(chunks) or chunks[number + 1][0] != bucket:
+                    arrived(bucket)
+
+
+def _ask(channel: Channel, request: WeightsRequest) -> WeightsAnswer:
+    """Ask for a version; the answer.
+
+    Raises:
+        VersionGoneError: It is refused.
+        LinkError: Nobody answers.
+    """
+    channel.send(REQUEST.encode(request))
+    answer = ANSWER.decode(channel.receive(ANSWER.limit))
+    if answer.refusal:
+        raise VersionGoneError(f"it was refused: {answer.refusal}")
+    return answer

@@ -139,6 +139,22 @@ content.addEventListener("click", (event) => {
   if (row) location.href = row.dataset.href;
 });
 
+// ------------------------------------------------------------------------------------------------------ answers
+//
+// A form that is checked as it is filled in: what stands in slots is replaced, and nothing of what was written.
+
+const asked = content.querySelector("form[data-check]");
+let checks = 0;
+asked?.addEventListener("change", async () => {
+  const mine = ++checks;
+  const answer = await fetch(asked.action, {
+    method: "POST", body: new URLSearchParams(new FormData(asked)), headers: { "X-Part": "1" },
+  });
+  if (!answer.ok || mine !== checks) return;
+  const parsed = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const slot of parsed.querySelectorAll("[data-slot]")) document.getElementById(slot.id)?.replaceWith(slot);
+});
+
 async function copyFrom(button) {
   const answer = await fetch(button.dataset.copy);
   await navigator.clipboard.writeText(await answer.text());

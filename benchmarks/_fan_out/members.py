@@ -1,0 +1,177 @@
+"""The trainer's server and its members, each in a process and, where there are any, a namespace of its own."""
+
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from benchmarks._fan_out.network import enter
+from benchmarks._sources import source
+from schemas import Member, ModelVersion
+from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.transport import Source
+from trinity_bus.weights.vllm.plugin import die_with_parent
+
+LIMIT_S = 60.0
+_BUCKETS = 32
+"""Of a version."""
+
+type Where = tuple[str | None, str]
+"""Namespace, or None for that of this machine; and address."""
+
+
+@dataclass
+class ReceiverSide:
+    """A process, and the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+
+    def hear(self) -> Any:
+        """Return what it says next.
+
+        Raises:
+            TimeoutError: It says nothing.
+        """
+        if not self.pipe.poll(LIMIT_S):
+            raise TimeoutError(f"{self.process.name} said nothing for {LIMIT_S:g} s")
+        return self.pipe.recv()
+
+
+def _die_after(buckets: int) -> None:
+    """Let this process kill itself when so many buckets of a version have come."""
+    fill = MemoryTransport.fill
+
+    def dying(self: MemoryTransport, buffers: Sequence[torch.Tensor], arrived: Callable[[int], None]) -> None:
+        def look(index: int) -> None:
+            arrived(index)
+            if index + 1 == buckets:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        fill(self, buffers, look)
+
+    MemoryTransport.fill = dying  # type: ignore[method-assign]
+
+
+def member(pipe: Connection, where: Where) -> None:
+    """Body of a member's process: take what it is told to, and say when it was there and proven."""
+    die_with_parent()
+    torch.set_num_threads(1)
+    if where[0] is not None:
+        enter(where[0])
+    receiver = WeightReceiver()
+    pipe.send("here")
+    while (command := pipe.recv()) is not None:
+        wanted, dies = command
+        if dies:
+            _die_after(_BUCKETS // 2)
+
+        def ended(progress: TransferProgress) -> None:
+            pipe.send((progress.state, progress.error, progress.verified_at))
+
+        receiver.start(wanted, ended)
+        # What has come is passed on until the next version: nobody is done before all are.
+        assert pipe.recv() == "all have it"
+        receiver.take()
+    receiver.close()
+
+
+def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool) -> None:
+    """Body of the trainer's process: stage a version, and let the members of announcements in."""
+    die_with_parent()
+    if where[0] is not None:
+        enter(where[0])
+    size = nbytes // _BUCKETS
+    server = WeightServer(where[1], bucket_bytes=size, timeout_s=LIMIT_S, fan_out=fan_out)
+    tensors = {f"{i}": torch.randint(0, 255, (size,), dtype=torch.uint8) for i in range(_BUCKETS)}
+    pipe.send((server.stage(0, tensors.items()), server.address))
+    while (announced := pipe.recv()) is not None:
+        server.admit(announced)
+        pipe.send("admitted")
+    server.close()
+
+
+class Receivers:
+    """A trainer and members that have started; see :func:`fleet`."""
+
+    def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide]) -> None:
+        self._trainer = trainer
+        self._members = members
+        self._checksum, self._address = trainer.hear()
+        self._epoch = 0
+        for side in members:
+            side.hear()
+
+    def round(self, *, victim: int | None = None) -> float:
+        """Bring the version to all members. Return the seconds until the last one has it, proven.
+
+        Args:
+            victim: One that kills itself when it has half of it, and is not waited for.
+        """
+        self._epoch += 1
+        announced = ModelVersion(
+            model="policy",
+            version=0,
+            step=0,
+            method="memory",
+            epoch=self._epoch,
+            members=[
+                Member(explorer=f"explorer-{rank}", incarnation="life", rank=rank)
+                for rank in range(1, len(self._members) + 1)
+            ],
+            trainer="trainer-0",
+            trainer_incarnation="life",
+            master_address=self._address[0],
+            master_port=self._address[1],
+            checksum=self._checksum,
+            secret=secrets.token_hex(32),
+        )
+        self._trainer.pipe.send(announced)
+        self._trainer.hear()
+        began = time.monotonic()
+        for number, side in enumerate(self._members):
+            wanted: Source = source(announced, f"explorer-{number + 1}", LIMIT_S)
+            side.pipe.send((wanted, number == victim))
+        living = [side for number, side in enumerate(self._members) if number != victim]
+        told = [side.hear() for side in living]
+        for side in living:
+            side.pipe.send("all have it")
+        if victim is not None:
+            self._members[victim].process.join(LIMIT_S)
+            del self._members[victim]
+        if failed := [error for state, error, _ in told if state != "ready"]:
+            raise RuntimeError(f"{len(failed)} members do not have it: {failed[0]}")
+        return float(max(at for _, _, at in told) - began)
+
+
+@contextmanager
+def fleet(places: Sequence[Where], nbytes: int, *, fan_out: bool = True) -> Iterator[Receivers]:
+    """Start a trainer, at the first place, and members at the others, until the end of the block."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks._fan_out.members"])
+    sides: list[ReceiverSide] = []
+    try:
+        for number, where in enumerate(places):
+            here, there = context.Pipe()
+            body, more = (member, {}) if number else (trainer, {"nbytes": nbytes, "fan_out": fan_out})
+            process = context.Process(target=body, args=(there, where), kwargs=more, daemon=True)
+            process.start()
+            there.close()
+            sides.append(ReceiverSide(process, here))
+        yield Receivers(sides[0], sides[1:])
+    finally:
+        for side in sides:
+            side.process.kill()
+            side.process.join()
+            side.pipe.close()

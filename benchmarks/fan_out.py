@@ -1,0 +1,113 @@
+"""How long a version takes to reach many members by ``memory``, over the time for one of them.
+
+Real: the trainer's server, receivers as engines' workers have them, proofs of both ends, every byte hashed and proven.
+Neither a broker nor engines: what is measured begins with the announcement in the members' hands, and ends when the
+last one has all bytes, and their checksum is right.
+
+``shaped``    each process in a network namespace of its own, as if it were a machine with one card of 200 Mbit/s, both
+              ways. A trainer that sent to each by itself would take N times as long for N. Needs root and ``ip`` and
+              ``tc``; left out, with a line, where they are not to be had.
+``killed``    one member kills itself when it has half of the version: how much later the others have it. Who takes from
+              whom is left to chance, so several are killed, one in each round.
+``loopback``  all on this machine, nothing shaped, with fan-out and without it, in turns.
+"""
+
+import argparse
+import statistics
+import time
+
+from benchmarks._fan_out.members import Receivers, fleet
+from benchmarks._fan_out.network import network, why_not
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from trinity_bus.weights.chunks import chunk_hash
+
+MBIT_S = 200
+FEW, MANY = 4, 16
+FEW_GOAL, MANY_GOAL, KILL_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 0.05, 1.1
+_PIECE = 256 << 10
+
+
+def shaped(options: argparse.Namespace, nbytes: int) -> list[Row]:
+    """Members on machines of their own."""
+    times: dict[int, float] = {}
+    rows = []
+    most = max(options.members)
+    with network(most + 1, MBIT_S) as places:
+        for count in options.members:
+            with fleet(places[: count + 1], nbytes) as members:
+                times[count] = median(members, options.rounds)
+            rows.append(Row(f"{MBIT_S} Mbit/s, {count} members: until all have it", times[count], "s", better="lower"))
+            if count > 1:
+                goal = {FEW: FEW_GOAL, MANY: MANY_GOAL}.get(count)
+                title = f"{MBIT_S} Mbit/s, {count} members: over the time for one"
+                rows.append(Row(title, times[count] / times[1], "", goal, "lower"))
+        killed = []
+        for number in range(options.kills):
+            with fleet(places, nbytes) as members:
+                members.round()
+                killed.append(members.round(victim=number * most // options.kills))
+    title = f"{MBIT_S} Mbit/s, {most} members, one killed"
+    rows.append(Row(f"{title}: the others have it, over nobody killed, median",
+                    statistics.median(killed) / times[most], "", KILL_GOAL, "lower"))  # fmt: skip
+    rows.append(Row(f"{title}: the others have it, over nobody killed, worst",
+                    max(killed) / times[most], "", better="lower"))  # fmt: skip
+    rows.append(Row(f"{MBIT_S} Mbit/s: hashing all chunks, over the transfer to one", hashing(nbytes) / times[1], "",
+                    HASH_GOAL, "lower"))  # fmt: skip
+    return rows
+
+
+def loopback(options: argparse.Namespace, nbytes: int) -> list[Row]:
+    """Members on this machine, with fan-out and without."""
+    rows = []
+    for count in (1, 2):
+        places = [(None, "127.0.0.1")] * (count + 1)
+        with fleet(places, nbytes) as new, fleet(places, nbytes, fan_out=False) as old:
+            for members in (new, old):
+                members.round()
+            pairs = [(new.round(), old.round()) for _ in range(options.rounds * 3)]
+        with_it, without = (statistics.median(side) for side in zip(*pairs, strict=True))
+        members_are = f"loopback, {count} member{'s' * (count > 1)}"
+        rows.append(Row(f"{members_are}: until all have it", with_it, "s", better="lower"))
+        rows.append(Row(f"{members_are}: over the time without fan-out", with_it / without, "", BESIDE_GOAL, "lower"))
+    return rows
+
+
+def median(members: Receivers, rounds: int) -> float:
+    """Of some rounds, after one that makes memory and listeners."""
+    members.round()
+    return statistics.median(members.round() for _ in range(rounds))
+
+
+def hashing(nbytes: int) -> float:
+    """Seconds that one core takes for the hashes of all chunks."""
+    version = memoryview(bytearray(nbytes))
+    began = time.perf_counter()
+    for start in range(0, nbytes, _PIECE):
+        chunk_hash(version[start : start + _PIECE])
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--kills", type=int, default=4)
+    arguments.add_argument("--members", nargs="*", type=int, default=[1, FEW, MANY], help="1, and more, for shaped")
+    arguments.add_argument("--mib", type=int, default=48, help="size of the version, MiB")
+    options = arguments.parse_args()
+    if options.short:
+        options.rounds, options.kills, options.members, options.mib = 1, 1, [1, 2], 4
+    nbytes = options.mib << 20
+    notes = ["trainer, members and links share this machine's cores"]
+    rows = loopback(options, nbytes)
+    lacking = why_not()
+    if lacking is None:
+        rows = shaped(options, nbytes) + rows
+    else:
+        notes.append(f"nothing is shaped: {lacking}")
+    report("fan_out", f"{options.mib} MiB from the trainer to its members, by memory", rows, options, notes=notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Members that pass on what they take: a real server, real sockets, and a holder that is killed."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from tests.support.faults.transfers import announcement, settled, source
+from tests.support.mesh.waiting import wait_until
+from trinity_bus.weights.buckets import Bucket
+from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.chunks import PIECE, chunk_bytes, spans
+from trinity_bus.weights.errors import LinkError, VersionGoneError
+from trinity_bus.weights.hashing import ContentHash
+from trinity_bus.weights.memory import feed, transport
+from trinity_bus.weights.memory.relay import Relay
+from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
+
+NAMES = ("a", "b", "c", "d")
+WEIGHTS = {f"w{i}": torch.full((1 << 19,), float(i)) for i in range(6)}
+"""Six buckets of eight chunks."""
+
+
+class PassersOn:
+    """A server, and members that come one after the other while it sends nothing."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.server = WeightServer(bucket_bytes=1 << 20, timeout_s=20)
+        self.checksum = self.server.stage(0, WEIGHTS.items())
+        self.announced = announcement(self.server, 0, self.checksum, "victim", *NAMES)
+        self.members: dict[str, WeightReceiver] = {}
+        self.sent_by_trainer = 0
+        self.go = threading.Event()
+        self.instead: Callable[[Channel, memoryview], None] | None = None
+        """What a member does that passes something on."""
+        patch.setattr(feed, "send_piece", self._send)
+
+    def _send(self, channel: Channel, piece: memoryview) -> None:
+        if any(channel in channels for channels in self.server._listener._members.values()):
+            assert self.go.wait(20)
+            self.sent_by_trainer += len(piece)
+        elif self.instead is not None:
+            self.instead(channel, piece)
+            return
+        channel.write(piece)
+
+    def joined(self) -> int:
+        return sum(len(tree) for tree in self.server._trees._trees.values())
+
+    def come(self, name: str) -> None:
+        before = self.joined()
+        receiver = self.members.setdefault(name, WeightReceiver())
+        receiver.start(source(self.announced, name, 20))
+        wait_until(lambda: self.joined() > before)
+
+    def all_have_it(self) -> None:
+        for receiver in self.members.values():
+            assert settled(receiver).state == "ready", receiver.progress
+            assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+
+    def close(self) -> None:
+        self.go.set()
+        for receiver in self.members.values():
+            receiver.close()
+        self.server.close()
+
+
+SIZE = sum(tensor.nbytes for tensor in WEIGHTS.values())
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[PassersOn]:
+    made = PassersOn(monkeypatch)
+    yield made
+    made.close()
+
+
+def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: PassersOn) -> None:
+    for name in NAMES:
+        fleet.come(name)
+    fleet.go.set()
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE
+    wait_until(lambda: not fleet.server._trees._trees)
+
+
+def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: PassersOn) -> None:
+    fleet.go.set()
+    host, port = fleet.server.address
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.faults.pulls", "take", host, str(port), fleet.checksum],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as victim:
+        assert victim.stdout is not None
+        # It has one bucket, passes that on, and takes no more.
+        assert victim.stdout.readline() == b"first\n"
+        fleet.go.clear()
+        fleet.come("a")
+        fleet.come("b")
+        wait_until(lambda: all(proven(receiver) for receiver in fleet.members.values()))
+        fleet.sent_by_trainer = 0
+        victim.send_signal(signal.SIGKILL)
+    fleet.go.set()
+    fleet.all_have_it()
+    # The trainer sends what is missing, to one of them.
+    assert 0 < fleet.sent_by_trainer < SIZE
+
+
+def proven(receiver: WeightReceiver) -> int:
+    holding = receiver._relay._holding
+    return 0 if holding is None else holding.proven
+
+
+def test_what_a_member_passes_on_wrong_goes_no_further(fleet: PassersOn) -> None:
+    fleet.instead = lambda channel, piece: channel.write(b"x" * len(piece))
+    for name in NAMES[:3]:
+        fleet.come(name)
+    fleet.go.set()
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 3 * SIZE
+
+
+def test_a_holder_that_is_silent_is_left(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "SILENCE_S", 0.3)
+    over = threading.Event()
+
+    def stay(*_: object) -> None:
+        over.wait(20)
+
+    fleet.instead = stay
+    for name in NAMES[:2]:
+        fleet.come(name)
+    fleet.go.set()
+    fleet.all_have_it()
+    over.set()
+    assert fleet.sent_by_trainer == 2 * SIZE
+
+
+def test_who_cannot_reach_its_holder_is_sent_all_by_the_trainer(
+    fleet: PassersOn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(Relay, "open", lambda *_: port)
+    for name in NAMES[:3]:
+        fleet.come(name)
+    fleet.go.set()
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 3 * SIZE
+
+
+def test_one_dead_holder_does_not_make_a_member_alone(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, met = transport.MemoryTransport._meet, []
+
+    def meet_but_the_first(self: transport.MemoryTransport, *arguments: Any) -> Channel:
+        met.append(arguments)
+        if len(met) == 1:
+            raise LinkError("it has died")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(transport.MemoryTransport, "_meet", meet_but_the_first)
+    fleet.come("a")
+    fleet.come("b")
+    # It has another holder by now: the trainer, whose only other member counts as dead.
+    wait_until(lambda: len(met) == 1)
+    fleet.come("c")
+    fleet.go.set()
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 2 * SIZE
+    assert len(met) == 2
+
+
+@pytest.mark.parametrize("slow", [0.0, float("inf")])
+def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.weights.receiver._SLOW_WIRE", slow)
+    server, receiver = WeightServer(bucket_bytes=1 << 20), WeightReceiver(overlap=False)
+    put, hashed_amid, fill = ContentHash.put, [], transport.MemoryTransport.fill
+    filling = threading.Event()
+
+    def noted(self: ContentHash, buffer: torch.Tensor) -> None:
+        hashed_amid.append(filling.is_set())
+        put(self, buffer)
+
+    def marked(self: transport.MemoryTransport, *arguments: Any) -> None:
+        filling.set()
+        fill(self, *arguments)
+        filling.clear()
+
+    announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
+    monkeypatch.setattr(ContentHash, "put", noted)
+    monkeypatch.setattr(transport.MemoryTransport, "fill", marked)
+    receiver.start(source(announced, "a", 20))
+    assert settled(receiver).state == "ready", receiver.progress
+    assert hashed_amid == [slow > 0] * len(WEIGHTS)
+    receiver.close()
+    server.close()
+
+
+def test_a_trainer_that_is_told_not_to_sends_to_each_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, receiver = WeightServer(fan_out=False), WeightReceiver()
+    announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
+    receiver.start(source(announced, "a", 20))
+    assert settled(receiver).state == "ready", receiver.progress
+    assert receiver._relay._holding is None
+    receiver.close()
+    # Who does not pass on asks without a port, and does not listen.
+    receiver = WeightReceiver()
+    receiver.start(replace(source(announced, "a", 20), fan_out=False))
+    assert settled(receiver).state == "ready", receiver.progress
+    assert receiver._relay._listener is None
+    receiver.close()
+    server.close()
+
+
+def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet: PassersOn) -> None:
+    fleet.go.set()
+    fleet.come("a")
+    fleet.all_have_it()
+    relay = fleet.members["a"]._relay
+    assert relay._listener is not None
+    host, port = relay._listener.address
+    assert host == "127.0.0.1"
+    door = replace(source(fleet.announced, "b", 0.5), host=host, port=port)
+    for stranger in (
+        replace(door, secret="00" * 32),
+        replace(door, prefix=door.prefix.replace("/1/", "/2/")),
+        replace(door, prefix="b"),
+    ):
+        with pytest.raises(LinkError, match="did not prove itself"):
+            meet(stranger, threading.Event())
+    friend = meet(replace(door, timeout_s=20), threading.Event())
+    with pytest.raises(VersionGoneError, match="not held here"):
+        transport._ask(friend, WeightsRequest(1, "0" * 64))
+    friend.close()
+
+
+def test_the_next_version_waits_for_nobody_who_still_takes_the_former(fleet: PassersOn) -> None:
+    fleet.go.set()
+    fleet.come("a")
+    fleet.all_have_it()
+    relay = fleet.members["a"]._relay
+    assert relay._listener is not None
+    host, port = relay._listener.address
+    deaf = meet(replace(source(fleet.announced, "b", 20), host=host, port=port), threading.Event())
+    transport._ask(deaf, WeightsRequest(0, fleet.checksum))
+    holding = relay._holding
+    assert holding is not None
+    wait_until(lambda: holding._readers == 1)
+    fleet.come("a")
+    fleet.all_have_it()
+    assert holding._readers == 0
+    deaf.close()
+
+
+class RequestBefore(msgspec.Struct, frozen=True):
+    """As members of the version before know it."""
+
+    version: int
+    checksum: str
+    held: str | None = None
+
+
+class AnswerBefore(msgspec.Struct, frozen=True):
+    """As well."""
+
+    refusal: str
+    manifest: bytes = b""
+    changes: Any = None
+
+
+def test_members_and_trainers_of_the_version_before_understand_what_is_said() -> None:
+    request = WeightsRequest(3, "0" * 64, "1" * 64, 4711, 5, alone=True)
+    assert msgspec.msgpack.decode(REQUEST.encode(request), type=RequestBefore) == RequestBefore(3, "0" * 64, "1" * 64)
+    answer = WeightsAnswer("", b"{}", None, bytes(16), ("host", 1))
+    assert msgspec.msgpack.decode(ANSWER.encode(answer), type=AnswerBefore) == AnswerBefore("", b"{}")
+    assert REQUEST.decode(msgspec.msgpack.encode(RequestBefore(3, "0" * 64))) == WeightsRequest(3, "0" * 64)
+    assert ANSWER.decode(msgspec.msgpack.encode(AnswerBefore("", b"{}"))) == WeightsAnswer("", b"{}")
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4096, 64 << 20, 512 << 20, 8 << 30])
+def test_chunks_fill_buckets_and_the_pieces_of_the_checksum(bucket_bytes: int) -> None:
+    size = chunk_bytes(bucket_bytes)
+    assert PIECE % size == 0
+    layout = [Bucket((), nbytes) for nbytes in (3 * size + 5, size, 1)]
+    assert spans((bucket.nbytes for bucket in layout), size) == [
+        (0, 0, size),
+        (0, size, 2 * size),
+        (0, 2 * size, 3 * size),
+        (0, 3 * size, 3 * size + 5),
+        (1, 0, size),
+        (2, 0, 1),
+    ]

@@ -1,0 +1,61 @@
+"""Chunks: the parts of a version that are proven one by one, so that each can be passed on before the rest has come.
+
+A chunk is a part of one bucket. Its hash is XXH3 of 128 bits, at the speed of memory: the trainer makes it in the same
+pass as the checksum, and tells the hashes over the connection on which it has proven itself. Which hash answers whom:
+
+=============================================  =================================================================
+what changes bytes                             what finds it
+=============================================  =================================================================
+a wire, a memory, a member that is broken      the hash of the chunk: it goes no further, and who sent it is left
+somebody who can make bytes with a given XXH3  the version's SHA-256, before anything is loaded, as on each other way
+=============================================  =================================================================
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import xxhash
+
+HASH_BYTES: Final = 16
+PIECE: Final = 4 << 20
+"""Bytes that are hashed at once for the checksum: no chunk is larger, and each divides it."""
+MAX_CHUNKS: Final = 1 << 20
+"""Of a version; one with more is passed on by nobody."""
+_FINEST: Final = 256 << 10
+"""Small, because a version is late by one chunk for each member that passes it on."""
+_A_BUCKET: Final = 256
+"""Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``."""
+
+type Span = tuple[int, int, int]
+"""A chunk: the index of its bucket, and where it begins and ends there."""
+
+
+def chunk_bytes(bucket_bytes: int) -> int:
+    """Return the size of a chunk; the last one of a bucket may be smaller.
+
+    Args:
+        bucket_bytes: As the manifest says.
+    """
+    size = _FINEST
+    while size < PIECE and size * _A_BUCKET < bucket_bytes:
+        size *= 2
+    return size
+
+
+def spans(sizes: Iterable[int], size: int) -> list[Span]:
+    """Return all chunks, in order.
+
+    Args:
+        sizes: Of the buckets.
+        size: Of a chunk.
+    """
+    return [
+        (bucket, start, min(start + size, nbytes))
+        for bucket, nbytes in enumerate(sizes)
+        for start in range(0, nbytes, size)
+    ]
+
+
+def chunk_hash(chunk: memoryview) -> bytes:
+    """Return the hash of one chunk."""
+    return xxhash.xxh3_128_digest(chunk)

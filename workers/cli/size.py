@@ -1,0 +1,81 @@
+"""``trinity-bus size``: what a mesh on so many GPUs does, and what it needs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from trinity_bus.config import Settings
+from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
+from trinity_bus.sizing.gpus import GPUS
+from trinity_bus.sizing.models import MODELS
+from trinity_bus.training.families import read_shape
+from trinity_bus.training.families.shape import ModelShape
+from workers.cli.console import console
+
+app = typer.Typer(add_completion=False, help="Tell what a mesh on so many GPUs does, and what it needs.")
+
+
+@app.command()
+def size(  # noqa: PLR0917 - typer makes options of them
+    gpus: Annotated[int, typer.Option(min=2, max=100_000, help="How many GPUs there are.")],
+    model: Annotated[str, typer.Option(help=f"A folder with config.json, or one of Qwen3's: {', '.join(MODELS)}.")],
+    gpu: Annotated[str, typer.Option(help=f"What each is: {', '.join(GPUS)}.")] = "H100",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a task, in the mean.")] = 512,
+    response_tokens: Annotated[int, typer.Option(min=1, help="Of a sample, in the mean.")] = 4096,
+    gbit_s: Annotated[float, typer.Option("--gbit-s", min=0.001, help="Of a machine's network link.")] = 100.0,
+    rollout_tokens_s: Annotated[
+        float | None, typer.Option("--rollout-tokens-s", min=1e-3, help="That a GPU draws, where you measured it.")
+    ] = None,
+    train_tokens_s: Annotated[
+        float | None, typer.Option("--train-tokens-s", min=1e-3, help="That a GPU trains on, where you measured it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compute tasks, bytes, partitions, brokers, transfers and staleness, each with its formula; connect to nothing.
+
+    Batches, groups, staleness and lengths are those of the settings: ``trinity-bus --set coordinator.batch_size=512
+    size ...``. See docs/sizing.md.
+    """
+    if gpu not in GPUS:
+        raise typer.BadParameter(f"{gpu!r} is not one of {', '.join(GPUS)}", param_hint="--gpu")
+    found = sized(
+        SizingInput(
+            gpus=gpus,
+            gpu=GPUS[gpu],
+            shape=_shape(model),
+            settings=Settings(),
+            prompt_tokens=prompt_tokens,
+            response_tokens=response_tokens,
+            gbit_s=gbit_s,
+            rollout_tokens_s=rollout_tokens_s,
+            train_tokens_s=train_tokens_s,
+        )
+    )
+    if as_json:
+        typer.echo(json.dumps([asdict(figure) for figure in found], indent=2))
+    else:
+        console().print(_table(found))
+
+
+def _shape(model: str) -> ModelShape:
+    if model in MODELS:
+        return MODELS[model]
+    if not (Path(model) / "config.json").is_file():
+        raise typer.BadParameter(
+            f"{model!r} is neither one of {', '.join(MODELS)} nor a folder with config.json", param_hint="--model"
+        )
+    return read_shape(Path(model))
+
+
+def _table(found: list[SizeFigure]) -> Table:
+    table = Table("what", "how much", "", "from", box=None)
+    table.columns[1].justify = "right"
+    for figure in found:
+        warning = Text(f"; {figure.warning}" if figure.warning else "", "yellow")
+        table.add_row(figure.name, figure.shown, figure.unit, Text(figure.formula) + warning)
+    return table

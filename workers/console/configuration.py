@@ -1,0 +1,236 @@
+"""Settings asked for and checked, files of them, and a mesh that is started here.
+
+Nothing is kept between requests: each sends all answers, and is answered with what they come to. Paths in answers are
+looked at, so only those are asked who may act, or sit at a machine whose console nobody else reaches.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from trinity_bus.console.configuration import (
+    EXTRA_FIELDS,
+    QUESTIONS,
+    TASKS,
+    Checked,
+    Checks,
+    PlannedService,
+    answers_of,
+    changed_values,
+    compose_env,
+    compose_mesh_file,
+    differences,
+    draft_of,
+    fields,
+    mesh_file,
+    planned,
+    sections_of_fields,
+    tasks_file,
+)
+from trinity_bus.console.web.who import is_loopback
+from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.ports import free_port
+from trinity_bus.sizing import GIB
+from trinity_bus.training.families import read_shape
+from workers.console.desk import BadLinkError, PageDesk
+from workers.console.door import VISITOR, operator
+from workers.console.forms import form
+from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
+from workers.preconditions import refusals
+from workers.runs import RUNS, service_environment
+
+log = logging.getLogger("workers.console")
+
+
+def _has_rows(path: str) -> bool:
+    found = Path(path)
+    return found.exists() or next(found.parent.glob(found.name), None) is not None
+
+
+_CHECKS: Final = Checks(refusals, lambda path: read_shape(Path(path)), _has_rows)
+_FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env")
+_MODES: Final = ("beginner", "expert")
+
+
+class Configuration:
+    """Handlers.
+
+    Args:
+        desk: Makes pages.
+        mesh: What is started from here.
+    """
+
+    def __init__(self, desk: PageDesk, mesh: LocalMesh) -> None:
+        self._desk = desk
+        self._mesh = mesh
+        own = desk.settings.console
+        self._is_mine = own.token is None and own.viewer_token is None and own.user_header is None
+        self._is_here = is_loopback(own.host)
+
+    def install(self, app: web.Application) -> None:
+        """Answer in an application."""
+        app.router.add_get("/configuration", self._begin)
+        app.router.add_post("/configuration", self._check)
+        for name in _FILES:
+            app.router.add_post(f"/configuration/{{file:{name.replace('.', r'\.')}}}", self._file)
+        app.router.add_post("/configuration/run", self._run)
+        app.router.add_get("/configuration/mesh", self._look)
+        app.router.add_get("/configuration/stop", self._ask_to_stop)
+        app.router.add_post("/configuration/stop", self._stop)
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        answers = answers_of(changed_values(self._desk.settings)) if request.query.get("from") == "running" else {}
+        checked = None if not answers else await self._checked(answers, lay_out=False)
+        return self._page(request, answers, checked)
+
+    async def _check(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        answers = await _answers(request)
+        goes_on = request.query.get("from") == "beginner"
+        checked = await self._checked(answers, lay_out=goes_on or _mode(request) == "beginner")
+        if goes_on:
+            answers = {**answers_of(checked.draft.values), **answers}
+        return self._page(request, answers, checked)
+
+    async def _file(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        checked = await self._checked(await _answers(request), lay_out=True)
+        name = request.match_info["file"]
+        if not checked.is_sound or checked.settings is None:
+            raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
+        match name:
+            case "mesh.toml":
+                text = mesh_file(checked.draft)
+            case "mesh.gpu.toml":
+                text = compose_mesh_file(checked.draft)
+            case "mesh.env":
+                text = compose_env(checked.settings, checked.draft.hardware)
+            case _:
+                if checked.draft.rows is None:
+                    raise BadLinkError("there are no rows to describe")
+                text = tasks_file(checked.draft.rows)
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+        return web.Response(text=text, content_type="text/plain", headers=headers)
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        who = self._let_run(request)
+        answers = await _answers(request)
+        checked = await self._checked(answers, lay_out=True)
+        if not checked.is_sound or checked.settings is None:
+            return self._page(request, answers, checked)
+        run = await asyncio.to_thread(self._prepared, checked)
+        log.warning("%s starts the mesh %s in %s", who, run.namespace, run.folder)
+        self._mesh.start(run)
+        raise web.HTTPSeeOther("/configuration/mesh")
+
+    async def _look(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        view = await asyncio.to_thread(self._mesh.view)
+        response = self._desk.render(request, "local_mesh.html", mesh=view, may_run=self._may_run(request))
+        if view.state in {"starting", "stopping"}:
+            response.headers["Refresh"] = "2"
+        return response
+
+    async def _ask_to_stop(self, request: web.Request) -> web.Response:
+        self._let_run(request)
+        return self._desk.render(
+            request,
+            "confirm.html",
+            question="Stop the mesh?",
+            consequence="Its services end in order. What is on the log stays, and a mesh of the same settings goes on "
+            "from there.",
+            action="/configuration/stop",
+            yes="Stop it",
+            back="/configuration/mesh",
+        )
+
+    async def _stop(self, request: web.Request) -> web.StreamResponse:
+        log.warning("%s stops the mesh that was started from here", self._let_run(request))
+        await asyncio.shield(self._mesh.stop())
+        raise web.HTTPSeeOther("/configuration/mesh")
+
+    def _let_in(self, request: web.Request) -> None:
+        if not self._is_mine:
+            operator(request)
+
+    def _may_run(self, request: web.Request) -> bool:
+        return self._is_here and request[VISITOR].may_act
+
+    def _let_run(self, request: web.Request) -> str:
+        who = operator(request).name
+        if not self._is_here:
+            raise ConfigError("a mesh is started from a console that listens on a loopback address alone")
+        return who
+
+    async def _checked(self, answers: Mapping[str, str], *, lay_out: bool) -> Checked:
+        return await asyncio.to_thread(_CHECKS, draft_of(answers), lay_out=lay_out)
+
+    def _prepared(self, checked: Checked) -> LocalRun:
+        """Write the files of a run; return what to start."""
+        settings, own, draft = checked.settings, self._desk.settings, checked.draft
+        assert settings is not None  # noqa: S101 - it is sound
+        namespace = settings.mesh.namespace
+        same = settings.kafka.bootstrap_servers in {None, own.kafka.bootstrap_servers}
+        shown_here = same and namespace == own.kafka.namespace
+        if shown_here and (alive := next(self._desk.feed.state.alive(), None)):
+            raise MeshBusyError(
+                f"the mesh {namespace} runs already, with {alive.name}: stop it, or give another mesh.namespace"
+            )
+        folder = (RUNS / time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
+        folder.mkdir(parents=True)
+        if draft.rows is not None:
+            rows = replace(draft.rows, path=str(Path(draft.rows.path).absolute()))
+            (folder / TASKS).write_text(tasks_file(rows), encoding="utf-8")
+        servers = settings.kafka.bootstrap_servers or own.kafka.bootstrap_servers
+        draft = replace(draft, values={**draft.values, "kafka.bootstrap_servers": servers})
+        (folder / "mesh.toml").write_text(mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
+        plan, address = planned(checked.services, settings, draft.hardware), ""
+        if not shown_here:
+            port = free_port()
+            plan.append(PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
+            address = f"http://127.0.0.1:{port}/"
+        return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
+
+    def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
+        mode = _mode(request)
+        known = {**fields(), **EXTRA_FIELDS}
+        asked = {question.field for question in QUESTIONS}
+        sound = checked is not None and checked.is_sound
+        touched = {*answers, *(path for one in (checked.problems if checked else ()) for path in one.paths)}
+        values: dict[str, Any] = {
+            "mode": mode,
+            "answers": answers,
+            "carried": {path: text for path, text in answers.items() if path not in asked and text},
+            "checked": checked,
+            "known": known,
+            "questions": QUESTIONS,
+            "sections": sections_of_fields(),
+            "extra": list(EXTRA_FIELDS.values()),
+            "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
+            "gib": GIB,
+            "changes": [],
+            "mesh_toml": "",
+            "may_run": self._may_run(request),
+        }
+        if sound and checked is not None and checked.settings is not None:
+            values["changes"] = differences(self._desk.settings, checked.settings)
+            values["mesh_toml"] = mesh_file(checked.draft)
+        return self._desk.render(request, "configuration.html", **values)
+
+
+def _mode(request: web.Request) -> str:
+    mode = request.query.get("mode", _MODES[0])
+    if mode not in _MODES:
+        raise BadLinkError(f"mode = {mode[:40]!r}: there are {' and '.join(_MODES)}")
+    return mode
+
+
+async def _answers(request: web.Request) -> dict[str, str]:
+    return {name: text for name, text in (await form(request)).items() if name != "proof"}

@@ -1,0 +1,149 @@
+"""A mesh of processes on this machine, started from the console, and ended with it.
+
+::
+
+    IDLE --start--> STARTING --all launched--> RUNNING --one is given up--> ENDED (why, with the end of its log)
+                       |                          |
+                       '--stop, or the console ends: STOPPING, in reverse order--> IDLE
+
+A service that ends by itself is started again, twice at most; then the others are stopped too. One mesh at a time.
+Whatever ends the console, its services end as well (:mod:`trinity_bus.runtime.process`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from trinity_bus.console.configuration import PlannedService
+from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.process import ProcessError
+from trinity_bus.runtime.supervisor import Activity, ServiceSpec, Supervisor
+from workers.runs import command
+
+log = logging.getLogger("workers.console")
+
+_RESTARTS: Final = 2
+_GRACE_S: Final = 20.0
+
+type LocalState = Literal["idle", "starting", "running", "stopping", "ended"]
+
+
+class MeshBusyError(TrinityError):
+    """Something runs already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """What to start."""
+
+    namespace: str
+    folder: Path
+    """Of logs; ``mesh.toml`` lies in it."""
+    plan: Sequence[PlannedService]
+    env: Mapping[str, str]
+    console: str = ""
+    """Address of its own console; empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalView:
+    """What there is to see of it."""
+
+    state: LocalState
+    namespace: str = ""
+    folder: str = ""
+    console: str = ""
+    why: str = ""
+    """Why it ended."""
+    activities: Sequence[Activity] = ()
+
+
+class LocalMesh:
+    """At most one.
+
+    Args:
+        program: Makes the command line of ``trinity-bus`` with some arguments.
+    """
+
+    def __init__(self, program: Callable[..., Sequence[str]] = command) -> None:
+        self._program = program
+        self._state: LocalState = "idle"
+        self._run: LocalRun | None = None
+        self._why = ""
+        self._supervisor: Supervisor | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def view(self) -> LocalView:
+        """Return what there is to see."""
+        run, supervisor = self._run, self._supervisor
+        if run is None:
+            return LocalView(state=self._state)
+        return LocalView(
+            state=self._state,
+            namespace=run.namespace,
+            folder=str(run.folder),
+            console=run.console,
+            why=self._why,
+            activities=[] if supervisor is None else supervisor.activities(),
+        )
+
+    def start(self, run: LocalRun) -> None:
+        """Begin to start a mesh.
+
+        Raises:
+            MeshBusyError: One runs already.
+        """
+        if self._state not in {"idle", "ended"}:
+            raise MeshBusyError("a mesh that was started from here runs already: stop it first")
+        self._run, self._why, self._state = run, "", "starting"
+        self._watching = asyncio.create_task(self._live(run), name="local-mesh")
+
+    async def stop(self) -> None:
+        """Stop it, and wait until all of it has ended."""
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def _live(self, run: LocalRun) -> None:
+        supervisor = self._supervisor = Supervisor(run.folder)
+        try:
+            await _whole(asyncio.to_thread(self._launch, supervisor, run))
+            self._state = "running"
+            await supervisor.watch()
+        except ProcessError as error:
+            log.warning("the mesh that was started from here has ended: %s", error)
+            self._why = str(error)
+        finally:
+            self._state = "stopping"
+            await _whole(asyncio.to_thread(supervisor.stop))
+            self._supervisor = None
+            self._state = "ended" if self._why else "idle"
+
+    def _launch(self, supervisor: Supervisor, run: LocalRun) -> None:
+        for one in run.plan:
+            gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))} if one.gpus else {}
+            supervisor.launch(
+                ServiceSpec(
+                    name=one.name,
+                    command=self._program("--config", str(run.folder / "mesh.toml"), *one.arguments),
+                    env={**run.env, **gpus},
+                    restarts=_RESTARTS,
+                    grace_s=_GRACE_S,
+                    stage=one.stage,
+                )
+            )
+
+
+async def _whole(coroutine: object) -> None:
+    """Wait for work in a thread, which cannot be broken off, and be cancelled after it where that was asked."""
+    work: asyncio.Future[None] = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+    work.result()
