@@ -24,7 +24,7 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test fuzz check docs site sbom audit hooks wheel images bench console-shots clean
+.PHONY: help setup demo test stack-test chart-test fuzz check docs site sbom audit hooks wheel images bench console-shots clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ test: check ## Lint and types, then unit, integration and e2e tests. Options: AR
 
 stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'
 	@$(BIN)/pytest tests/stack $(ARGS)
+
+chart-test: setup ## Lint and render the Helm chart, check it against schemas and policies. Needs Go. Options: ARGS='...'
+	@tools/tool_env.sh chart
+	@tools/helm.sh
+	@$(BIN)/pytest tests/chart $(ARGS)
 
 fuzz: setup ## Damaged inputs for every decoder and the coordinator: a million. Options: ARGS='--inputs 5000 --seed 7'
 	@$(BIN)/python -W ignore -m tests.support.fuzz.run $(ARGS)
@@ -64,12 +69,14 @@ check: setup ## Lint, formatting, types, layers, generated documents.
 	@$(BIN)/python -m tools.render_asyncapi --check
 	@$(BIN)/python -m tools.render_settings --check
 	@$(BIN)/python -m tools.render_architecture --check
+	@$(BIN)/python -m tools.render_chart --check
 	@$(BIN)/python -m tools.render_sizing --check
 
-docs: setup ## Write the generated documents anew: docs/asyncapi.yaml, docs/settings.md, tables of docs/architecture.md and docs/sizing.md.
+docs: setup ## Write the generated documents anew: asyncapi.yaml, settings.md, tables of architecture.md and sizing.md, the chart's topics.
 	@$(BIN)/python -m tools.render_asyncapi
 	@$(BIN)/python -m tools.render_settings
 	@$(BIN)/python -m tools.render_architecture
+	@$(BIN)/python -m tools.render_chart
 	@$(BIN)/python -m tools.render_sizing
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from trinity_bus.config import CoordinatorSettings, MeshSettings
+from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
 from trinity_bus.sizing.gpus import GPUS
@@ -25,6 +25,7 @@ def table() -> str:
     """Return the figures of three meshes side by side, as a table of Markdown."""
     settings = Sections(
         mesh=MeshSettings(max_model_len=16_384, max_tokens=8192),
+        synchronizer=SynchronizerSettings(sync_method="memory"),
         coordinator=CoordinatorSettings(batch_size=512, max_staleness=4),
     )
     meshes = [

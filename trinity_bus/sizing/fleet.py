@@ -15,7 +15,8 @@ second, samples of ``p`` prompt and ``r`` response tokens:
   ``benchmarks/scheduling.py`` measures with its trajectories of very different lengths.
 * **Bytes.** A task is written to ``tasks``, and in its order to ``rollouts``; a sample's tokens take what
   ``benchmarks/codec.py`` measures.
-* **Versions.** A version is sent to every explorer from the trainer's machine, one after the other.
+* **Versions.** A version leaves the trainer's machine once for each explorer, one after the other; once in all where
+  explorers pass it on (``memory`` with ``sync_fan_out``), and a chunk's time later at each that it is passed on to.
 
 Estimates before there is a machine: whoever has measured tokens a second gives them instead.
 """
@@ -42,6 +43,8 @@ RESULT_BYTES: Final = 1500
 """Of all that is written of a task when its eight runs have ended: what explorer, coordinator and trainer say of it."""
 TOKEN_BYTES: Final = 7.81
 """Of a token in ``experiences``: ``benchmarks/codec.py``."""
+CHUNK_BYTES: Final = 256 << 10
+"""That an explorer has proved before it passes it on."""
 COPIES: Final = 3
 """Of each record, on as many brokers."""
 COORDINATOR_S: Final = 252e-6
@@ -154,7 +157,8 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
     nic = ask.gbit_s / 8 * 1e9
     timeout_s = ask.settings.synchronizer.sync_timeout_s
     weights = 2 * parameters(ask.shape)
-    sync_s = weights * explorers / nic
+    passed_on = ask.settings.synchronizer.sync_method == "memory" and ask.settings.synchronizer.sync_fan_out
+    sync_s = (weights + (explorers - 1) * CHUNK_BYTES if passed_on else weights * explorers) / nic
     sample_s = ask.response_tokens * engine.step_s
     batches = own.max_staleness + 1
     kept = batches * own.batch_size * own.group_size * tokens * TOKEN_BYTES
@@ -206,7 +210,8 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
             "sync of a version",
             sync_s,
             "s",
-            f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, one after the other",
+            f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, "
+            + ("who pass it on" if passed_on else "one after the other: sync_method memory has them pass it on"),
             f"raise synchronizer.sync_timeout_s, which is {timeout_s:g}" if sync_s > timeout_s else "",
         ),
         SizeFigure(

@@ -33,11 +33,13 @@ EXTRAS = {
     "pyarrow": "tasksets",
     "reasoning_gym": "gym",
     "safetensors": _WHOLE_MESH,
+    "tensorboard": "tensorboard",
     "tokenizers": _WHOLE_MESH,
     "torch": _WHOLE_MESH,
     "transformers": _WHOLE_MESH,
     "verifiers": "verifiers",
     "vllm": "explorer-cpu",
+    "wandb": "wandb",
 }
 """Packages that a base installation does not have, and the extras that bring what is needed with them."""
 
@@ -85,6 +87,7 @@ COMMANDS: dict[str, Lazy] = {
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
     "export": Lazy("workers.cli.export", "Write what the log tells of samples and all else as Parquet files.", _LOG),
+    "track": Lazy("workers.cli.track", "Write metrics for TensorBoard, Weights & Biases, or as JSON lines.", _LOG),
     "access": Lazy("workers.cli.access", "Users of the mesh on a cluster that checks rights.", _LOG),
     "positions": Lazy("workers.cli.positions", "How far the inputs are read, and where reading goes on.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),

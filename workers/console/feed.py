@@ -32,6 +32,7 @@ TELL_S: Final = 2.0
 _SILENCE_S: Final = 10.0
 _LAG_S: Final = 2.0
 _AGAIN_S: Final = 2.0
+_PAUSE_S: Final = 0.2
 _TOPICS: Final = (BATCHES, MODEL_VERSIONS, VERSION_HISTORY, *EVENTS)
 
 
@@ -126,7 +127,7 @@ class Feed:
             # Fetches wait for each other: those of pages not for those of anybody else.
             self._records = PastRecords(await stack.enter_async_context(self._connection("console-records")))
             state = MeshState(self._settings.mesh.model)
-            follower = await stack.enter_async_context(follow(bus, topics=_TOPICS, state=state))
+            follower = await stack.enter_async_context(follow(bus, topics=_TOPICS, state=state, pause_s=_PAUSE_S))
             self._bus, self._follower, self._state, self._away = bus, follower, state, ""
             try:
                 async with asyncio.TaskGroup() as group:

@@ -41,6 +41,8 @@ from workers.demo.stopping import Course, DemoTurn
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
+_GATHER_S: Final = 0.05
+"""What is shown may be so old: to fetch each record by itself would take time from those that work."""
 _TASKS_KEY: Final = "demo"
 _MODEL_FILES: Final = (
     "config.json",
@@ -162,7 +164,7 @@ async def _run_beside(
 async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
     async with Bus(kafka, client_id="demo") as bus:
         await bus.ensure_topics()
-        async with bus.producer() as producer, follow(bus, whole=True) as follower:
+        async with bus.producer() as producer, follow(bus, whole=True, pause_s=_GATHER_S) as follower:
             yield producer, follower
 
 

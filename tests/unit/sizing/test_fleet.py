@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from schemas import Dispatch, Record, RolloutFinished, Task, TaskResult
 from schemas.codec import encode
-from trinity_bus.config import CoordinatorSettings, MeshSettings
+from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing import parameters
 from trinity_bus.sizing.fleet import (
@@ -83,6 +83,12 @@ def test_what_was_measured_is_taken_instead_of_what_is_computed() -> None:
     found = values(measured)
     tokens_s = found["explorers"] * 2 * 1000 * 0.85
     assert found["samples"] == pytest.approx(min(tokens_s / 4096, found["trainer"] // 4 * 4 * 1500 / 4608))
+
+
+def test_weights_that_are_passed_on_leave_the_trainer_once() -> None:
+    memory = ASK.settings.model_copy(update={"synchronizer": SynchronizerSettings(sync_method="memory")})
+    alone, passed_on = values(ASK), values(replace(ASK, settings=memory))
+    assert alone["sync of a version"] == pytest.approx(passed_on["sync of a version"] * alone["explorers"], rel=0.01)
 
 
 def test_on_policy_explorers_and_trainer_wait_for_each_other() -> None:

@@ -63,6 +63,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
+_PAUSE_S: Final = 0.2
 LOOK_S: Final = 10.0
 """How often it looks whether it is still the same log."""
 _AGAIN_S: Final = 1.0
@@ -193,8 +194,10 @@ class IndexFollower:
         return ids
 
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
+        """Wait as ``read_mib_s`` asks for, and, where little comes, until it is more: each time costs a transaction."""
         size = sum(len(record.raw) for record in records)
-        await asyncio.sleep(max(0.0, size / self._bytes_s - (time.monotonic() - began)))
+        pause = _PAUSE_S if self._state == "following" and 0 < len(records) < _MAX_RECORDS else 0.0
+        await asyncio.sleep(max(pause, size / self._bytes_s - (time.monotonic() - began)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,0 +1,114 @@
+"""Every pod of the chart is pinned, bounded, confined and watched, and nothing secret is in an environment."""
+
+import re
+from typing import Any
+
+import pytest
+
+from trinity_bus.config import secret_variables
+
+pytestmark = pytest.mark.chart
+
+
+def containers(template: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
+
+
+def test_the_services_are_there(case: str, workloads: dict[str, dict[str, Any]]) -> None:
+    more = {"taskset"} if case == "one-node" else {"gateway", "console"}
+    assert set(workloads) == {"coordinator", "explorer", "trainer"} | more
+
+
+def test_every_image_is_pinned_to_a_version(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        for container in containers(template):
+            assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+(-gpu)?", container["image"])
+
+
+def test_every_container_has_requests_and_limits(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        for container in containers(template):
+            for kind in ("requests", "limits"):
+                assert {"cpu", "memory"} <= container["resources"][kind].keys()
+
+
+def test_every_pod_keeps_the_restricted_profile(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        spec = template["spec"]
+        assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        pod = spec["securityContext"]
+        assert (pod["runAsNonRoot"], pod["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+        assert pod["runAsUser"] >= 10000
+        for container in containers(template):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["privileged"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_what_a_read_only_root_needs_is_mounted_with_a_bound(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume)
+        for container in containers(template):
+            mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert {"/tmp", "/home/trinity"} <= mounted.keys()  # noqa: S108 - a path in a container
+            assert set(mounted.values()) <= volumes.keys()
+
+
+def test_every_service_is_watched(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        (container,) = template["spec"]["containers"]
+        asked = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
+        paths = {probe: get["path"] for probe, get in asked.items()}
+        assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert str(ports["health"]) == environment["TRINITY_BUS_HEALTH__PORT"]
+
+
+def test_every_service_has_time_to_end_in_order(workloads: dict[str, dict[str, Any]]) -> None:
+    """A service that hangs ends itself after 30 s."""
+    for template in workloads.values():
+        assert template["spec"]["terminationGracePeriodSeconds"] > 30 + 5
+
+
+def test_no_secret_is_in_an_environment(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        for container in containers(template):
+            for entry in container["env"]:
+                assert entry["name"] not in secret_variables()
+                assert "secretKeyRef" not in entry.get("valueFrom", {})
+            assert "envFrom" not in container
+
+
+def test_secrets_are_read_by_the_service_alone(workloads: dict[str, dict[str, Any]]) -> None:
+    for template in workloads.values():
+        for volume in template["spec"]["volumes"]:
+            assert "secret" not in volume
+            if "projected" in volume:
+                assert volume["projected"]["defaultMode"] == 0o440
+                assert all("items" in source["secret"] for source in volume["projected"]["sources"])
+
+
+def test_every_disruption_budget_is_of_a_service(
+    resources: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
+) -> None:
+    budgets = [one["spec"] for one in resources if one["kind"] == "PodDisruptionBudget"]
+    of = {budget["selector"]["matchLabels"]["app.kubernetes.io/component"]: budget for budget in budgets}
+    assert of.keys() == {"coordinator", "explorer", "trainer", "gateway"} & workloads.keys()
+    assert of["trainer"]["maxUnavailable"] == 0
+
+
+def test_explorers_are_counted_by_one_hand(case: str, resources: list[dict[str, Any]]) -> None:
+    """A number of replicas in the chart would undo KEDA's at each upgrade."""
+    (explorer,) = [
+        one for one in resources if one["kind"] == "Deployment" and one["metadata"]["name"] == "mesh-explorer"
+    ]
+    scaled = [one["spec"]["scaleTargetRef"]["name"] for one in resources if one["kind"] == "ScaledObject"]
+    assert scaled == (["mesh-explorer"] if case == "64-gpus" else [])
+    assert ("replicas" in explorer["spec"]) != bool(scaled)

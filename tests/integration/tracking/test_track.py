@@ -1,0 +1,85 @@
+"""Metrics of a log that grows, written by a tracker that is killed."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from schemas import StepTrained
+from schemas.topics import TRAINER_EVENTS
+from tests.support.mesh.waiting import until
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, env_name
+from trinity_bus.tracking import TOPICS
+
+pytestmark = pytest.mark.integration
+
+STEPS = 60
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(one) for one in text.splitlines(keepends=True)[1:] if one.endswith("\n")]
+
+
+async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    log = kafka.model_copy(update={"namespace": f"track-{uuid4().hex[:8]}"})
+    environment = {
+        **os.environ,
+        env_name("kafka.bootstrap_servers"): str(log.bootstrap_servers),
+        env_name("mesh.namespace"): log.namespace,
+    }
+    file = tmp_path / "metrics.jsonl"
+
+    async def tracker(*more: str) -> asyncio.subprocess.Process:
+        command = [sys.executable, "-m", "workers.cli.app", "track", "--out", str(tmp_path), *more]
+        return await asyncio.create_subprocess_exec(*command, env=environment)
+
+    def written(process: asyncio.subprocess.Process, wanted: int) -> bool:
+        return process.returncode is not None or len(lines(file)) >= wanted
+
+    async with Bus(log, client_id="test") as bus, bus.producer() as producer:
+        await bus.ensure_topics(TOPICS)
+
+        async def trained(first: int, last: int) -> None:
+            for step in range(first, last):
+                event = StepTrained(
+                    trainer="trainer-0",
+                    incarnation="i",
+                    model="policy",
+                    step=step,
+                    version=step,
+                    publish=True,
+                    metrics={"loss": 1 / step},
+                    checksum="0" * 64,
+                    master_address="127.0.0.1",
+                    master_port=0,
+                )
+                await (await producer.send(TRAINER_EVENTS, "trainer-0", event))
+
+        await trained(1, 21)
+        process = await tracker()
+        try:
+            # It was started late, and writes the past; killed while there is more to come.
+            sending = asyncio.create_task(trained(21, STEPS + 1))
+            await until(partial(written, process, 21), 120)
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGKILL)
+            await process.wait()
+            await sending
+        assert process.returncode == -signal.SIGKILL
+        process = await tracker("--once")
+        assert await process.wait() == 0
+    found = lines(file)
+    assert [one["step"] for one in found] == list(range(1, STEPS + 1))
+    assert found[3]["metrics"] == {"loss": 0.25}

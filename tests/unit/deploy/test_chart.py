@@ -1,0 +1,87 @@
+"""What must hold of the Helm chart without Helm: settings that services start with, images, users, metrics."""
+
+import os
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from tests.support.chart import CHART, ROOT, SIZES, values
+from trinity_bus.bus.access import USERS
+from trinity_bus.config import CONFIG_VARIABLE, Settings, secret_variables, setting_paths
+from workers.coordinator.gauges import GAUGES
+from workers.preconditions import problems
+from workers.taskset.dataset import load
+
+TEMPLATES = "\n".join(path.read_text() for path in sorted(CHART.glob("templates/*")))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_service_can_start_with_the_settings_of_every_size(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [variable for variable in os.environ if variable.upper().startswith("TRINITY_BUS_")]:
+        monkeypatch.delenv(variable)
+    given = values(size)
+    content = given["settings"]
+    if "path" in content["taskset"]:
+        # A file that is in the image alone.
+        content["taskset"]["path"] = __file__
+    settings = Settings(**content)
+    services = ["coordinator", "explorer", "trainer", *(["taskset"] if given["taskset"]["enabled"] else [])]
+    assert [problem for name in services for problem in problems(name, settings)] == []
+    assert settings.mesh.model_path is not None
+    assert settings.mesh.model_path.startswith("/model/tiny" if given["model"]["claim"] == "" else "/model/")
+    # A service gives up 30 s after it was asked to end, and its pod is killed after 45.
+    assert settings.explorer.drain_s <= 25
+    assert given["weights"]["tls"]["enabled"] <= (settings.synchronizer.sync_method == "memory")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_rank_and_every_explorer_has_the_gpus_that_its_settings_ask_for(size: str) -> None:
+    given = values(size)
+    trainer, explorer = given["settings"]["trainer"], given["settings"]["explorer"]
+    ranks = trainer.get("tensor_parallel", 1) * trainer.get("data_parallel", 1)
+    limits = [given[name]["resources"]["limits"].get("nvidia.com/gpu", 0) for name in ("trainer", "explorer")]
+    asked = [ranks, explorer.get("tensor_parallel_size", 1)] if given["device"] == "gpu" else [0, 0]
+    assert limits == asked
+
+
+@pytest.mark.parametrize(("size", "gpus"), [("8-gpus", 8), ("64-gpus", 64)])
+def test_a_size_uses_the_gpus_that_its_name_says(size: str, gpus: int) -> None:
+    given = values(size)
+    explorers = given["scaling"]["max"] if given["scaling"]["enabled"] else given["explorer"]["replicas"]
+    each = given["explorer"]["resources"]["limits"]["nvidia.com/gpu"]
+    assert given["trainer"]["resources"]["limits"]["nvidia.com/gpu"] + explorers * each == gpus
+
+
+def test_the_images_have_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert values("one-node")["image"]["tag"] == chart["appVersion"] == project["version"]
+
+
+def test_every_variable_that_the_templates_set_is_a_setting() -> None:
+    known = {name for name, _ in setting_paths()} | {CONFIG_VARIABLE}
+    known |= {f"{name}_FILE" for name in secret_variables()}
+    assert set(re.findall(r"TRINITY_BUS_[A-Z_]+[A-Z]", TEMPLATES)) <= known
+
+
+def test_every_secret_is_a_file() -> None:
+    direct = [name for name in secret_variables() if re.search(rf"name: {name}[,}}]", TEMPLATES)]
+    assert direct == []
+
+
+def test_every_role_is_a_user() -> None:
+    services = set(re.findall(r'"service.pod" \(dict "root" \. "name" "(\w+)"(?! "role")', TEMPLATES))
+    assert services == {"coordinator", "explorer", "trainer", "gateway", "taskset"}
+    assert services | set(re.findall(r'"role" "(\w+)"', TEMPLATES)) <= set(USERS)
+
+
+def test_explorers_are_scaled_by_a_metric_that_the_coordinator_has() -> None:
+    (name,) = re.findall(r"rl_\w+", values("64-gpus")["scaling"]["query"])
+    assert name in {gauge.replace(".", "_") for gauge, *_ in GAUGES}
+
+
+def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
+    inside = values("one-node")["settings"]["taskset"]["path"].partition("/site-packages/")[2]
+    assert load(ROOT / inside, taskset="taskset-0").train is not None

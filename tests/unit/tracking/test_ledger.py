@@ -1,0 +1,95 @@
+"""The table of metrics, and the ledger of them: what is on it after any end is what was written, once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from schemas.record import Record
+from schemas.topic import Topic
+from schemas.topics import BATCHES, TRAINER_EVENTS
+from trinity_bus.bus import Received
+from trinity_bus.tracking import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
+
+LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
+
+
+def received(record: Record, topic: Topic, offset: int = 0) -> Received[Any]:
+    return Received(
+        topic=topic,
+        partition=0,
+        offset=offset,
+        timestamp_ms=1500,
+        key=None,
+        headers=(),
+        raw=b"",
+        record=record,
+        traceparent=None,
+    )
+
+
+def step(number: int, **more: Any) -> StepTrained:
+    told: dict[str, Any] = {"metrics": {"loss": 0.5, "bad": float("nan")}, **more}
+    return StepTrained(
+        trainer="trainer-0",
+        incarnation="i",
+        model="policy",
+        step=number,
+        version=number,
+        publish=True,
+        checksum="0" * 64,
+        master_address="127.0.0.1",
+        master_port=0,
+        **told,
+    )
+
+
+def line(offset: int) -> MetricsLine:
+    return MetricsLine("trainer-events", 0, offset, 1.5, offset, {"loss": offset / 10})
+
+
+def test_what_has_metrics_of_a_step_is_a_line() -> None:
+    assert line_of(received(step(3), TRAINER_EVENTS, 7)) == MetricsLine("trainer-events", 0, 7, 1.5, 3, {"loss": 0.5})
+    assert line_of(received(step(3, again=True), TRAINER_EVENTS)) is None
+    assert line_of(received(step(0, metrics={}), TRAINER_EVENTS)) is None
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("train", 4), ("eval", 9)])
+def test_a_batch_tells_when_it_is_finalized(kind: Any, wanted: int) -> None:
+    def batch(state: BatchLifecycleState) -> BatchRecord:
+        return BatchRecord(
+            batch_id="b", batch_type=kind, state=state, sequence=4, min_version=9, metrics={"rollout/reward/mean": 1.0}
+        )
+
+    found = line_of(received(batch(BatchLifecycleState.FINALIZED), BATCHES))
+    assert found is not None
+    assert (found.step, found.metrics) == (wanted, {"rollout/reward/mean": 1.0})
+    assert line_of(received(batch(BatchLifecycleState.RUNNING), BATCHES)) is None
+
+
+def test_it_goes_on_behind_its_last_whole_line_wherever_it_was_cut(tmp_path: Path) -> None:
+    with MetricsLedger(tmp_path, LOG) as ledger:
+        ledger.append([line(0), line(1), line(2)])
+    whole = ledger.path.read_bytes()
+    for cut in range(len(whole) + 1):
+        ledger.path.write_bytes(whole[:cut])
+        with MetricsLedger(tmp_path, LOG) as again:
+            first = again.positions.get(("trainer-events", 0), 0)
+            assert first == again.lines
+            again.append([line(offset) for offset in range(first, 3)])
+            assert [one.offset for one in again.since(0)] == [0, 1, 2]
+            assert [one.offset for one in again.since(2)] == [2]
+        assert ledger.path.read_bytes() == whole
+
+
+def test_it_is_of_one_log_and_of_one_tracker(tmp_path: Path) -> None:
+    with MetricsLedger(tmp_path, LOG) as ledger, pytest.raises(MetricsLedgerError, match="another tracker"):
+        MetricsLedger(tmp_path, LOG)
+    with pytest.raises(MetricsLedgerError, match="another log"):
+        MetricsLedger(tmp_path, {**LOG, "batches": "cluster/three"})
+    with ledger.path.open("a") as file:
+        file.write(json.dumps({"some": "thing"}) + "\n")
+    with pytest.raises(MetricsLedgerError, match="line 2"):
+        MetricsLedger(tmp_path, LOG)

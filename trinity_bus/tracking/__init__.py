@@ -1,0 +1,25 @@
+"""A run's metrics, read off the log and handed to what people track experiments with.
+
+::
+
+    log --table--> ledger: a JSON line for each record that has metrics  --> TensorBoard, Weights & Biases
+
+The ledger is the only thing that reads the log, and all else is written from it, line by line. So what holds of the
+ledger, that nothing is missing or double whenever it is killed, has to be shown of each of the others from there alone:
+each says how many lines it has.
+"""
+
+from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
+from trinity_bus.tracking.sinks import Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking.table import TOPICS, MetricsLine, line_of
+
+__all__ = [
+    "TOPICS",
+    "MetricsLedger",
+    "MetricsLedgerError",
+    "MetricsLine",
+    "Sink",
+    "TensorBoard",
+    "WeightsAndBiases",
+    "line_of",
+]

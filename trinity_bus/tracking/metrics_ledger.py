@@ -1,0 +1,122 @@
+"""The ledger: a file of JSON lines, one for each record with metrics, and the place in the log that follows from it.
+
+::
+
+    open --no such file--> the first line says of which log it is
+      |---of another log--> MetricsLedgerError: another folder is needed
+      |---a line that was not finished (killed while it was written)--> cut off
+      '---another tracker has it open--> MetricsLedgerError
+    append: whole lines, on the disk before anything is written from them
+
+Where reading goes on is behind the last line of each partition: there is no second file that could disagree. Records
+without metrics behind it are read once more, and tell nothing again.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from trinity_bus.errors import TrinityError
+from trinity_bus.tracking.table import MetricsLine
+
+NAME: Final = "metrics.jsonl"
+
+
+class MetricsLedgerError(TrinityError):
+    """It cannot be used."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    log: dict[str, str]
+    """Of each topic the cluster, and the id that it was made with."""
+
+
+class MetricsLedger:
+    """A ledger that is open.
+
+    Args:
+        folder: Of the file; made where there is none.
+        log: Which log is read.
+
+    Raises:
+        MetricsLedgerError: It is of another log, is open elsewhere, or cannot be read.
+    """
+
+    def __init__(self, folder: Path, log: Mapping[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / NAME
+        self._file = self.path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise MetricsLedgerError(f"another tracker writes {self.path}: stop it, or give another folder") from None
+        self.lines = 0
+        """How many there are."""
+        self.positions: dict[tuple[str, int], int] = {}
+        """What to read next of each partition that has a line."""
+        try:
+            self._read(dict(log))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, lines: Sequence[MetricsLine]) -> None:
+        """Add lines, and have them on the disk."""
+        for line in lines:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._count(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def since(self, first: int) -> Iterator[MetricsLine]:
+        """Return the lines from one on, counted from 0."""
+        with self.path.open("rb") as file:
+            next(file)
+            for number, text in enumerate(file):
+                if number >= first:
+                    yield msgspec.json.decode(text, type=MetricsLine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _read(self, log: dict[str, str]) -> None:
+        self._file.seek(0)
+        whole = 0
+        for text in self._file:
+            if not text.endswith(b"\n"):
+                break
+            try:
+                if whole == 0:
+                    self._is_of(msgspec.json.decode(text, type=_Head).log, log)
+                else:
+                    self._count(msgspec.json.decode(text, type=MetricsLine))
+            except msgspec.MsgspecError as error:
+                raise MetricsLedgerError(
+                    f"{self.path}, line {self.lines + 2}, was not written by a tracker: {error}"
+                ) from None
+            whole += len(text)
+        self._file.truncate(whole)
+        if whole == 0:
+            self._file.write(msgspec.json.encode(_Head(log)) + b"\n")
+            self._file.flush()
+
+    def _is_of(self, was: dict[str, str], log: dict[str, str]) -> None:
+        if was != log:
+            raise MetricsLedgerError(
+                f"{self.path} is of another log, or its topics were made anew: give another folder"
+            )
+
+    def _count(self, line: MetricsLine) -> None:
+        self.lines += 1
+        self.positions[line.topic, line.partition] = line.offset + 1

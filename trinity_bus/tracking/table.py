@@ -1,0 +1,58 @@
+"""Which records have metrics, of which step. Pure.
+
+===================  ==================================  ==============================================================
+record               step                                metrics
+===================  ==================================  ==============================================================
+``StepTrained``      its own                             all that the trainer tells; of a step that was trained, and
+                                                         not of a version that is only had again
+``BatchRecord``      a train batch's number, which is    those of its tasks, when it is finalized
+                     its step; the version that an
+                     evaluation asked for
+===================  ==================================  ==============================================================
+
+A step that is trained again after a crash or a rollback is on the log again, and is told again: what was first is not
+taken back. What is no finite number is left out.
+"""
+
+import math
+from typing import Any, Final
+
+from msgspec import Struct
+
+from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from schemas.record import Metrics
+from schemas.topic import Topic
+from schemas.topics import BATCHES, TRAINER_EVENTS
+from trinity_bus.bus import Received
+
+TOPICS: Final[tuple[Topic, ...]] = (TRAINER_EVENTS, BATCHES)
+"""Where such records lie."""
+
+
+class MetricsLine(Struct, frozen=True):
+    """What one record tells."""
+
+    topic: str
+    partition: int
+    offset: int
+    at: float
+    """Seconds since the epoch."""
+    step: int
+    metrics: Metrics
+
+
+def line_of(received: Received[Any]) -> MetricsLine | None:
+    """Return what a record tells; None if that is nothing."""
+    match received.record:
+        case StepTrained(again=False) as event:
+            step, metrics = event.step, event.metrics
+        case BatchRecord(state=BatchLifecycleState.FINALIZED) as batch:
+            step = batch.sequence if batch.batch_type == "train" else batch.min_version
+            metrics = batch.metrics
+        case _:
+            return None
+    sound = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    if not sound:
+        return None
+    place = (received.topic.name, received.partition, received.offset)
+    return MetricsLine(*place, received.timestamp_ms / 1000, step, sound)

@@ -1,0 +1,55 @@
+"""``trinity-bus track``: metrics of a mesh for TensorBoard, Weights & Biases, or whoever reads JSON lines."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity_bus.bus import Bus
+from trinity_bus.runtime.service import run_service
+from trinity_bus.telemetry.logs import console as log_to_terminal
+from trinity_bus.tracking import TOPICS, Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking.follow import track as follow
+from workers.cli.connection import connected_settings
+from workers.cli.console import console
+
+app = typer.Typer(add_completion=False, help="Write metrics for TensorBoard, Weights & Biases, or as JSON lines.")
+
+
+@app.command()
+def track(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Folder of metrics.jsonl and all else.", file_okay=False)
+    ],
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also event files, in tensorboard/.")] = False,
+    wandb: Annotated[
+        str | None,
+        typer.Option("--wandb", metavar="PROJECT", help="Also a run of this project. WANDB_MODE=offline: in wandb/."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all is written that the log holds.")] = False,
+) -> None:
+    """Write the metrics of steps, batches and evaluations as they come, from the beginning of the log.
+
+    Killed at any moment and started again, it goes on without a gap or anything double. See docs/telemetry.md.
+    """
+    settings = connected_settings()
+    namespace = settings.kafka.namespace
+    log_to_terminal("WARNING")
+    written: list[int] = []
+
+    def sinks() -> list[Sink]:
+        found: list[Sink] = []
+        if tensorboard:
+            found.append(TensorBoard(out / "tensorboard"))
+        if wandb is not None:
+            found.append(WeightsAndBiases(out / "wandb", wandb, namespace))
+        return found
+
+    async def main() -> None:
+        async with Bus(settings.kafka, client_id="track") as bus:
+            await bus.ensure_topics(TOPICS)
+            written.append(await follow(bus, out, sinks, once=once))
+
+    run_service(main)
+    if written:
+        console().print(f"{written[0]} lines are in {out}", highlight=False, soft_wrap=True)
