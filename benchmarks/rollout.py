@@ -1,9 +1,12 @@
-"""Rollouts: tokens per second through an explorer, over tokens per second of the bare engine with the same prompts.
+"""Rollouts: what the explorer costs over the bare engine, and what conversations of many turns cost.
 
 One process holds the engine and the explorer around it, another runs its workflows; this one holds a real broker and
 plays coordinator and trainer: dispatch records in, experiences and results out. Rounds with and without the explorer
 take turns on the same engine, so that both see the same machine. "Bare" is vLLM's ``AsyncLLM`` asked for the same token
-ids with the same sampling; all requests at once, nothing decoded, nothing rewarded, nothing published.
+ids with the same sampling; as many requests at once, nothing decoded, nothing rewarded, nothing published.
+
+Conversations are of one run each. Their time in the mesh is that of a turn in its runner, without the engine's. At the
+end the explorer's process is killed amid conversations, and another goes on with them.
 """
 
 import asyncio
@@ -11,8 +14,11 @@ import multiprocessing
 import secrets
 import statistics
 import time
-import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +28,35 @@ from safetensors.torch import load_file
 from benchmarks._cluster import cluster_to_measure, make_topics
 from benchmarks._options import parser
 from benchmarks._report import Row, report
+from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
+from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
     Member,
     ModelVersion,
+    Position,
     RolloutFinished,
     Sampling,
     Task,
     WeightsSynced,
 )
-from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
-from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
-from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.sampling import sampling_arguments
-from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.weights.link.publisher import WeightPublisher
-from workers.explorer.service import ExplorerService
 
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64
 SHORT_TASKS = 4
 ROUNDS = 4
-GOAL = 0.95
+GOAL = 0.97
+IN_FLIGHT = {1: 440, 16: 220, 64: 110}
+"""Attempts at once, and tokens of each of their responses: one alone has nothing to hide what is beside the engine."""
+MAX_LEN = 512
+TURNS, DRAWN = 16, 16
+MANY_TURNS, FEW_DRAWN = LATE, 2
 LIMIT_S = 120.0
 
 
@@ -68,49 +78,6 @@ def explorer_settings(model: str) -> ExplorerSettings:
     )
 
 
-async def bare(engine: InferenceEngine, tasks: int) -> tuple[int, float]:
-    """Tokens and seconds of one round without the explorer."""
-    from vllm import SamplingParams
-    from vllm.inputs import tokens_input
-    from vllm.sampling_params import RequestOutputKind
-
-    llm: Any = engine.llm
-    arguments = sampling_arguments(Sampling(), GROUP, temperature=1.0, max_tokens=RESPONSE)
-
-    async def one(prompt: list[int]) -> int:
-        parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
-        async for output in llm.generate(tokens_input(prompt), parameters, uuid.uuid4().hex):
-            final = output
-        return sum(len(completion.token_ids) for completion in final.outputs)
-
-    began = time.perf_counter()
-    tokens = await asyncio.gather(*(one(prompt) for prompt in prompts(tasks)))
-    return sum(tokens), time.perf_counter() - began
-
-
-def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
-    """Body of the explorer's process: an explorer that runs all the time, and bare rounds when asked for."""
-
-    async def main() -> None:
-        settings = Settings(kafka=kafka, explorer=explorer_settings(model))
-        began = time.perf_counter()
-        fork_server = ForkServer(settings)
-        engine = InferenceEngine(settings.explorer)
-        await engine.start()
-        await fork_server.ready()
-        pipe.send(time.perf_counter() - began)
-        async with Bus(settings.kafka, client_id=NAME) as bus:
-            exploring = asyncio.create_task(ExplorerService(settings, bus, engine, fork_server).run())
-            while (tasks := await asyncio.to_thread(pipe.recv)) > 0:
-                pipe.send(await bare(engine, tasks))
-            exploring.cancel()
-            await asyncio.wait([exploring])
-        await engine.stop()
-        fork_server.close()
-
-    uvloop.run(main())
-
-
 async def through_explorer(
     producer: Producer,
     events: Reader,
@@ -122,32 +89,59 @@ async def through_explorer(
     traceparent: str | None = None,
 ) -> tuple[int, float]:
     """Tokens and seconds of one round, from the first order to the last result."""
-    lane = lane_partition(name)
-    began = time.perf_counter()
-    for i, prompt in enumerate(prompts(tasks)):
-        order = Dispatch(
-            explorer=name,
-            incarnation=explorer_incarnation,
-            task=Task(
-                task_id=f"{round_number}/{i}", workflow="math", prompt=" ".join(f"t{t}" for t in prompt), answer="t9"
-            ),
-            attempt=1,
-            batch_id=str(round_number),
-            batch_type="train",
+    orders = [
+        order_of(
+            Task(task_id=f"{round_number}/{i}", workflow="math", prompt=" ".join(f"t{t}" for t in prompt), answer="t9"),
+            explorer_incarnation,
             repeat_times=GROUP,
-            timeout_s=LIMIT_S,
+            explorer=name,
         )
-        await producer.send(ROLLOUTS, name, order, partition=lane, traceparent=traceparent)
-    results = 0
-    tokens = 0
-    while results < tasks:
+        for i, prompt in enumerate(prompts(tasks))
+    ]
+    results, seconds = await answered(producer, events, orders, tasks, traceparent=traceparent)
+    return sum(result.response_tokens for result in results), seconds
+
+
+def order_of(task: Task, incarnation: str, *, repeat_times: int = 1, explorer: str = NAME, **more: Any) -> Dispatch:
+    """Return what hands a task to an explorer."""
+    return Dispatch(
+        explorer=explorer,
+        incarnation=incarnation,
+        task=task,
+        batch_id="benchmark",
+        batch_type="train",
+        repeat_times=repeat_times,
+        timeout_s=LIMIT_S,
+        **{"attempt": 1, **more},
+    )
+
+
+async def answered(
+    producer: Producer, events: Reader, orders: Iterable[Dispatch], in_flight: int, *, traceparent: str | None = None
+) -> tuple[list[RolloutFinished], float]:
+    """Hand orders to their explorer, so many at once; their results, and the seconds from the first to the last."""
+    began = time.perf_counter()
+    waiting = iter(orders)
+    open_orders = 0
+    results: list[RolloutFinished] = []
+
+    async def hand_out(count: int) -> int:
+        handed = 0
+        for order, _ in zip(waiting, range(count), strict=False):
+            lane = lane_partition(order.explorer)
+            await producer.send(ROLLOUTS, order.explorer, order, partition=lane, traceparent=traceparent)
+            handed += 1
+        return handed
+
+    open_orders += await hand_out(in_flight)
+    while open_orders:
         for received in await events.batch(LIMIT_S):
             if isinstance(received.record, RolloutFinished):
                 assert received.record.status == "completed", received.record.error
                 assert received.record.experience is not None
-                results += 1
-                tokens += received.record.response_tokens
-    return tokens, time.perf_counter() - began
+                results.append(received.record)
+                open_orders += await hand_out(1) - 1
+    return results, time.perf_counter() - began
 
 
 async def serve_weights(
@@ -190,29 +184,190 @@ async def incarnation(events: Reader, name: str = NAME) -> str:
                 return received.record.incarnation
 
 
-async def measure(
-    pipe: Connection, kafka: KafkaSettings, model: Path, rounds: int, tasks: int
-) -> dict[str, list[float]]:
-    """Tokens per second of each round, both ways taking turns."""
-    speeds: dict[str, list[float]] = {"bare": [], "explorer": []}
-    async with Bus(kafka, client_id="benchmark") as bus:
-        async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
-            explorer_incarnation = await incarnation(events)
-            await serve_weights(producer, events, explorer_incarnation, model)
-            for number in range(rounds + 1):
-                pipe.send(tasks)
-                timings = {
-                    "bare": await asyncio.to_thread(pipe.recv),
-                    "explorer": await through_explorer(producer, events, explorer_incarnation, number, tasks=tasks),
-                }
-                # The first round of each warms up.
-                if number:
-                    for way, (tokens, seconds) in timings.items():
-                        speeds[way].append(tokens / seconds)
-        ends = await bus.end_offsets(EXPERIENCES)
-    assert sum(ends.values()) >= (rounds + 1) * tasks
-    pipe.send(0)
-    return speeds
+def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) -> list[Task]:
+    """Tasks of so many turns, of so many tokens each."""
+    return [
+        Task(
+            task_id=f"{name}/{i}",
+            workflow="bench-turns",
+            data={"prompt": prompt, "turns": turns, "keep": keep},
+            sampling=Sampling(max_tokens=drawn, ignore_eos=True),
+        )
+        for i, prompt in enumerate(prompts(count))
+    ]
+
+
+class Bench:
+    """One explorer's process, the log, and what has been measured."""
+
+    def __init__(self, pipe: Connection, producer: Producer, events: Reader, *, short: bool) -> None:
+        self.pipe = pipe
+        self.producer = producer
+        self.events = events
+        self.short = short
+        self.incarnation = ""
+
+    async def ask(self, what: Any) -> Any:
+        """Return what the explorer's process answers."""
+        self.pipe.send(what)
+        return await asyncio.to_thread(self.pipe.recv)
+
+    async def join(self, model: Path, epoch: int, known: str = "") -> None:
+        """Wait for the explorer's next life, and move weights into it."""
+        while (found := await incarnation(self.events)) == known:
+            """One that is gone, and was heard late."""
+        self.incarnation = found
+        await serve_weights(self.producer, self.events, found, model, epoch=epoch)
+
+    async def speeds(self, in_flight: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
+        """Tokens per second of the bare engine and through the explorer, in each round."""
+        count = in_flight if self.short or in_flight > 1 else 4
+        found = []
+        for number in range(rounds + 1):
+            asked = prompts(count)
+            drawn, seconds = await self.ask(Bare(asked, GROUP, in_flight, tokens))
+            tasks = [
+                Task(
+                    task_id=f"{tokens}/{number}/{i}",
+                    workflow="math",
+                    prompt=" ".join(f"t{t}" for t in prompt),
+                    answer="t9",
+                    sampling=Sampling(max_tokens=tokens, ignore_eos=True),
+                )
+                for i, prompt in enumerate(asked)
+            ]
+            orders = [order_of(task, self.incarnation, repeat_times=GROUP) for task in tasks]
+            results, took = await answered(self.producer, self.events, orders, in_flight)
+            # The first round of each warms up.
+            if number or self.short:
+                found.append((drawn / seconds, sum(one.response_tokens for one in results) / took))
+        return found
+
+    async def talk(self, tasks: list[Task]) -> tuple[list[RolloutFinished], float]:
+        """Have conversations, all at once."""
+        orders = [order_of(task, self.incarnation) for task in tasks]
+        return await answered(self.producer, self.events, orders, len(orders))
+
+    async def kept_over_not(self, rounds: int) -> list[float]:
+        """Seconds of conversations that are not kept over those of some that are, in each round."""
+        count, turns = (2, 2) if self.short else (TURNS, TURNS)
+        ratios = []
+        for number in range(rounds + 1):
+            took = {}
+            for keep in (number % 2 == 0, number % 2 == 1):
+                tasks = conversations(count, turns, DRAWN, keep=keep, name=f"keep-{keep}/{number}")
+                took[keep] = (await self.talk(tasks))[1]
+            if number or self.short:
+                ratios.append(took[False] / took[True])
+        return ratios
+
+    async def many_turns(self) -> tuple[float, float]:
+        """Share of the blocks found in the prefix cache that turns share; time in the mesh, late over early."""
+        before: Told = await self.ask(TELL)
+        count = 1 if self.short else 8
+        shared = 0
+        metrics: dict[int, list[float]] = {EARLY: [], LATE: []}
+        # One after the other: nothing waits for anything else.
+        for task in conversations(count, MANY_TURNS, FEW_DRAWN, keep=True, name="many"):
+            (result,), _ = await self.talk([task])
+            for at, seconds in metrics.items():
+                seconds.append(float(result.metrics[0][f"turn_{at}_s"]))
+            # What the last token drawn would have given is not computed before the next turn.
+            shared += sum(
+                (prompt_length(PROMPT, FEW_DRAWN, turn) + FEW_DRAWN - 1) // before.block
+                for turn in range(1, MANY_TURNS)
+            )
+        after: Told = await self.ask(TELL)
+        in_mesh = {}
+        for at, seconds in metrics.items():
+            lengths = [prompt_length(PROMPT, FEW_DRAWN, turn) for turn in around(at)]
+            engine = statistics.fmean(one for length in lengths for one in after.spent[length][-count:])
+            in_mesh[at] = statistics.fmean(seconds) - engine
+        return (after.cached - before.cached) / before.block / shared, in_mesh[LATE] / in_mesh[EARLY]
+
+    async def until_half(self, tasks: list[Task], drawn: "Synchronized[int]") -> tuple[set[str], dict[str, Position]]:
+        """Begin conversations, and return once half is drawn: which have ended, and where the turns of others begin."""
+        # Conversations that began together turn together: the moment is any within a turn, not the end of one.
+        half = drawn.value + len(tasks) * TURNS * DRAWN // 2 + secrets.randbelow(len(tasks) * DRAWN)
+        for task in tasks:
+            order = order_of(task, self.incarnation)
+            await self.producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
+        ended: set[str] = set()
+        begun: dict[str, Position] = {}
+        while drawn.value < half:
+            for received in await self.events.batch(0.01):
+                if isinstance(received.record, RolloutFinished):
+                    ended.add(received.record.task_id)
+                elif isinstance(received.record, ExplorerHeartbeat):
+                    begun |= {one.task_id: one.turns for one in received.record.running if one.turns is not None}
+        return ended, begun
+
+
+@contextmanager
+def explorer_process(settings: Settings) -> Iterator[tuple[Connection, "Synchronized[int]", BaseProcess]]:
+    """Provide a way to an explorer in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    drawn = context.Value("q", 0)
+    process = context.Process(target=explorer_side, args=(theirs, settings, drawn), name="explorer")
+    process.start()
+    # So that its death ends our waiting.
+    theirs.close()
+    try:
+        yield ours, drawn, process
+    finally:
+        process.kill()
+        process.join()
+
+
+async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
+    """Return the rows of the report, and its notes."""
+    rows, notes = [], []
+    async with (
+        Bus(settings.kafka, client_id="benchmark") as bus,
+        bus.producer() as producer,
+        bus.reader(EXPLORER_EVENTS, start="end") as events,
+    ):
+        tasks = conversations(2 if short else TURNS, TURNS, DRAWN, keep=True, name="killed")
+        with explorer_process(settings) as (pipe, drawn, process):
+            start_s = await asyncio.to_thread(pipe.recv)
+            bench = Bench(pipe, producer, events, short=short)
+            await bench.join(model, 1)
+            for in_flight, tokens in IN_FLIGHT.items():
+                found = await bench.speeds(min(in_flight, SHORT_TASKS) if short else in_flight, tokens, rounds)
+                ratios = [ours / theirs for theirs, ours in found]
+                rows.append(
+                    Row(f"explorer over bare engine, {in_flight} in flight", statistics.median(ratios), "", GOAL)
+                )
+                rows.append(Row(f"explorer, {in_flight} in flight", statistics.median(o for _, o in found), "tokens/s"))
+                notes.append(f"ratios, {in_flight} in flight: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+            kept = await bench.kept_over_not(rounds)
+            hits, growth = await bench.many_turns()
+            before = drawn.value
+            ended, begun = await bench.until_half(tasks, drawn)
+            process.kill()
+            process.join()
+            total = drawn.value - before
+        with explorer_process(settings) as (pipe, drawn, process):
+            await asyncio.to_thread(pipe.recv)
+            again = Bench(pipe, producer, events, short=short)
+            await again.join(model, 2, bench.incarnation)
+            rest = [task for task in tasks if task.task_id not in ended]
+            orders = [order_of(task, again.incarnation, attempt=2, turns=begun.get(task.task_id)) for task in rest]
+            await answered(producer, events, orders, len(orders))
+            pipe.send(None)
+            await asyncio.to_thread(process.join)
+            total += drawn.value
+    needed = len(tasks) * TURNS * DRAWN
+    rows += [
+        Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
+        Row("blocks found in the prefix cache over those shared", hits, "", 0.9),
+        Row(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5, better="lower"),
+        Row("tokens drawn twice after a SIGKILL", 100 * (total - needed) / needed, "%", 5.0, better="lower"),
+        Row("start of engine and runners", start_s, "s", better="lower"),
+    ]
+    notes.append(f"ratios, kept or not: {', '.join(f'{ratio:.3f}' for ratio in kept)}")
+    return rows, notes
 
 
 def main() -> None:
@@ -220,34 +375,21 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()
-    rounds, tasks = (1, SHORT_TASKS) if options.short else (options.rounds, TASKS)
     with cluster_to_measure() as cluster:
         kafka = cluster.unused()
         model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        process = multiprocessing.get_context("spawn").Process(
-            target=explorer_side, args=(theirs, kafka, str(model)), name="explorer"
-        )
         uvloop.run(make_topics(kafka))
-        process.start()
-        # So that its death ends our waiting.
-        theirs.close()
-        start_s = ours.recv()
-        speeds = uvloop.run(measure(ours, kafka, model, rounds, tasks))
-        process.join()
-    bare_speed, speed = (statistics.median(speeds[way]) for way in ("bare", "explorer"))
-    ratios = [with_it / without for with_it, without in zip(speeds["explorer"], speeds["bare"], strict=True)]
+        own = explorer_settings(str(model)).model_copy(
+            update={"max_model_len": MAX_LEN, "workflow_modules": "benchmarks._rollout_turns"}
+        )
+        rounds = 0 if options.short else options.rounds
+        rows, notes = uvloop.run(measure(Settings(kafka=kafka, explorer=own), model, rounds, short=options.short))
     report(
         "rollout",
-        f"{tasks} tasks x {GROUP} samples x up to {RESPONSE} tokens, 0.6 M parameters, one explorer on a CPU",
-        [
-            Row("explorer over bare engine", statistics.median(ratios), "", GOAL),
-            Row("explorer", speed, "tokens/s"),
-            Row("bare engine", bare_speed, "tokens/s"),
-            Row("start of engine and runners", start_s, "s", better="lower"),
-        ],
+        f"groups of {GROUP}; {TURNS} conversations of {TURNS} turns x {DRAWN} tokens; 0.6 M parameters, on a CPU",
+        rows,
         options,
-        notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
+        notes=notes,
     )
 
 

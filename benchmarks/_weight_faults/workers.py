@@ -273,7 +273,8 @@ async def _trainer(post: Post) -> None:
     directory = post.folder / "checkpoints"
     directory.mkdir(exist_ok=True)
     publisher = make_publisher(
-        TrainerSettings(bucket_mib=BUCKET_BYTES >> 20),
+        # Explorers come from 127.0.0.1, as if from another machine: they pass versions on.
+        TrainerSettings(host="127.0.0.2", bucket_mib=BUCKET_BYTES >> 20),
         SynchronizerSettings(sync_method=post.method, sync_timeout_s=post.sync_timeout_s),
         directory,
         "cpu",

@@ -120,6 +120,11 @@ class InferenceEngine:
         return self._counter.generated
 
     @property
+    def tokens_cached(self) -> int:
+        """Tokens of prompts that were found in the prefix cache, and not computed again, since the start."""
+        return self._counter.cached
+
+    @property
     def load(self) -> EngineLoad:
         """How busy it was after its last step."""
         counter = self._counter

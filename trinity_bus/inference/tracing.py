@@ -40,6 +40,8 @@ class TokenCounter:
     def __init__(self) -> None:
         self.generated = 0
         """Tokens drawn so far, those of unfinished requests included."""
+        self.cached = 0
+        """Tokens of prompts that were found in the prefix cache so far."""
         self.preempted = 0
         """Requests that were preempted so far."""
         self.kv_usage, self.running, self.waiting = 0.0, 0, 0
@@ -55,6 +57,7 @@ class TokenCounter:
         """Take note of the end of a step of vLLM."""
         if scheduler_stats is not None:
             self.kv_usage = scheduler_stats.kv_cache_usage
+            self.cached += scheduler_stats.prefix_cache_stats.hits
             self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         if iteration_stats is not None:
             self.generated += iteration_stats.num_generation_tokens

@@ -9,8 +9,17 @@ ledger, that nothing is missing or double whenever it is killed, has to be shown
 each says how many lines it has.
 """
 
-from trinity_bus.tracking.ledger import Ledger, LedgerError
+from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.sinks import Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.table import TOPICS, MetricsLine, line_of
 
-__all__ = ["TOPICS", "Ledger", "LedgerError", "MetricsLine", "Sink", "TensorBoard", "WeightsAndBiases", "line_of"]
+__all__ = [
+    "TOPICS",
+    "MetricsLedger",
+    "MetricsLedgerError",
+    "MetricsLine",
+    "Sink",
+    "TensorBoard",
+    "WeightsAndBiases",
+    "line_of",
+]

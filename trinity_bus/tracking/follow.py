@@ -12,7 +12,7 @@ from typing import Final
 
 from trinity_bus.bus import Bus
 from trinity_bus.bus.offsets import readable
-from trinity_bus.tracking.ledger import Ledger, LedgerError
+from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.sinks import Sink
 from trinity_bus.tracking.table import TOPICS, line_of
 
@@ -35,10 +35,10 @@ async def track(bus: Bus, folder: Path, open_sinks: Callable[[], Sequence[Sink]]
         How many lines the ledger has.
 
     Raises:
-        LedgerError: The ledger cannot be used, or the log has lost what comes next.
+        MetricsLedgerError: The ledger cannot be used, or the log has lost what comes next.
     """
     ids = {topic.name: await bus.identity(topic) for topic in TOPICS}
-    with Ledger(folder, {name: f"{one.cluster}/{one.topic}" for name, one in ids.items()}) as ledger:
+    with MetricsLedger(folder, {name: f"{one.cluster}/{one.topic}" for name, one in ids.items()}) as ledger:
         sinks = await asyncio.to_thread(open_sinks)
         try:
             await _follow(bus, ledger, sinks, once=once)
@@ -48,10 +48,10 @@ async def track(bus: Bus, folder: Path, open_sinks: Callable[[], Sequence[Sink]]
         return ledger.lines
 
 
-async def _follow(bus: Bus, ledger: Ledger, sinks: Sequence[Sink], *, once: bool) -> None:
+async def _follow(bus: Bus, ledger: MetricsLedger, sinks: Sequence[Sink], *, once: bool) -> None:
     found = await readable(bus, TOPICS, ledger.positions)
     if found.beyond:
-        raise LedgerError(f"the log ends before what {ledger.path} has of it: {found.beyond[0]}")
+        raise MetricsLedgerError(f"the log ends before what {ledger.path} has of it: {found.beyond[0]}")
     if found.lost:
         log.warning("retention has deleted %d records before they were read", found.lost)
     await asyncio.to_thread(_bring_up, ledger, sinks)
@@ -66,10 +66,12 @@ async def _follow(bus: Bus, ledger: Ledger, sinks: Sequence[Sink], *, once: bool
                 return
 
 
-def _bring_up(ledger: Ledger, sinks: Sequence[Sink]) -> None:
+def _bring_up(ledger: MetricsLedger, sinks: Sequence[Sink]) -> None:
     for sink in sinks:
         if sink.lines > ledger.lines:
-            raise LedgerError(f"{sink.lines} lines were written of a ledger that has {ledger.lines}: {ledger.path}")
+            raise MetricsLedgerError(
+                f"{sink.lines} lines were written of a ledger that has {ledger.lines}: {ledger.path}"
+            )
         batch = []
         for line in ledger.since(sink.lines):
             batch.append(line)

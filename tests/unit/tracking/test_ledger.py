@@ -11,7 +11,7 @@ from schemas.record import Record
 from schemas.topic import Topic
 from schemas.topics import BATCHES, TRAINER_EVENTS
 from trinity_bus.bus import Received
-from trinity_bus.tracking import Ledger, LedgerError, MetricsLine, line_of
+from trinity_bus.tracking import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
 
 LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
 
@@ -70,12 +70,12 @@ def test_a_batch_tells_when_it_is_finalized(kind: Any, wanted: int) -> None:
 
 
 def test_it_goes_on_behind_its_last_whole_line_wherever_it_was_cut(tmp_path: Path) -> None:
-    with Ledger(tmp_path, LOG) as ledger:
+    with MetricsLedger(tmp_path, LOG) as ledger:
         ledger.append([line(0), line(1), line(2)])
     whole = ledger.path.read_bytes()
     for cut in range(len(whole) + 1):
         ledger.path.write_bytes(whole[:cut])
-        with Ledger(tmp_path, LOG) as again:
+        with MetricsLedger(tmp_path, LOG) as again:
             first = again.positions.get(("trainer-events", 0), 0)
             assert first == again.lines
             again.append([line(offset) for offset in range(first, 3)])
@@ -85,11 +85,11 @@ def test_it_goes_on_behind_its_last_whole_line_wherever_it_was_cut(tmp_path: Pat
 
 
 def test_it_is_of_one_log_and_of_one_tracker(tmp_path: Path) -> None:
-    with Ledger(tmp_path, LOG) as ledger, pytest.raises(LedgerError, match="another tracker"):
-        Ledger(tmp_path, LOG)
-    with pytest.raises(LedgerError, match="another log"):
-        Ledger(tmp_path, {**LOG, "batches": "cluster/three"})
+    with MetricsLedger(tmp_path, LOG) as ledger, pytest.raises(MetricsLedgerError, match="another tracker"):
+        MetricsLedger(tmp_path, LOG)
+    with pytest.raises(MetricsLedgerError, match="another log"):
+        MetricsLedger(tmp_path, {**LOG, "batches": "cluster/three"})
     with ledger.path.open("a") as file:
         file.write(json.dumps({"some": "thing"}) + "\n")
-    with pytest.raises(LedgerError, match="line 2"):
-        Ledger(tmp_path, LOG)
+    with pytest.raises(MetricsLedgerError, match="line 2"):
+        MetricsLedger(tmp_path, LOG)

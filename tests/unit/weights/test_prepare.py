@@ -21,7 +21,7 @@ def model(value: float) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def server() -> Iterator[WeightServer]:
-    made = WeightServer(bucket_bytes=1 << 8, timeout_s=5)
+    made = WeightServer("127.0.0.2", bucket_bytes=1 << 8, timeout_s=5)
     yield made
     made.close()
 

@@ -6,8 +6,8 @@
                                                          |                     |                    |
                                                          +--silent: dropped    +--gone: refused     +--too slow: dropped
 
-A member that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open meanwhile, so that
-the trainer sees when it is gone, and is asked there when its holder has failed it::
+A member on another machine that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open
+meanwhile, so that the trainer sees when it is gone, and is asked there when its holder has failed it::
 
     request with a port --> join --> holder, or frames from here --> (it says no more, and is gone) --> leave
                               ^                |
@@ -151,7 +151,10 @@ class WeightServer:
             with self.staging.lease(request.version, request.checksum) as staged:
                 manifest, hashes = staged.manifest.to_json(), staged.chunk_hashes
                 delta = self._delta(staged, request.held)
-                if delta is not None or not request.port or not 0 < len(hashes) <= MAX_CHUNKS * HASH_BYTES:
+                here, there = channel.ends
+                # A member on this very machine costs no card anything, and would hash all chunks for nothing.
+                passes_on = request.port and here != there and 0 < len(hashes) <= MAX_CHUNKS * HASH_BYTES
+                if delta is not None or not passes_on:
                     changes = None if delta is None else delta.changes
                     channel.send(ANSWER.encode(WeightsAnswer("", manifest, changes)))
                     parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload

@@ -35,7 +35,8 @@ class PassersOn:
     """A server, and members that come one after the other while it sends nothing."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.server = WeightServer(bucket_bytes=1 << 20, timeout_s=20)
+        # Members come from 127.0.0.1, as if from another machine.
+        self.server = WeightServer("127.0.0.2", bucket_bytes=1 << 20, timeout_s=20)
         self.checksum = self.server.stage(0, WEIGHTS.items())
         self.announced = announcement(self.server, 0, self.checksum, "victim", *NAMES)
         self.members: dict[str, WeightReceiver] = {}
@@ -207,8 +208,11 @@ def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: py
     server.close()
 
 
-def test_a_trainer_that_is_told_not_to_sends_to_each_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, receiver = WeightServer(fan_out=False), WeightReceiver()
+@pytest.mark.parametrize(("host", "fan_out"), [("127.0.0.2", False), ("127.0.0.1", True)])
+def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_itself(
+    host: str, *, fan_out: bool
+) -> None:
+    server, receiver = WeightServer(host, fan_out=fan_out), WeightReceiver()
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
     receiver.start(source(announced, "a", 20))
     assert settled(receiver).state == "ready", receiver.progress

@@ -3,9 +3,9 @@
 ::
 
     open --no such file--> the first line says of which log it is
-      |---of another log--> LedgerError: another folder is needed
+      |---of another log--> MetricsLedgerError: another folder is needed
       |---a line that was not finished (killed while it was written)--> cut off
-      '---another tracker has it open--> LedgerError
+      '---another tracker has it open--> MetricsLedgerError
     append: whole lines, on the disk before anything is written from them
 
 Where reading goes on is behind the last line of each partition: there is no second file that could disagree. Records
@@ -27,7 +27,7 @@ from trinity_bus.tracking.table import MetricsLine
 NAME: Final = "metrics.jsonl"
 
 
-class LedgerError(TrinityError):
+class MetricsLedgerError(TrinityError):
     """It cannot be used."""
 
 
@@ -36,7 +36,7 @@ class _Head(msgspec.Struct, frozen=True):
     """Of each topic the cluster, and the id that it was made with."""
 
 
-class Ledger:
+class MetricsLedger:
     """A ledger that is open.
 
     Args:
@@ -44,7 +44,7 @@ class Ledger:
         log: Which log is read.
 
     Raises:
-        LedgerError: It is of another log, is open elsewhere, or cannot be read.
+        MetricsLedgerError: It is of another log, is open elsewhere, or cannot be read.
     """
 
     def __init__(self, folder: Path, log: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Ledger:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise LedgerError(f"another tracker writes {self.path}: stop it, or give another folder") from None
+            raise MetricsLedgerError(f"another tracker writes {self.path}: stop it, or give another folder") from None
         self.lines = 0
         """How many there are."""
         self.positions: dict[tuple[str, int], int] = {}
@@ -102,7 +102,7 @@ class Ledger:
                 else:
                     self._count(msgspec.json.decode(text, type=MetricsLine))
             except msgspec.MsgspecError as error:
-                raise LedgerError(
+                raise MetricsLedgerError(
                     f"{self.path}, line {self.lines + 2}, was not written by a tracker: {error}"
                 ) from None
             whole += len(text)
@@ -113,7 +113,9 @@ class Ledger:
 
     def _is_of(self, was: dict[str, str], log: dict[str, str]) -> None:
         if was != log:
-            raise LedgerError(f"{self.path} is of another log, or its topics were made anew: give another folder")
+            raise MetricsLedgerError(
+                f"{self.path} is of another log, or its topics were made anew: give another folder"
+            )
 
     def _count(self, line: MetricsLine) -> None:
         self.lines += 1
