@@ -138,6 +138,9 @@ class BlockingContext:
             raise concurrent.futures.CancelledError("this run is over")
         future = asyncio.run_coroutine_threadsafe(asked, self._loop)
         self._waited.add(future)
+        if self._over:
+            # It ended between the two lines above, and saw nothing to cancel.
+            future.cancel()
         try:
             return future.result()
         finally:
