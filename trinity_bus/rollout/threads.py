@@ -140,7 +140,7 @@ class BlockingContext:
         self._waited.add(future)
         if self._over:
             # It ended between the two lines above, and saw nothing to cancel.
-            future.cancel()
+            future.cancel()  # type: ignore[unreachable]  # another thread has set it
         try:
             return future.result()
         finally:
