@@ -49,7 +49,7 @@ from benchmarks._weight_sync.trainer import Round, Trainer
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.weights.link.link import serve_store
+from trinity_bus.runtime.rendezvous import serve_store
 from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.memory.server import WeightServer
 from workers.coordinator.service import Coordinator

@@ -101,7 +101,7 @@ class BlockingContext:
         self._ctx = ctx
         self._loop = asyncio.get_running_loop()
         self._waited: set[concurrent.futures.Future[Any]] = set()
-        self._over = False
+        self._over = threading.Event()
         self.tokenizer = ctx.tokenizer
         self.sampling = ctx.sampling
         self.batch_type = ctx.batch_type
@@ -133,12 +133,12 @@ class BlockingContext:
         self._wait(self._ctx.end_turn())
 
     def _wait[R](self, asked: Coroutine[Any, Any, R]) -> R:
-        if self._over:
+        if self._over.is_set():
             asked.close()
             raise concurrent.futures.CancelledError("this run is over")
         future = asyncio.run_coroutine_threadsafe(asked, self._loop)
         self._waited.add(future)
-        if self._over:
+        if self._over.is_set():
             # It ended between the two lines above, and saw nothing to cancel.
             future.cancel()  # type: ignore[unreachable]  # another thread has set it
         try:
@@ -150,6 +150,6 @@ class BlockingContext:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._over = True
+        self._over.set()
         for future in tuple(self._waited):
             future.cancel()

@@ -50,8 +50,6 @@ from workers.coordinator.upset import REASON
 
 log = logging.getLogger("workers.coordinator")
 
-log = logging.getLogger("workers.coordinator")
-
 type Originals = Mapping[Origin, Received[Any]]
 """Tasks as they came, of those that were read just now."""
 

@@ -4,7 +4,7 @@
 
     created --> unfilled --full--> waiting --admit--> in training order (train), until it is FINALIZED or ABORTED
                    |
-                   +--> one is given up when too much waits here, see ``coordination.unfilled``
+                   +--> one is given up when too much waits here, see ``coordination.batches.unfilled``
 
 Full train batches wait for a place in training, and producers take turns: the next place is for whoever has the fewest
 batches in training, see :mod:`trinity_bus.coordination.batches.shares`; of each producer, the batch that was full first

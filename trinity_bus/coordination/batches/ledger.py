@@ -14,11 +14,11 @@ batch likewise, and for a shorter time what became of it. Nothing else is kept o
 Entries of the changelog. A task that is accepted, handed out once and answered shares all of its entries with others:
 
 ====================================  ==================================================================================
-``level``                             what the state may hold; see ``coordination.state_codec``
+``level``                             what the state may hold; see ``coordination.state.codec``
 ``books``, ``sync``                   the counters, and which weights are served
 ``explorer/<name>``                   an explorer that is, or was lately, in the mesh
 ``batch/<id>``                        a batch that has not ended
-``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.pages``
+``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.state.pages``
 ``assigned/<explorer>``               its running attempts
 ``progress/<task id>``                what attempts that have ended left behind, from the first one on
 ``answer/<part>/<task id>``           the answer of a part, of a task with several or of one that was contributed

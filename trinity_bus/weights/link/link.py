@@ -25,43 +25,18 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from trinity_bus.runtime import rendezvous
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link import nccl
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store, TCPStore, Work
+    from torch.distributed import Store, Work
 
 type Backend = Literal["gloo", "nccl"]
 
 _SLICE = timedelta(milliseconds=50)
 """How long a wait may take to notice that it was cancelled."""
 _NCCL_POLL_S = 0.0005
-
-
-def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
-    """Open the trainer's rendezvous store; see :func:`trinity_bus.runtime.rendezvous.serve_store`.
-
-    Raises:
-        LinkError: Nothing can listen on ``host``.
-    """
-    try:
-        return rendezvous.serve_store(host, timeout_s=timeout_s)
-    except rendezvous.RendezvousError as error:
-        raise LinkError(str(error)) from error
-
-
-def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
-    """Connect to a trainer's rendezvous store.
-
-    Raises:
-        LinkError: Nothing listens there, or it does not answer within ``timeout_s``.
-    """
-    try:
-        return rendezvous.join_store(host, port, timeout_s=timeout_s)
-    except rendezvous.RendezvousError as error:
-        raise LinkError(str(error)) from error
 
 
 def local_address(host: str, port: int) -> str:
