@@ -140,7 +140,7 @@ class BlockingContext:
         self._waited.add(future)
         if self._over.is_set():
             # It ended between the two lines above, and saw nothing to cancel.
-            future.cancel()  # type: ignore[unreachable]  # another thread has set it
+            future.cancel()
         try:
             return future.result()
         finally:
