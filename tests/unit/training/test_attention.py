@@ -8,7 +8,7 @@ import torch
 from trinity_bus.training.attention import SDPAttention
 
 
-class OnGpu(torch.Tensor):  # type: ignore[misc]  # torch is not type-checked
+class OnGpu(torch.Tensor):
     is_cuda = True
 
 
