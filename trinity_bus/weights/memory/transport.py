@@ -11,8 +11,8 @@ another member of the announcement or the trainer itself. Each chunk is proven a
 
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
-       +--the holder is gone, refuses, is silent for ``SILENCE_S``, sends no whole chunk for ``CHUNK_S``, or a wrong one:
-          ask the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
+       +--the holder is gone, refuses, is silent for ``SILENCE_S``, sends no chunk for ``CHUNK_S``, or a wrong one: ask
+          the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
           could not even be met
 
 One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 SILENCE_S: Final = 3.0
 """After which a holder counts as gone: it sends an empty frame when it has nothing new."""
 CHUNK_S: Final = 10.0
-"""After which a holder counts as gone that says that it lives, or sends a byte now and then: those behind it wait too."""
+"""After which a holder counts as gone that sends no whole chunk, whatever else: those behind it wait, too."""
 _MOST_HOLDERS: Final = 32
 """That may fail one transfer."""
 
@@ -143,9 +143,7 @@ class MemoryTransport:
         timeout_s = min(source.timeout_s, SILENCE_S)
         return meet(replace(source, host=host, port=port, timeout_s=timeout_s), cancelled)
 
-    def _take(
-        self, channel: Channel, holding: Holding, arrived: Callable[[int], None], chunk_s: float | None
-    ) -> None:
+    def _take(self, channel: Channel, holding: Holding, arrived: Callable[[int], None], chunk_s: float | None) -> None:
         """Take chunks until all are there, each within ``chunk_s`` where that is given.
 
         Raises:
