@@ -23,7 +23,7 @@ HALF_A_CHARACTER = (
         pytest.param(f"{FORM}; charset=punycode", b"token=x-b9", 401, id="a little of it"),
         pytest.param(f"{FORM}; charset=none-such", b"token=x", 401, id="an encoding that there is not"),
         pytest.param(FORM, b"token=%ff%ed%a0%80", 401, id="what is no text"),
-        pytest.param(FORM, b"&".join(b"%d=" % i for i in range(100)), 400, id="many fields"),
+        pytest.param(FORM, b"&".join(b"%d=" % i for i in range(600)), 400, id="many fields"),
         pytest.param("multipart/form-data; boundary=B", HALF_A_CHARACTER, 415, id="half a character"),
         pytest.param("multipart/form-data; boundary=B", b"--B\r\n" * 100, 415, id="parts"),
         pytest.param(f"{FORM}; charset=utf-16", f"token={TOKEN}".encode(), 303, id="read as all forms are"),

@@ -11,6 +11,7 @@ from schemas import BatchLifecycleState, CommandReply, ManifestEntry, Position, 
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.codec import encode
 from schemas.command import BatchResult
+from schemas.experience import MAX_SAMPLES
 from schemas.numbers import MAX_VERSION
 from schemas.record import MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
@@ -148,7 +149,7 @@ def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[i
 
 def entry(number: int, parts: int) -> ManifestEntry:
     """The largest that there can be."""
-    part = ResultPart(attempt=LARGE, samples=LARGE, position=Position(partition=2**31, offset=LARGE))
+    part = ResultPart(attempt=LARGE, samples=MAX_SAMPLES, position=Position(partition=2**31, offset=LARGE))
     return ManifestEntry(
         task_id=f"{number:0{MAX_ID_LENGTH}}",
         status="completed",
@@ -174,7 +175,7 @@ def test_the_largest_batch_can_be_sent(record_mib: int, tasks: int) -> None:
             order=number,
             task_id=manifest.task_id,
             status=manifest.status,
-            parts=[StoredPart(LARGE, LARGE, (2**31, LARGE))] * len(manifest.parts),
+            parts=[StoredPart(LARGE, MAX_SAMPLES, (2**31, LARGE))] * len(manifest.parts),
             error=manifest.error,
             version_min=manifest.version_min,
             version_max=manifest.version_max,
