@@ -12,7 +12,7 @@ from schemas.record import Identifier
 from trinity_bus.config.mesh import Dtype, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, HostName, InstanceName, Seconds
+from trinity_bus.config.values import Count, HostName, InstanceName, Seconds, Size
 
 _POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -54,9 +54,9 @@ class ExplorerSettings(Section):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Of tasks that name none."""
     max_tokens: Count = of_mesh("max_tokens")
-    cpu_kvcache_gib: Annotated[float, Field(gt=0)] = 1.0
+    cpu_kvcache_gib: Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)] = 1.0
     """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
-    max_num_seqs: Count = 256
+    max_num_seqs: Size = 256
     """Sequences that the engine computes at once; the others wait."""
     cpu_threads: Count = 1
     """Threads of the engine's arithmetic on a CPU."""

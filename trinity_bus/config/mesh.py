@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from schemas.record import Identifier
 from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import Count
+from trinity_bus.config.values import Count, Size
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 type Mode = Literal["both", "explore", "train", "bench", "serve"]
@@ -51,7 +51,7 @@ class MeshSettings(Section):
     dtype: Dtype = "auto"
     """Of weights and activations. ``auto``: explorers take what the model's folder names; the trainer takes float32 on
     a CPU, and bfloat16 on a GPU (the optimizer keeps float32). The trainer does not train in float16."""
-    max_model_len: Count = 1024
+    max_model_len: Size = 1024
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256
     """Longest response of tasks that name none, in tokens; less than ``max_model_len``."""

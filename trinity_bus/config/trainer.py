@@ -10,7 +10,7 @@ from schemas.free_form import MAX_ITEMS
 from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds
+from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds, Size
 
 
 class TrainerSettings(Section):
@@ -173,7 +173,7 @@ class TrainerSettings(Section):
     limited_sampling: Literal["leave_out", "train"] = "leave_out"
     """What becomes of samples that were drawn with top-p, top-k, min-p or penalties, whose log-probabilities a trainer
     cannot compute: left out of the step, or trained on as if there had been no limit. They are counted."""
-    micro_batch_tokens: Count = 16_384
+    micro_batch_tokens: Size = 16_384
     """Tokens that go through the model at once; bounds memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")
     engine: Literal["megatron", "torch"] = "megatron"
@@ -203,7 +203,7 @@ class TrainerSettings(Section):
     recompute: bool = False
     """Compute the activations of a layer again in the backward pass, in place of keeping them: less memory, for a third
     more arithmetic (Chen et al., arXiv:1604.06174)."""
-    lora_rank: Annotated[int, Field(ge=0)] = 0
+    lora_rank: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     """Train so many dimensions beside each linear layer of attention and MLP, and leave the weights as they are (LoRA,
     Hu et al., arXiv:2106.09685). 0: all weights are trained. Explorers get the merged weights in either case; with
     ``export_dir`` the adapter lies beside the merged model, as PEFT has it."""

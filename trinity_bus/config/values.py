@@ -46,6 +46,8 @@ def _named_host(value: object) -> object:
 type ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 type Count = Annotated[int, Field(ge=1)]
+type Size = Annotated[int, Field(ge=1, le=1 << 30)]
+"""Of what is multiplied with other sizes, and has to stay a number that can be told."""
 type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
 type HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), BeforeValidator(_named_host)]
 type Servers = Annotated[str, AfterValidator(_servers)]

@@ -197,8 +197,8 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     def activities(self) -> list[Activity]:
-        """Return what each service does."""
-        return [activity_of(name, service.log) for name, service in self._services.items()]
+        """Return what each service does. Any thread may ask, also while some are launched."""
+        return [activity_of(name, service.log) for name, service in list(self._services.items())]
 
     def pid(self, name: str) -> int:
         """Process id of a service."""

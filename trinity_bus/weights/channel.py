@@ -72,7 +72,7 @@ class Channel:
 
         Args:
             limit: Most bytes that it may have.
-            deadline: By ``time.monotonic``; unset: as long as something moves.
+            deadline: By ``time.monotonic``, however much moves; unset: as long as something does.
 
         Raises:
             LinkError: It does not come, or is of somebody else.
@@ -101,7 +101,7 @@ class Channel:
             LinkError: The other side closed, is silent for too long, or the transfer was cancelled.
         """
         filled = 0
-        limit = time.monotonic() + self._timeout_s if deadline is None else deadline
+        silent_at = time.monotonic() + self._timeout_s
         try:
             self._connection.settimeout(_SLICE_S)
             while filled < len(view):
@@ -110,15 +110,14 @@ class Channel:
                 try:
                     count = self._connection.recv_into(view[filled:])
                 except (TimeoutError, ssl.SSLWantReadError):
-                    if time.monotonic() > limit:
+                    if time.monotonic() > (silent_at if deadline is None else min(silent_at, deadline)):
                         raise LinkError("the deadline passed while the other side was silent") from None
                     continue
                 if count == 0:
                     raise LinkError("the other side closed the connection")
                 filled += count
-                if deadline is None:
-                    limit = time.monotonic() + self._timeout_s
-                elif time.monotonic() > deadline:
+                silent_at = time.monotonic() + self._timeout_s
+                if deadline is not None and time.monotonic() > deadline:
                     raise LinkError("the deadline passed while the other side was slow")
         except (OSError, ValueError) as error:
             if isinstance(error, LinkError):

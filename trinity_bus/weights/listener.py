@@ -127,6 +127,8 @@ class PeerListener:
         attend: What serves a member.
         secrets: Whom to let in.
         tls: Where given, connections are TLS.
+        together: Whether ``PER_MEMBER`` connections are all that there may be: who is let in under any name may take
+            as many as it likes.
 
     Raises:
         LinkError: Nothing can listen there.
@@ -141,8 +143,10 @@ class PeerListener:
         attend: Attend,
         secrets: Secrets,
         tls: ssl.SSLContext | None = None,
+        together: bool = False,
     ) -> None:
         self._secrets = secrets
+        self._together = together
         self._host = host
         self._timeout_s = timeout_s
         self._attend = attend
@@ -247,6 +251,7 @@ class PeerListener:
     def close_channel(self, channel: Channel, who: str) -> None:
         """Close a channel; its keeper calls it, too."""
         channel.close()
+        who = "" if self._together else who
         with self._lock:
             left = [known for known in self._members.get(who, ()) if known is not channel]
             if left:
@@ -259,7 +264,7 @@ class PeerListener:
             if self._closed.is_set():
                 raise LinkError("the trainer ends")
             self._strangers.pop(connection, None)
-            known = self._members.setdefault(who, [])
+            known = self._members.setdefault("" if self._together else who, [])
             known.append(channel)
             surplus = known[:-PER_MEMBER]
             del known[:-PER_MEMBER]

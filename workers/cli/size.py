@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.table import Table
@@ -17,6 +17,8 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.families.shape import ModelShape
 from workers.cli.console import console
 
+_MOST_TOKENS: Final = 1 << 30
+
 app = typer.Typer(add_completion=False, help="Tell what a mesh on so many GPUs does, and what it needs.")
 
 
@@ -25,8 +27,8 @@ def size(  # noqa: PLR0917 - typer makes options of them
     gpus: Annotated[int, typer.Option(min=2, max=100_000, help="How many GPUs there are.")],
     model: Annotated[str, typer.Option(help=f"A folder with config.json, or one of Qwen3's: {', '.join(MODELS)}.")],
     gpu: Annotated[str, typer.Option(help=f"What each is: {', '.join(GPUS)}.")] = "H100",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a task, in the mean.")] = 512,
-    response_tokens: Annotated[int, typer.Option(min=1, help="Of a sample, in the mean.")] = 4096,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Of a task, in the mean.")] = 512,
+    response_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Of a sample, in the mean.")] = 4096,
     gbit_s: Annotated[float, typer.Option("--gbit-s", min=0.001, help="Of a machine's network link.")] = 100.0,
     rollout_tokens_s: Annotated[
         float | None, typer.Option("--rollout-tokens-s", min=1e-3, help="That a GPU draws, where you measured it.")

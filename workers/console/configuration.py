@@ -33,7 +33,7 @@ from trinity_bus.console.configuration import (
     sections_of_fields,
     tasks_file,
 )
-from trinity_bus.console.web.who import is_loopback
+from trinity_bus.console.web.who import host_is_ours, is_loopback
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.sizing import GIB
@@ -50,7 +50,11 @@ log = logging.getLogger("workers.console")
 
 def _has_rows(path: str) -> bool:
     found = Path(path)
-    return found.exists() or next(found.parent.glob(found.name), None) is not None
+    try:
+        return found.exists() or next(found.parent.glob(found.name), None) is not None
+    except (OSError, ValueError):
+        # Longer than names are, no pattern, in a folder that is closed to us.
+        return False
 
 
 _CHECKS: Final = Checks(refusals, lambda path: read_shape(Path(path)), _has_rows)
@@ -71,7 +75,7 @@ class Configuration:
         self._mesh = mesh
         own = desk.settings.console
         self._is_mine = own.token is None and own.viewer_token is None and own.user_header is None
-        self._is_here = is_loopback(own.host)
+        self._is_here = is_loopback(own.host) and own.user_header is None
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -125,7 +129,12 @@ class Configuration:
         checked = await self._checked(answers, lay_out=True)
         if not checked.is_sound or checked.settings is None:
             return self._page(request, answers, checked)
-        run = await asyncio.to_thread(self._prepared, checked)
+        if self._mesh.is_busy:
+            raise MeshBusyError("a mesh that was started from here runs already: stop it first")
+        try:
+            run = await asyncio.to_thread(self._prepared, checked)
+        except OSError as error:
+            raise ConfigError(f"the files of a run cannot be written: {error}") from error
         log.warning("%s starts the mesh %s in %s", who, run.namespace, run.folder)
         self._mesh.start(run)
         raise web.HTTPSeeOther("/configuration/mesh")
@@ -161,13 +170,20 @@ class Configuration:
             operator(request)
 
     def _may_run(self, request: web.Request) -> bool:
-        return self._is_here and request[VISITOR].may_act
+        return self._is_at(request) and request[VISITOR].may_act
 
     def _let_run(self, request: web.Request) -> str:
         who = operator(request).name
-        if not self._is_here:
-            raise ConfigError("a mesh is started from a console that listens on a loopback address alone")
+        if not self._is_at(request):
+            raise ConfigError(
+                "a mesh is started by who sits at this machine: from a console that listens on a loopback address "
+                "alone, under that address, and not through a proxy"
+            )
         return who
+
+    def _is_at(self, request: web.Request) -> bool:
+        # Settings can name programs. A proxy on this machine comes from it too, with the name that browsers know.
+        return self._is_here and host_is_ours(request.host)
 
     async def _checked(self, answers: Mapping[str, str], *, lay_out: bool) -> Checked:
         return await asyncio.to_thread(_CHECKS, draft_of(answers), lay_out=lay_out)

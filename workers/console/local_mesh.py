@@ -90,13 +90,18 @@ class LocalMesh:
             activities=[] if supervisor is None else supervisor.activities(),
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether one runs, or is being started or stopped."""
+        return self._state not in {"idle", "ended"}
+
     def start(self, run: LocalRun) -> None:
         """Begin to start a mesh.
 
         Raises:
             MeshBusyError: One runs already.
         """
-        if self._state not in {"idle", "ended"}:
+        if self.is_busy:
             raise MeshBusyError("a mesh that was started from here runs already: stop it first")
         self._run, self._why, self._state = run, "", "starting"
         self._watching = asyncio.create_task(self._live(run), name="local-mesh")
@@ -114,7 +119,7 @@ class LocalMesh:
             await _whole(asyncio.to_thread(self._launch, supervisor, run))
             self._state = "running"
             await supervisor.watch()
-        except ProcessError as error:
+        except (ProcessError, OSError) as error:
             log.warning("the mesh that was started from here has ended: %s", error)
             self._why = str(error)
         finally:

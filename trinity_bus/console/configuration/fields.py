@@ -63,7 +63,7 @@ class SettingField:
                     return tomllib.loads(f"value = {text}")["value"]
                 case _:
                     return text
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             return text
 
     def text(self, value: object) -> str:

@@ -4,6 +4,7 @@ A choice has ``token_ids`` where ``return_token_ids`` was asked for, and ``logpr
 An answer that lacks one of them is a ``GenerationError``: text is never made into token ids again.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
@@ -26,7 +27,7 @@ class Logprobs(msgspec.Struct):
 class AnsweredChoice(msgspec.Struct):
     """One response, or what is new of it."""
 
-    index: Annotated[int, msgspec.Meta(ge=0)] = 0
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
     token_ids: list[_Token] | None = None
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
@@ -40,6 +41,8 @@ class ServerAnswer(msgspec.Struct):
 
 TOP: Final = 5
 """Likeliest tokens that the first request asks for: as many as OpenAI's completions tell."""
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading an answer raises where it is none."""
 _ANSWERS: Final = msgspec.json.Decoder(ServerAnswer)
 
 
@@ -51,7 +54,7 @@ def read_answer(body: bytes) -> ServerAnswer:
     """
     try:
         return _ANSWERS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise GenerationError(f"the server's answer cannot be read: {error}") from error
 
 
@@ -124,9 +127,12 @@ def load_of(text: str, metrics: Sequence[str], version: int) -> EngineLoad | Non
 
 def _number(text: str) -> float:
     try:
-        return float(text)
-    except ValueError as error:
-        raise GenerationError(f"a metric has the value {text[:100]!r}") from error
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise GenerationError(f"a metric has the value {text[:100]!r}")
+    return value
 
 
 def _drawn(choice: AnsweredChoice) -> tuple[list[int], list[float]]:

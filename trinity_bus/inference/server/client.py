@@ -6,6 +6,7 @@ what it answers                what is raised
 400 to 499                     ``RequestRefusedError``, with its words
 500 and more; nothing; amid    ``GenerationError``; whether it is dead finds out whoever looks after it
 more than ``MAX_ANSWER_BYTES`` ``GenerationError``
+compressed                     ``GenerationError``: it cannot be read, as what is no JSON
 =============================  ====================================================================================
 """
 
@@ -18,6 +19,7 @@ import aiohttp
 import msgspec
 
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
+from trinity_bus.inference.server.answers import UNREADABLE
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -35,7 +37,8 @@ class ServerClient:
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # What is small as it comes, and large when it is unpacked, is not asked for, and not unpacked.
+        self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._http: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -43,6 +46,7 @@ class ServerClient:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             headers=self._headers,
+            auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
@@ -114,5 +118,5 @@ def read_json[T](body: bytes, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise GenerationError(f"the server's answer cannot be read: {error}") from error

@@ -173,14 +173,16 @@ class ServerEngine:
             async with self._gate.request():
                 versions = self._versions()
                 answer = read_answer(await self._client.ask(_PATH, self._body(prompt_token_ids, arguments)))
+            if len(answer.choices) != n:
+                raise GenerationError(f"asked for {n} responses, got {len(answer.choices)}")
             drawn = [
                 completion_of(choice, versions) for choice in sorted(answer.choices, key=lambda choice: choice.index)
             ]
+            if (longest := max(len(one.token_ids) for one in drawn)) > arguments["max_tokens"]:
+                raise GenerationError(f"asked for {arguments['max_tokens']} tokens at most, got {longest}")
             tokens = sum(len(one.token_ids) for one in drawn)
             self.tokens_generated += tokens
             span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, tokens)
-        if len(drawn) != n:
-            raise GenerationError(f"asked for {n} responses, got {len(drawn)}")
         return drawn
 
     async def stream(
@@ -188,7 +190,7 @@ class ServerEngine:
     ) -> AsyncGenerator[EngineDelta]:
         """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; raises as ``generate``."""
         arguments = self._arguments(sampling, n)
-        unfinished = n
+        unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent):
             async with self._gate.request():
                 versions = self._versions()
@@ -197,11 +199,15 @@ class ServerEngine:
                     async for event in events:
                         for choice in read_answer(event).choices:
                             delta = delta_of(choice, versions)
-                            unfinished -= delta.finish_reason is not None
+                            left = unfinished.pop(delta.index, -1) - len(delta.token_ids)
+                            if left < 0:
+                                raise GenerationError(f"response {delta.index} of {n} is longer than was asked for")
+                            if delta.finish_reason is None:
+                                unfinished[delta.index] = left
                             self.tokens_generated += len(delta.token_ids)
                             yield delta
             if unfinished:
-                raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
+                raise GenerationError(f"asked for {n} responses, {len(unfinished)} were not finished")
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return how likely each token of a sequence is from ``start`` on; see ``InferenceEngine.score``."""

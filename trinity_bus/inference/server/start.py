@@ -114,7 +114,8 @@ async def _draws(client: ServerClient, model: str, kind: ServerKind) -> bool:
         )
     if "top_k" not in kind.options:
         return False
-    only = (await _first(client, model, 1.0, top_k=1)).choices[0].logprobs
+    choices = (await _first(client, model, 1.0, top_k=1)).choices
+    only = choices[0].logprobs if choices else None
     return only is not None and all(logprob is not None and logprob > -_SAME for logprob in only.token_logprobs)
 
 

@@ -5,6 +5,7 @@ up from there.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,11 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
     family.model_type: family for family in (Llama(), Qwen2(), Qwen3(), Qwen3Moe())
 }
 """By ``model_type`` of ``config.json``."""
+_MAX_BYTES: Final = 4 << 20
+"""Of a ``config.json``: somebody else may have written it."""
+_MAX_SIZE: Final = 1 << 31
+_SIZES: Final = ("layers", "hidden", "heads", "groups", "head_dim", "intermediate", "vocabulary", "max_positions")
+_UNREADABLE: Final = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -36,18 +42,40 @@ def read_shape(folder: Path) -> ModelShape:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(_read(path))
         model_type = config["model_type"]
     except FileNotFoundError as error:
         raise ConversionError(f"{path} does not exist: give the folder of a Hugging Face model") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ConversionError(f"{path} is no configuration of a model: {error!r}") from error
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise ConversionError(f"{path}: model_type={model_type!r} cannot be trained here; {', '.join(FAMILIES)} can")
     try:
-        return family.shape(config)
+        return _possible(family.shape(config))
     except UnsupportedError as error:
         raise ConversionError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ConversionError(f"{path} is not a {family.title} configuration: {error!r}") from error
+
+
+def _read(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        # Reading it may never end.
+        raise ValueError("no file")
+    with path.open("rb") as file:
+        found = file.read(_MAX_BYTES + 1)
+    if len(found) > _MAX_BYTES:
+        raise ValueError(f"more than {_MAX_BYTES} bytes")
+    return found
+
+
+def _possible(shape: ModelShape) -> ModelShape:
+    for name in _SIZES:
+        if not 0 < getattr(shape, name) <= _MAX_SIZE:
+            raise ValueError(f"{name} is not from 1 to {_MAX_SIZE}")
+    if not (0 < shape.norm_epsilon < math.inf and 0 < shape.rope_theta < math.inf):
+        raise ValueError("rms_norm_eps and rope_theta are finite, and above 0")
+    if not 0 <= shape.experts_per_token <= shape.experts <= _MAX_SIZE:
+        raise ValueError(f"{shape.experts_per_token} of {shape.experts} experts")
+    return shape

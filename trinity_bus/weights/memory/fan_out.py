@@ -17,6 +17,7 @@ a member comes                                  its holder is one on its own mac
 a member says that its holder has failed it     that one is no holder any more; the member has a new one, which does
                                                 not depend on it
 a member cannot reach others                    it is sent the rest by the trainer; its holder is left to others
+a machine says so for the ninth time            likewise: it is more likely that something is wrong with that machine
 a member leaves: it has all, or has died        those who take from it go on, or say that it has failed them
 nobody is left who can be a holder              the trainer sends itself, however many it sends to already
 ==============================================  ====================================================================
@@ -24,11 +25,14 @@ nobody is left who can be a holder              the trainer sends itself, howeve
 The time limit of a round is the coordinator's, and whoever gets nothing by then is named in the next epoch.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 TRAINER: Final = 0
 """Its number; members have 1, 2, ..."""
+MOST_CLAIMS: Final = 8
+"""Of members of one machine, that their holders have failed them. One that lies would leave nobody to be a holder."""
 
 
 @dataclass(slots=True)
@@ -54,6 +58,7 @@ class FanOut:
         self._host = host
         self._places: dict[int, ChainPlace] = {}
         self._last = TRAINER
+        self._claims: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -78,6 +83,8 @@ class FanOut:
             alone: Whether it cannot reach others, so that the trainer sends the rest.
         """
         place = self._places[number]
+        self._claims[place.host] += not alone
+        alone = alone or self._claims[place.host] > MOST_CLAIMS
         former = self._places.get(place.holder)
         if former is not None and not alone:
             former.failed = True

@@ -7,8 +7,9 @@
     a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> frames (``feed``)
 
 It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
-``trainer`` of a proof towards those who come, by the secret of the announcement, so nobody else is let in. Failures: a
-connection that ends. Those who lose it ask the trainer for another holder.
+``trainer`` of a proof towards those who come, by the secret of the announcement, so nobody else is let in. It does not
+know their names, so all of them together have as many connections as one member has with the trainer: the newest ones.
+Failures: a connection that ends. Those who lose it ask the trainer for another holder.
 """
 
 import contextlib
@@ -80,7 +81,12 @@ class Relay:
             if self._listener is None:
                 self._announcement = _Announcement()
                 self._listener = PeerListener(
-                    host, (0,), timeout_s=source.timeout_s, attend=self._attend, secrets=self._announcement
+                    host,
+                    (0,),
+                    timeout_s=source.timeout_s,
+                    attend=self._attend,
+                    secrets=self._announcement,
+                    together=True,
                 )
             self._announcement.follow(source)
             return self._listener.address[1]

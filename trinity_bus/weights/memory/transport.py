@@ -11,8 +11,9 @@ another member of the announcement or the trainer itself. Each chunk is proven a
 
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
-       +--the holder is gone, refuses, is silent for ``SILENCE_S``, or sends a wrong chunk: ask the trainer for another
-          one, for the chunks from here on; for the trainer itself, where a second one could not even be met
+       +--the holder is gone, refuses, is silent for ``SILENCE_S``, sends no chunk for ``CHUNK_S``, or a wrong one: ask
+          the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
+          could not even be met
 
 One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
@@ -21,6 +22,7 @@ cancelled. What the trainer itself sends wrong fails the transfer.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 SILENCE_S: Final = 3.0
 """After which a holder counts as gone: it sends an empty frame when it has nothing new."""
+CHUNK_S: Final = 10.0
+"""After which a holder counts as gone that sends no whole chunk, whatever else: those behind it wait, too."""
 _MOST_HOLDERS: Final = 32
 """That may fail one transfer."""
 
@@ -111,15 +115,16 @@ class MemoryTransport:
         unmet = 0
         for _ in range(_MOST_HOLDERS):
             if self._holder is None:
-                self._take(trainer, holding, arrived)
+                self._take(trainer, holding, arrived, None)
                 return
             unmet += 1
             try:
                 holder = self._meet(source, self._holder, trainer.cancelled)
                 unmet -= 1
                 try:
-                    _ask(holder, WeightsRequest(source.version, source.checksum, first=holding.proven))
-                    self._take(holder, holding, arrived)
+                    ask = WeightsRequest(source.version, source.checksum, first=holding.proven)
+                    _ask(holder, ask, time.monotonic() + CHUNK_S)
+                    self._take(holder, holding, arrived, CHUNK_S)
                     return
                 finally:
                     holder.close()
@@ -138,39 +143,41 @@ class MemoryTransport:
         timeout_s = min(source.timeout_s, SILENCE_S)
         return meet(replace(source, host=host, port=port, timeout_s=timeout_s), cancelled)
 
-    def _take(self, channel: Channel, holding: Holding, arrived: Callable[[int], None]) -> None:
-        """Take chunks until all are there.
+    def _take(self, channel: Channel, holding: Holding, arrived: Callable[[int], None], chunk_s: float | None) -> None:
+        """Take chunks until all are there, each within ``chunk_s`` where that is given.
 
         Raises:
             WeightTransferError: Who sends them is gone, or sends something else.
         """
         chunks = holding.chunks
+        deadline = None if chunk_s is None else time.monotonic() + chunk_s
         while holding.proven < len(chunks):
-            (left,) = FRAME.unpack(channel.read(FRAME.size))
+            (left,) = FRAME.unpack(channel.read(FRAME.size, deadline))
             while left:
                 number = holding.proven
                 view = holding.chunk(number) if number < len(chunks) else memoryview(b"")
                 if not 0 < len(view) <= left:
                     raise WireError("a frame holds something else than whole chunks")
-                channel.read_into(view)
+                channel.read_into(view, deadline)
                 if chunk_hash(view) != self._hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]:
                     raise WeightTransferError(f"chunk {number} has other bytes than the trainer has told of")
                 left -= len(view)
                 holding.advance()
+                deadline = None if chunk_s is None else time.monotonic() + chunk_s
                 bucket = chunks[number][0]
                 if number + 1 == len(chunks) or chunks[number + 1][0] != bucket:
                     arrived(bucket)
 
 
-def _ask(channel: Channel, request: WeightsRequest) -> WeightsAnswer:
-    """Ask for a version; the answer.
+def _ask(channel: Channel, request: WeightsRequest, deadline: float | None = None) -> WeightsAnswer:
+    """Ask for a version; the answer, which comes by a deadline where there is one.
 
     Raises:
         VersionGoneError: It is refused.
         LinkError: Nobody answers.
     """
     channel.send(REQUEST.encode(request))
-    answer = ANSWER.decode(channel.receive(ANSWER.limit))
+    answer = ANSWER.decode(channel.receive(ANSWER.limit, deadline))
     if answer.refusal:
         raise VersionGoneError(f"it was refused: {answer.refusal}")
     return answer
