@@ -24,10 +24,10 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test chart-test fuzz check docs site sbom audit hooks wheel images bench console-shots clean
+.PHONY: help setup demo test stack-test chart-test fuzz check docs site sbom audit hooks wheel images bench gpu-check console-shots clean
 
 help: ## Show this.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything: environment, pinned packages, the broker's jars.
 
@@ -95,6 +95,9 @@ bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+gpu-check: setup ## Try each part on this machine's GPUs, in ten minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
+	@$(BIN)/python -m benchmarks.gpu --results build $(ARGS)
 
 console-shots: setup ## Look at every page of a running console in Chromium, and keep pictures: URL=http://127.0.0.1:8900
 	@$(BIN)/python -m tools.console_shots $(or $(URL),http://127.0.0.1:8900)

@@ -2,10 +2,10 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from rich.table import Table
 
@@ -31,8 +31,20 @@ class Row:
             return None
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
+    def of(self, what: str) -> Self:
+        """Return the same figure under a longer name, for a table of several things."""
+        return replace(self, metric=f"{what}: {self.metric}")
 
-def report(name: str, title: str, rows: Sequence[Row], options: Namespace, *, notes: Sequence[str] = ()) -> None:
+
+def report(
+    name: str,
+    title: str,
+    rows: Sequence[Row],
+    options: Namespace,
+    *,
+    notes: Sequence[str] = (),
+    more: Mapping[str, object] | None = None,
+) -> None:
     """Print ``rows`` as a table and write them to ``benchmarks/results/NAME.json``, those of a short run only if told.
 
     Args:
@@ -41,6 +53,7 @@ def report(name: str, title: str, rows: Sequence[Row], options: Namespace, *, no
         rows: The figures, in the order in which they are to be read.
         options: From :func:`_options.parser`.
         notes: Lines printed under the table.
+        more: What the file tells beside the rows.
     """
     table = Table(title=title, title_justify="left")
     for header in ("metric", "value", "unit", "goal", ""):
@@ -60,5 +73,7 @@ def report(name: str, title: str, rows: Sequence[Row], options: Namespace, *, no
     folder = options.results or RESULTS
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({**(more or {}), "rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8"
+    )
     out.print(f"written to {path}")

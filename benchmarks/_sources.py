@@ -1,7 +1,35 @@
-"""Where an explorer of a benchmark finds an announced version."""
+"""Announcements of versions without a coordinator, and where an explorer of a benchmark finds an announced one."""
 
-from schemas import ModelVersion
-from trinity_bus.weights.transport import Source
+import secrets
+
+from schemas import Member, ModelVersion
+from trinity_bus.weights.transport import Method, Source
+
+
+def announce(version: int, checksum: str, address: tuple[str, int], method: Method, explorer: str) -> ModelVersion:
+    """Return the announcement of a staged version to one explorer.
+
+    Args:
+        version: Its number.
+        checksum: As staging has told it.
+        address: Where the trainer serves it.
+        method: How.
+        explorer: To whom.
+    """
+    return ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method=method,
+        epoch=1,
+        members=[Member(explorer=explorer, incarnation="life", rank=1)],
+        trainer="trainer-0",
+        trainer_incarnation="bench",
+        master_address=address[0],
+        master_port=address[1],
+        checksum=checksum,
+        secret=secrets.token_hex(32),
+    )
 
 
 def source(announced: ModelVersion, explorer: str, timeout_s: float = 30.0) -> Source:

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
-from benchmarks.training import Workload, make_groups, seconds
+from benchmarks._workload import Workload
+from benchmarks.training import make_groups, seconds
 from workers.demo.curriculum import MAX_TOKENS
 from workers.demo.model import make_model
 from workers.demo.settings import BATCH_SIZE, ENTROPY_COEF, GROUP_SIZE, LEARNING_RATE, MAX_STEPS

@@ -20,7 +20,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ import torch
 from benchmarks._options import parser
 from benchmarks._replay import replaying
 from benchmarks._report import Row, report
+from benchmarks._workload import Workload
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
@@ -48,30 +48,6 @@ STAGED_GOAL = 0.1
 """Of a step, that it waits for a version that is published before it is durable."""
 THREADS = 1
 LEARNING_RATE = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """A model and a batch."""
-
-    name: str
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    head_dim: int
-    groups: int
-    group_size: int
-    prompt: int
-    lengths: tuple[int, int]
-    updates: int
-    micro_batch_tokens: int
-    repeats: int
-
-    @property
-    def ragged(self) -> bool:
-        """Whether much of a padded batch is padding."""
-        return self.lengths[1] > 2 * self.lengths[0]
 
 
 WORKLOADS = (

@@ -1,6 +1,5 @@
 """Versions sent whole and as what has changed, to a receiver without a mesh."""
 
-import secrets
 import statistics
 import threading
 import time
@@ -9,10 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks._report import Row
-from benchmarks._sources import source
+from benchmarks._sources import announce, source
 from benchmarks._tiny_model import TinyShape
 from benchmarks._weight_sync.raw import LIMIT_S
-from schemas import Member, ModelVersion
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
@@ -49,23 +47,9 @@ def delta_rows(name: str, shape: TinyShape, rounds: int) -> Iterator[Row]:
             tensor.view(torch.int16).view(-1)[version::CHANGED] += 1
         for way, (server, receiver) in ways.items():
             checksum = server.stage(version, weights.items())
-            host, port = server.address
             ended = threading.Event()
             began = time.perf_counter()
-            announced = ModelVersion(
-                model="policy",
-                version=version,
-                step=version,
-                method="memory",
-                epoch=1,
-                members=[Member(explorer="receiver", incarnation="life", rank=1)],
-                trainer="trainer-0",
-                trainer_incarnation="bench",
-                master_address=host,
-                master_port=port,
-                checksum=checksum,
-                secret=secrets.token_hex(32),
-            )
+            announced = announce(version, checksum, server.address, "memory", "receiver")
             server.admit(announced)
             receiver.start(source(announced, "receiver"), lambda _, ended=ended: ended.set())  # type: ignore[misc]
             assert ended.wait(LIMIT_S), f"version {version} has not come within {LIMIT_S:g} s"

@@ -21,9 +21,9 @@ from trinity_bus.config import KafkaSettings
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"demo", "peers"}
-"""A whole demo is run by ``test_demo_mesh``, which makes that benchmark of it; ``peers`` would install what it
-compares with, and run two whole demos."""
+ELSEWHERE = {"demo", "gpu", "peers"}
+"""A whole demo is run by ``test_demo_mesh``, which makes that benchmark of it; ``gpu`` has no figures to be compared
+with, and a test below; ``peers`` would install what it compares with, and run two whole demos."""
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
 OWN_BROKER = {"scheduling"}
 """Kills it."""
@@ -54,6 +54,15 @@ def test_a_short_run_ends_well_and_has_the_rows_of_a_full_one(name: str, kafka: 
     assert rows
     assert shape(rows) <= shape(kept)
     assert all(math.isfinite(float(str(row["value"]))) and isinstance(row["unit"], str) for row in rows)
+
+
+def test_the_parts_for_gpus_compute_on_a_cpu(tmp_path: Path) -> None:
+    rows = run("gpu", tmp_path, None, "--short", "--parts", "training", "memory", "links")
+    figures = {str(row["metric"]): float(str(row["value"])) for row in rows}
+    assert all(math.isfinite(value) for value in figures.values())
+    assert figures["training: MFU, of a product of two matrices"] > 0
+    assert figures["training: gradients' norm, over the plain float32 engine's"] == pytest.approx(1.0, rel=1e-3)
+    assert {figures[f"{name}: transfer"] > 0 for name in ("memory", "links")} == {True}
 
 
 def test_the_cost_of_a_span_is_measured_against_a_sink_that_counts() -> None:

@@ -7,7 +7,8 @@ and wants a CUDA generator for dropout. This one is causal, does grouped queries
 * ``thd``: [tokens, heads, head dimension], sequences one after another, with their bounds in ``PackedSeqParams``.
 
 On a CPU packed sequences are padded inside the attention only, since SDPA there knows no ragged batches; all other
-layers work on the tokens alone. On CUDA torch's variable-length flash attention takes them as they are (bf16).
+layers work on the tokens alone; on CUDA the same holds in float32. In bfloat16, torch's variable-length flash attention
+takes them there as they are; it knows no float32.
 
 With context parallelism (which Megatron leaves to Transformer Engine) each rank has two parts of every sequence, as
 ``packing.context_part`` says. It gathers all keys and values, of which there are few where heads share them, and
@@ -72,7 +73,7 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
             return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
         if self.context_group is not None:
             return _of_parts(query, key, value, packed_seq_params, scale=self.scale, group=self.context_group)
-        if query.is_cuda:
+        if query.is_cuda and query.dtype is not torch.float32:
             from torch.nn.attention.varlen import varlen_attn
 
             bounds, longest = packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q

@@ -146,7 +146,12 @@ def preload(settings: Settings, options: DemoOptions) -> Iterator[Preloads]:
     options.model_dir.mkdir(parents=True, exist_ok=True)
     log = _log(options, "preload")
     log.parent.mkdir(exist_ok=True)
-    env = {**service_environment(settings), env_name("mesh.model_path"): str(options.model_dir.resolve())}
+    env = {
+        **service_environment(settings),
+        env_name("mesh.model_path"): str(options.model_dir.resolve()),
+        # Asked for GPUs, as by Megatron's import, torch would begin to use CUDA, and then no fork of it can.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
     here = "workers.demo.mesh"
     with (
         Preload.begin(

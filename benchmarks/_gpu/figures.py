@@ -1,0 +1,63 @@
+"""A part's own process: what it is told, and the file to which it writes each figure as soon as it has it.
+
+One JSON object a line, so that what a part had found is there when it crashes: ``{"row": ...}``, ``{"machine": ...}``,
+or ``{"skipped": why}``, which is the last one.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks._gpu.sizes import SIZES
+from benchmarks._report import Row
+
+DEVICES = ("cpu", "cuda")
+DTYPES = ("float32", "bfloat16")
+
+
+class NotHereError(Exception):
+    """This machine lacks what the part measures; the reason is its text."""
+
+
+class Figures:
+    """What a part has found.
+
+    Args:
+        path: Where to write it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def row(self, metric: str, value: float, unit: str, **more: Any) -> None:
+        """Add a figure; see :class:`Row`."""
+        self.say({"row": asdict(Row(metric, value, unit, **more))})
+
+    def say(self, what: Mapping[str, object]) -> None:
+        """Add anything else."""
+        with self._path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(what) + "\n")
+
+
+def run_part(document: str | None, body: Callable[[argparse.Namespace, Figures], None]) -> None:
+    """Do a part as its command line says.
+
+    Args:
+        document: Of its module.
+        body: Measures.
+    """
+    told = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told.add_argument("figures", type=Path, help="file to add figures to")
+    told.add_argument("--device", choices=DEVICES, default="cpu")
+    told.add_argument("--dtype", choices=DTYPES, default="float32")
+    told.add_argument("--size", choices=SIZES, default="tiny")
+    told.add_argument("--method", choices=("memory", "gloo", "nccl"), default="memory", help="of a transfer")
+    options = told.parse_args()
+    figures = Figures(options.figures)
+    try:
+        body(options, figures)
+    except NotHereError as error:
+        figures.say({"skipped": str(error)})

