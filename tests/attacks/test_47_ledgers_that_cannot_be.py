@@ -1,4 +1,4 @@
-"""A folder in which no ledger can be, a disk that is full, and a ledger that somebody else has written: told in a line."""
+"""A folder in which no ledger can be, a disk that is full, and a ledger of somebody else: told in a line."""
 
 import errno
 import json
