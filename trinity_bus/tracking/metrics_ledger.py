@@ -12,6 +12,7 @@ Where reading goes on is behind the last line of each partition: there is no sec
 without metrics behind it are read once more, and tell nothing again.
 """
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,31 +49,37 @@ class MetricsLedger:
     """
 
     def __init__(self, folder: Path, log: Mapping[str, str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._file = self.path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise MetricsLedgerError(f"another tracker writes {self.path}: stop it, or give another folder") from None
+        with self._told():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b")
         self.lines = 0
         """How many there are."""
         self.positions: dict[tuple[str, int], int] = {}
         """What to read next of each partition that has a line."""
-        try:
+        with self._told(), contextlib.ExitStack() as failed:
+            failed.callback(self._file.close)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MetricsLedgerError(
+                    f"another tracker writes {self.path}: stop it, or give another folder"
+                ) from None
             self._read(dict(log))
-        except BaseException:
-            self._file.close()
-            raise
+            failed.pop_all()
 
     def append(self, lines: Sequence[MetricsLine]) -> None:
-        """Add lines, and have them on the disk."""
-        for line in lines:
-            self._file.write(msgspec.json.encode(line) + b"\n")
-            self._count(line)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Add lines, and have them on the disk.
+
+        Raises:
+            MetricsLedgerError: They are not; whoever opens it again goes on behind the last that is whole.
+        """
+        with self._told():
+            for line in lines:
+                self._file.write(msgspec.json.encode(line) + b"\n")
+                self._count(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def since(self, first: int) -> Iterator[MetricsLine]:
         """Return the lines from one on, counted from 0."""
@@ -88,7 +95,16 @@ class MetricsLedger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        # What could not be written is tried once more.
+        with self._told():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MetricsLedgerError(f"{self.path} cannot be written or read: {error}") from error
 
     def _read(self, log: dict[str, str]) -> None:
         self._file.seek(0)
@@ -101,7 +117,7 @@ class MetricsLedger:
                     self._is_of(msgspec.json.decode(text, type=_Head).log, log)
                 else:
                     self._count(msgspec.json.decode(text, type=MetricsLine))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise MetricsLedgerError(
                     f"{self.path}, line {self.lines + 2}, was not written by a tracker: {error}"
                 ) from None
