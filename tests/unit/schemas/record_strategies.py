@@ -67,6 +67,7 @@ from schemas import (
     WeightsSynced,
     build_group,
 )
+from schemas.experience import MAX_SAMPLES
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -86,7 +87,9 @@ plain_data = st.recursive(
     max_leaves=8,
 )
 positions = st.builds(Position, partition=counts, offset=counts)
-result_parts = st.builds(ResultPart, attempt=positive, samples=counts, position=st.none() | positions)
+result_parts = st.builds(
+    ResultPart, attempt=positive, samples=st.integers(0, MAX_SAMPLES), position=st.none() | positions
+)
 step_groups = st.builds(StepGroup, task_id=identifiers, parts=st.lists(result_parts, min_size=1, max_size=2))
 said = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
