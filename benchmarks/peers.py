@@ -9,9 +9,6 @@ waiting for each other: one does better there, and is what the mesh's processes 
 by the clock in these runs, which for the mesh is fetching, training and the copy of a checkpoint; and in seconds of the
 processor with one thread each, Megatron's engine over random samples of the same shape, TRL over its own.
 
-The figures that are kept are of a machine that others kept busy, the more so while the mesh ran: of them seconds of the
-processor tell most, and steps.
-
 It is not among the benchmarks that CI runs in their short form: it installs packages that nothing else needs.
 """
 
