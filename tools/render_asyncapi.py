@@ -4,7 +4,6 @@
 and exits with 1 where it is not. The same types give the same bytes. Needs PyYAML, which nothing else here does.
 """
 
-import argparse
 import ast
 import inspect
 import sys
@@ -27,6 +26,7 @@ from schemas.record import Record
 from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, COORDINATOR_STATE, DEAD_LETTERS, TASKS, TOPICS
+from tools.generated import write_or_check
 
 PATH = Path(__file__).parent.parent / "docs" / "asyncapi.yaml"
 CONTRACT_VERSION = "1.1.0"
@@ -325,18 +325,8 @@ def _experience_schemas() -> dict[str, Any]:
 
 def main() -> int:
     """Write the document, or check that it is current."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.render_asyncapi", description=(__doc__ or "").split("\n", 1)[0]
-    )
-    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if the file is not current")
-    current = render()
-    if parser.parse_args().check:
-        if not PATH.exists() or PATH.read_text(encoding="utf-8") != current:
-            sys.stderr.write(f"{PATH} is not current: run `python -m tools.render_asyncapi` and commit it\n")
-            return 1
-        return 0
-    PATH.write_text(current, encoding="utf-8")
-    return 0
+    about = (__doc__ or "").split("\n", 1)[0]
+    return write_or_check("python -m tools.render_asyncapi", about, {PATH: render()})
 
 
 if __name__ == "__main__":

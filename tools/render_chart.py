@@ -8,7 +8,6 @@ topics create`` and ``trinity-bus access apply`` work by, so that nobody lists a
 templates give by a variable, which would count more; and a secret, which would be readable in a ConfigMap.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import Any, Final
 import yaml
 
 from schemas.topics import TOPICS
+from tools.generated import write_or_check
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights
 from trinity_bus.config.names import ENV_PREFIX, env_name
 from trinity_bus.config.template import json_schema
@@ -127,17 +127,8 @@ def _operation(operation: Operation) -> str:
 
 def main() -> int:
     """Write the files, or check that they are current."""
-    parser = argparse.ArgumentParser(prog="python -m tools.render_chart", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if a file is not current")
-    check = parser.parse_args().check
-    stale = False
-    for path, current in ((CHART / "files" / "log.yaml", log()), (CHART / "values.schema.json", values_schema())):
-        if not check:
-            path.write_text(current, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != current:
-            sys.stderr.write(f"{path} is not current: run `make docs` and commit it\n")
-            stale = True
-    return int(stale)
+    files = {CHART / "files" / "log.yaml": log(), CHART / "values.schema.json": values_schema()}
+    return write_or_check("python -m tools.render_chart", __doc__ or "", files)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 the linters.
 """
 
-import argparse
 import inspect
 import json
 import re
@@ -16,6 +15,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from tools.generated import write_or_check
 from trinity_bus.config import Section, env_name, secret_variables, sections
 from trinity_bus.config.mesh import is_of_mesh
 from trinity_bus.config.template import SCHEMA, json_schema
@@ -90,17 +90,8 @@ def _text(docstring: str) -> str:
 
 def main() -> int:
     """Write page and schema, or check that they are current."""
-    parser = argparse.ArgumentParser(prog="python -m tools.render_settings", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if something is not current")
-    check = parser.parse_args().check
-    stale = False
-    for path, current in ((PATH, render()), (SCHEMA, json.dumps(json_schema(), indent=1) + "\n")):
-        if not check:
-            path.write_text(current, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != current:
-            sys.stderr.write(f"{path} is not current: run `make docs` and commit it\n")
-            stale = True
-    return int(stale)
+    files = {PATH: render(), SCHEMA: json.dumps(json_schema(), indent=1) + "\n"}
+    return write_or_check("python -m tools.render_settings", __doc__ or "", files)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@
 page is current and exits with 1 where it is not.
 """
 
-import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Final
 
+from tools.generated import between_marks, write_or_check
 from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
@@ -18,7 +17,6 @@ from trinity_bus.sizing.models import MODELS
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "sizing.md"
 _MESHES: Final = ((8, "8B"), (64, "32B"), (1024, "235B-A22B"))
-_TABLE: Final = re.compile(r"(<!-- table -->\n).*(<!-- end of table -->\n)", re.DOTALL)
 
 
 def table() -> str:
@@ -46,7 +44,7 @@ def table() -> str:
         "|---|" + "---:|" * len(_MESHES),
         *(f"| {figures[0].name} | " + " | ".join(map(_cell, figures)) + " |" for figures in zip(*meshes, strict=True)),
     ]
-    return "".join(f"{row}\n" for row in rows)
+    return "\n".join(rows)
 
 
 def _cell(figure: SizeFigure) -> str:
@@ -55,23 +53,18 @@ def _cell(figure: SizeFigure) -> str:
 
 
 def render(page: str) -> str:
-    """Return the page with the table as it is now."""
-    return _TABLE.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
+    """Return the page with the table as it is now.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    return between_marks(page, "sizes", "render_sizing", table())
 
 
 def main() -> int:
     """Write the page, or check that it is current."""
-    parser = argparse.ArgumentParser(prog="python -m tools.render_sizing", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if the page is not current")
-    page = PAGE.read_text(encoding="utf-8")
-    current = render(page)
-    if parser.parse_args().check:
-        if page != current:
-            sys.stderr.write(f"{PAGE} is not current: run `make docs` and commit it\n")
-            return 1
-        return 0
-    PAGE.write_text(current, encoding="utf-8")
-    return 0
+    current = render(PAGE.read_text(encoding="utf-8"))
+    return write_or_check("python -m tools.render_sizing", __doc__ or "", {PAGE: current})
 
 
 if __name__ == "__main__":

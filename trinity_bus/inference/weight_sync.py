@@ -15,10 +15,10 @@ drawn from a mixture of two versions, and no cached prefix outlives its version.
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
 from trinity_bus.inference.control_client import ControlClient
@@ -86,13 +86,8 @@ async def sync_weights(
         await control.drained(timeout_s)
         await session.cancel()
         raise
-    load = asyncio.ensure_future(session.load(announced))
-    try:
-        pause_s = await asyncio.shield(load)
-    except asyncio.CancelledError:
-        # Generation is paused: whoever cancels waits until it goes on.
-        await load
-        raise
+    # Generation is paused: whoever cancels waits until it goes on.
+    pause_s = await to_its_end(session.load(announced))
     return SyncOutcome(
         checksum=progress.checksum,
         control_s=max(progress.posted_at - began, 0.0),
@@ -103,6 +98,16 @@ async def sync_weights(
         nbytes=progress.nbytes,
         received_nbytes=progress.received_nbytes,
     )
+
+
+async def to_its_end[T](work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns. Whoever is cancelled meanwhile waits until it has ended, or raises its error."""
+    running = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await running
+        raise
 
 
 class _Session:

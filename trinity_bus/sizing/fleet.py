@@ -29,6 +29,7 @@ from schemas.topics import EXPERIENCES
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.gpus import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu
+from trinity_bus.sizing.hardware import powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape
@@ -238,7 +239,7 @@ def _engine(ask: SizingInput) -> EngineSize:
     shape, gpu_bytes = ask.shape, round(ask.gpu.memory_gib * GIB)
     cached = ask.prompt_tokens + ask.response_tokens / 2
     found = None
-    for tensor in _powers_of_two(_MOST_TENSOR):
+    for tensor in powers_of_two(_MOST_TENSOR):
         if shape.heads % tensor:
             continue
         explorer = ask.settings.explorer.model_copy(update={"tensor_parallel_size": tensor})
@@ -281,8 +282,8 @@ def _trainer(ask: SizingInput) -> TrainerPlan:
     gpu_bytes = round(ask.gpu.memory_gib * GIB)
     layouts = sorted(
         (tensor * pipeline, pipeline, recompute)
-        for tensor in _powers_of_two(_MOST_TENSOR)
-        for pipeline in _powers_of_two(shape.layers)
+        for tensor in powers_of_two(_MOST_TENSOR)
+        for pipeline in powers_of_two(shape.layers)
         for recompute in (False, True)
         if shape.heads % tensor == 0 and tensor * pipeline < ask.gpus
     )
@@ -327,7 +328,3 @@ def _divided(ask: SizingInput, engine: EngineSize, trainer: TrainerPlan) -> tupl
             f"{ask.gpus} GPUs are too few: an explorer takes {engine.gpus} and a copy of the trainer {trainer.gpus}"
         )
     return best
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << n for n in range(most.bit_length()) if 1 << n <= most]

@@ -66,7 +66,7 @@ def _trainer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mappi
 
 
 def _layouts(shape: ModelShape, gpus: int) -> Iterator[dict[str, int]]:
-    for tensor in _powers_of_two(gpus):
+    for tensor in powers_of_two(gpus):
         for recompute in (False, True):
             yield {
                 "tensor_parallel": tensor,
@@ -81,7 +81,7 @@ def _layouts(shape: ModelShape, gpus: int) -> Iterator[dict[str, int]]:
 def _explorer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapping[str, object]:
     if not hardware.explorer_gpus:
         return {}
-    sizes = [size for size in _powers_of_two(hardware.explorer_gpus) if shape.heads % size == 0]
+    sizes = [size for size in powers_of_two(hardware.explorer_gpus) if shape.heads % size == 0]
     for size in sizes:
         explorer = settings.explorer.model_copy(update={"tensor_parallel_size": size})
         if explorer_memory(shape, settings.model_copy(update={"explorer": explorer}), hardware.explorer_bytes).fits:
@@ -89,7 +89,8 @@ def _explorer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapp
     return {"explorer.tensor_parallel_size": size} if size > 1 else {}
 
 
-def _powers_of_two(most: int) -> Iterator[int]:
+def powers_of_two(most: int) -> Iterator[int]:
+    """Yield the powers of two that divide a number, the smallest first."""
     size = 1
     while size <= most:
         if most % size == 0:

@@ -61,7 +61,8 @@ async def _follow(bus: Bus, ledger: MetricsLedger, sinks: Sequence[Sink], *, onc
             lines = [line for record in records if (line := line_of(record)) is not None]
             if lines:
                 await asyncio.to_thread(ledger.append, lines)
-                await asyncio.to_thread(_bring_up, ledger, sinks)
+                for sink in sinks:
+                    await asyncio.to_thread(sink.write, lines)
             if once and not records and await reader.is_at_end():
                 return
 

@@ -46,7 +46,7 @@ from trinity_bus.inference.server.client import ServerClient, read_json
 from trinity_bus.inference.server.gate import DrainGate
 from trinity_bus.inference.server.start import Served, examine
 from trinity_bus.inference.tracing import request_span
-from trinity_bus.inference.weight_sync import SyncOutcome, source_of
+from trinity_bus.inference.weight_sync import SyncOutcome, source_of, to_its_end
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.checkpoint.proving import prove
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
@@ -239,13 +239,8 @@ class ServerEngine:
             try:
                 nbytes = await _proved(transport, source)
                 proved_at = time.monotonic()
-                load = asyncio.ensure_future(self._take(source))
-                try:
-                    pause_s = await asyncio.shield(load)
-                except asyncio.CancelledError:
-                    # Whoever cancels waits until it is told what is served.
-                    await load
-                    raise
+                # Whoever cancels waits until it is told what is served.
+                pause_s = await to_its_end(self._take(source))
             finally:
                 transport.close()
         return SyncOutcome(
