@@ -32,25 +32,12 @@ from trinity_bus.console.configuration import (
 )
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing import Hardware
-from trinity_bus.training.families import FAMILIES, ModelShape
+from trinity_bus.sizing.models import MODELS
+from trinity_bus.training.families import ModelShape
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
 
-SHAPE = FAMILIES["qwen3"].shape(
-    {
-        "num_hidden_layers": 28,
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 40960,
-    }
-)
+SHAPE = MODELS["0.6B"]
 SOUND = {"mesh.model_path": "/models/small", "trainer.checkpoint_dir": "checkpoints"}
 
 

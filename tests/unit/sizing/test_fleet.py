@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from schemas import Dispatch, Record, RolloutFinished, Task, TaskResult
 from schemas.codec import encode
+from tests.unit.sizing.test_sizing import QWEN3_0_6B, QWEN3_30B
 from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing import parameters
@@ -43,6 +44,11 @@ OF: Any = {"task_id": "task-000123456", "batch_id": "train-000123", "batch_type"
 
 def values(ask: SizingInput) -> dict[str, float]:
     return {figure.name: figure.value for figure in sized(ask)}
+
+
+def test_a_shape_by_name_is_that_of_the_published_configuration() -> None:
+    assert MODELS["0.6B"] == QWEN3_0_6B
+    assert MODELS["30B-A3B"] == QWEN3_30B
 
 
 @pytest.mark.parametrize("name", MODELS)
