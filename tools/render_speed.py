@@ -1,7 +1,7 @@
 """The table "How fast" of ``README.md``: figures of ``benchmarks/results``, each beside its peer or limit.
 
-``python -m tools.render_speed`` writes it into the page, between its two marks; with ``--check`` it says whether the page
-is current and exits with 1 where it is not.
+``python -m tools.render_speed`` writes it into the page, between its two marks; with ``--check`` it says whether the
+page is current and exits with 1 where it is not.
 """
 
 import json
