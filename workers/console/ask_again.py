@@ -62,7 +62,7 @@ class CannotAskError(TrinityError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class _Answered:
     """What came of it."""
 
     drawing: Drawing
@@ -137,7 +137,7 @@ class AskAgain:
             **shown,
         )
 
-    async def _answer(self, version: int, sample: Sample, sampling: Sampling) -> Answered:
+    async def _answer(self, version: int, sample: Sample, sampling: Sampling) -> _Answered:
         fleet = self._fleet(version)
         if not fleet.usable(time.monotonic()):
             raise CannotAskError(f"no explorer that can be asked serves version {version} any more")
@@ -147,10 +147,10 @@ class AskAgain:
             try:
                 old = await explorers.score(sample.tokens.tolist(), sample.prompt_length)
             except TrinityError as error:
-                return Answered(drawing, [], f"How likely the old answer is now cannot be said: {error}")
-        return Answered(drawing, old)
+                return _Answered(drawing, [], f"How likely the old answer is now cannot be said: {error}")
+        return _Answered(drawing, old)
 
-    def _shown(self, sample: Sample, answered: Answered) -> Mapping[str, Any]:
+    def _shown(self, sample: Sample, answered: _Answered) -> Mapping[str, Any]:
         texts, drawing = self._feed.index.texts, answered.drawing
         drawn = drawing.token_ids
         return {
