@@ -11,7 +11,6 @@ a line for each part, and says which is gone or takes other arguments.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
 """
 
-import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -123,7 +122,8 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._opened: weakref.WeakSet[AIOKafkaConnection] = weakref.WeakSet()
+        # Until they are closed: over TLS that takes an answer, for which the library keeps none of them.
+        self._opened: set[AIOKafkaConnection] = set()
         self._is_stopped = False
 
     async def bootstrap(self) -> None:
@@ -149,10 +149,17 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
             KafkaConnectionError: This client has been stopped.
         """
         self._opened.add(connection)
-        if not self._is_stopped:
-            await connection.connect()
+        try:
+            if not self._is_stopped:
+                await connection.connect()
+        finally:
+            if was_connected(connection):
+                connection._closed_fut.add_done_callback(lambda _: self._opened.discard(connection))
+            else:
+                self._opened.discard(connection)
+            if self._is_stopped:
+                _break_off(connection)
         if self._is_stopped:
-            connection.close()
             raise KafkaConnectionError("the client has been stopped")
 
     def abort_closing(self) -> None:
@@ -167,8 +174,13 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         if self._sync_task is not None:
             self._sync_task.cancel()
         for connection in self._opened:
-            connection.close()
-        self.abort_closing()
+            _break_off(connection)
+
+
+def _break_off(connection: AIOKafkaConnection) -> None:
+    connection.close()
+    if was_connected(connection):
+        abort_transport(connection)
 
 
 async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnection:
