@@ -22,10 +22,10 @@ from trinity_bus.console.index import (
     Store,
     StoreBusyError,
     StoreError,
+    Texts,
     load_texts,
     store_folder,
 )
-from trinity_bus.console.web.turns import Texts
 from trinity_bus.errors import TrinityError
 
 log = logging.getLogger("workers.console")
