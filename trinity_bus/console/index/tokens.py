@@ -4,7 +4,7 @@ Those of most models are byte-level: each token is some bytes, and a text is tho
 table of them does that in a third of the time that the tokenizer takes. Tokens that there are not have no text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,26 @@ from trinity_bus.console.index.group_rows import Texts, Tokens
 from trinity_bus.rollout.tokenizer import load_tokenizer
 
 
-def load_texts(model_path: str | None) -> Texts | str:
+class ModelTexts:
+    """Makes text of a model's tokens.
+
+    Args:
+        tokenizer: The model's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.special: frozenset[int] = frozenset(tokenizer.all_special_ids)
+        """Tokens that stand for no text: what templates are made of."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        kind = None if backend is None else (type(backend.model).__name__, type(backend.decoder).__name__)
+        self._texts = byte_level_texts(backend.get_vocab()) if kind == ("BPE", "ByteLevel") else _asking(tokenizer)
+
+    def __call__(self, tokens: Sequence[Tokens]) -> Sequence[str]:
+        """Return their text, special tokens too."""
+        return self._texts(tokens)
+
+
+def load_texts(model_path: str | None) -> ModelTexts | str:
     """Return what makes text of tokens; or why nothing does, in one line.
 
     Args:
@@ -26,23 +45,21 @@ def load_texts(model_path: str | None) -> Texts | str:
     if not Path(model_path).is_dir():
         return f"samples have no text: console.model_path = {model_path!r} is no folder"
     try:
-        tokenizer: Any = load_tokenizer(model_path)
+        return ModelTexts(load_tokenizer(model_path))
     except ModuleNotFoundError:
         return "samples have no text: the tokenizer needs transformers, pip install 'trinity-bus[console]'"
     except (OSError, ValueError) as error:
         return f"samples have no text: {model_path} has no tokenizer that can be read: {error}"
 
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None and type(backend.decoder).__name__ == "ByteLevel" and type(backend.model).__name__ == "BPE":
-        return byte_level_texts(backend.get_vocab())
-    return _own_texts(tokenizer.batch_decode, len(tokenizer))
 
-
-def _own_texts(batch_decode: Callable[[list[list[int]]], Sequence[str]], words: int) -> Texts:
+def _asking(tokenizer: Any) -> Texts:
     """Return what asks the tokenizer. Some leave out what they do not know, others fail."""
+    words = len(tokenizer)
 
     def texts(tokens: Sequence[Tokens]) -> Sequence[str]:
-        return batch_decode([[token for token in np.asarray(each).tolist() if 0 <= token < words] for each in tokens])
+        known = [[token for token in np.asarray(each).tolist() if 0 <= token < words] for each in tokens]
+        found: Sequence[str] = tokenizer.batch_decode(known)
+        return found
 
     return texts
 
