@@ -25,9 +25,9 @@ class ModelTexts:
     def __init__(self, tokenizer: Any) -> None:
         self.special: frozenset[int] = frozenset(tokenizer.all_special_ids)
         """Tokens that stand for no text: what templates are made of."""
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        kind = None if backend is None else (type(backend.model).__name__, type(backend.decoder).__name__)
-        self._texts = byte_level_texts(backend.get_vocab()) if kind == ("BPE", "ByteLevel") else _asking(tokenizer)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        is_byte_level = backend is not None and type(backend.decoder).__name__ == "ByteLevel"
+        self._texts = byte_level_texts(backend.get_vocab()) if is_byte_level else _asking(tokenizer)
 
     def __call__(self, tokens: Sequence[Tokens]) -> Sequence[str]:
         """Return their text, special tokens too."""
