@@ -10,8 +10,8 @@ without a network, all of it read-only but the sandbox's folder, which is ``/san
             this process, for as long as the command may take
 
 So a container ends with its command, at its limit, and with whoever has started it. A command that stops its lifeline
-is killed at its limit all the same (``docker kill``). A Docker that does not answer that within ``_KILL_S`` is not waited
-for any longer: its container is named in the log, and left to whoever mends Docker.
+is killed at its limit all the same (``docker kill``). A Docker that does not answer that within ``_KILL_S`` is not
+waited for any longer: its container is named in the log, and left to whoever mends Docker.
 
 Failures: where there is no Docker, none that answers, or not this image, it is a ``SandboxError``, and nothing is run.
 """
@@ -117,7 +117,9 @@ class ContainerSandbox(Sandbox):
             async with asyncio.timeout(_KILL_S):
                 await killing.wait()
         except TimeoutError:
-            log.error("%s kill does not answer for %g s; it may have left %s", self._docker, _KILL_S, ", ".join(names))
+            log.warning(
+                "%s kill does not answer for %g s; it may have left %s", self._docker, _KILL_S, ", ".join(names)
+            )
         finally:
             if killing.returncode is None:
                 await kill(killing)
