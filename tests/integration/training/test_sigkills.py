@@ -26,7 +26,7 @@ from trinity_bus.config import KafkaSettings
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 KILLS = int(os.environ.get("FAULT_KILLS", "8"))
-STEPS_TRAINED = 8
+STEPS_TRAINED = max(8, KILLS)
 PAUSE_S = 0.02
 """Longest time between a point and the kill."""
 
@@ -45,11 +45,17 @@ def run_trainer(trainer: Trainer, look: Callable[[int, int], None]) -> int | Non
         return process.wait(DEADLINE_S)
 
 
-def kill_after(points: int, pause_s: float) -> Callable[[int, int], None]:
+def kill_after(points: int, pause_s: float, trainer: Trainer) -> Callable[[int, int], None]:
+    """Kills it at a point, or where it has trained all before that. To be made before it starts."""
+    said = times_told(trainer)
+
     def look(pid: int, pipe: int) -> None:
         left = points
-        while left > 0 and (seen := os.read(pipe, 1)):
-            left -= len(seen)
+        while left > 0 and times_told(trainer) == said:
+            if select.select([pipe], [], [], 0.05)[0]:
+                seen = os.read(pipe, 1)
+                assert seen, trainer.log.read_text()
+                left -= len(seen)
         # Not a wait for anything: the instant is to be between two points, too.
         time.sleep(pause_s)
         os.kill(pid, signal.SIGKILL)
@@ -57,13 +63,19 @@ def kill_after(points: int, pause_s: float) -> Callable[[int, int], None]:
     return look
 
 
-def until_told(step: int, trainer: Trainer) -> Callable[[int, int], None]:
-    """Ends it politely, once it says that the last step is trained."""
+def times_told(trainer: Trainer) -> int:
+    """How often it has said, over all its lives, that the last step is trained."""
+    said = trainer.log.read_text() if trainer.log.exists() else ""
+    return said.count(f"{STEPS_TRAINED} steps are trained")
+
+
+def until_told(trainer: Trainer) -> Callable[[int, int], None]:
+    """Ends it politely, once it says that the last step is trained. To be made before it starts."""
+    said = times_told(trainer)
 
     def look(pid: int, pipe: int) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        said = f"{step} steps are trained"
-        while said not in trainer.log.read_text():
+        while times_told(trainer) == said:
             lives = not select.select([pipe], [], [], 0.05)[0] or os.read(pipe, 1 << 12)
             assert lives, trainer.log.read_text()
             assert time.monotonic() < deadline, trainer.log.read_text()
@@ -107,9 +119,9 @@ async def test_killed_at_random_instants_it_trains_the_same(
         async with Bus(ours, client_id="test") as bus:
             await produce(bus, batches)
             for _ in range(kills):
-                look = kill_after(plan.randint(1, points), plan.uniform(0, PAUSE_S))
+                look = kill_after(plan.randint(1, points), plan.uniform(0, PAUSE_S), trainer)
                 assert await asyncio.to_thread(run_trainer, trainer, look) == -signal.SIGKILL, trainer.log.read_text()
-            look = until_told(STEPS_TRAINED, trainer)
+            look = until_told(trainer)
             assert await asyncio.to_thread(run_trainer, trainer, look) == 0, trainer.log.read_text()
             return *await heard(bus), tmp_path / folder / f"checkpoints/step-{STEPS_TRAINED:08d}"
 
