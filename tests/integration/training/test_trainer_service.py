@@ -188,6 +188,11 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
             await until_logged(trainer, "it must take it again", process)
             await produce(bus, batches_of(steps))
         steps_trained = trained(await until(events, step_is(steps), process))
+        async with Bus(kafka, client_id="past") as bus, bus.reader(TRAINER_EVENTS, start="beginning") as reader:
+            said = [item.record async for item in reader.replay()]
+        told = [beat.settings for beat in said if isinstance(beat, TrainerHeartbeat)]
+        assert "trainer.learning_rate" in told[0]
+        assert not any(told[1:])
         assert [step.metrics["weights_mismatched"] for step in steps_trained] == [1.0] * steps
         beats = await until(
             events, lambda r: isinstance(r, TrainerHeartbeat) and (r.step, r.version) == (steps, steps), process

@@ -30,6 +30,7 @@ from trinity_bus.console.index.answers import (
     SamplePlace,
     SampleRow,
     Series,
+    SettingsRow,
     StepDetail,
     StepRow,
     SyncRow,
@@ -44,7 +45,7 @@ from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
 from trinity_bus.console.index.store import Store
-from trinity_bus.console.index.tokens import load_texts
+from trinity_bus.console.index.tokens import ModelTexts, load_texts
 
 __all__ = [
     "Axis",
@@ -63,6 +64,7 @@ __all__ = [
     "IndexFollower",
     "IndexStanding",
     "LeftOutRow",
+    "ModelTexts",
     "PageAsk",
     "PastRecords",
     "Place",
@@ -75,6 +77,7 @@ __all__ = [
     "SamplePlace",
     "SampleRow",
     "Series",
+    "SettingsRow",
     "StepDetail",
     "StepRow",
     "Store",

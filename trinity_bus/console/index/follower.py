@@ -27,6 +27,7 @@ from schemas.topic import Topic
 from schemas.topics import (
     ALL_DEAD_LETTERS,
     BATCHES,
+    COORDINATOR_EVENTS,
     EXPERIENCES,
     EXPLORER_EVENTS,
     MODEL_VERSIONS,
@@ -52,6 +53,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
     EXPERIENCES,
     EXPLORER_EVENTS,
     TRAINER_EVENTS,
+    COORDINATOR_EVENTS,
     RESULTS,
     BATCHES,
     STEPS,

@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Of the tables. A store of another layout is made anew from the log."""
 
 SLOT_BITS: Final = 7
@@ -109,13 +109,16 @@ CREATE TABLE fleet (
     explorer TEXT, minute INTEGER, at INTEGER, incarnation TEXT, state TEXT, version INTEGER, slots INTEGER,
     running INTEGER, tokens INTEGER, pool TEXT, PRIMARY KEY (explorer, minute)
 ) WITHOUT ROWID;
+CREATE TABLE settings (id INTEGER PRIMARY KEY, service TEXT, name TEXT, told TEXT);
 CREATE TABLE dead_letters (
     id INTEGER PRIMARY KEY, topic TEXT, partition INTEGER, "offset" INTEGER, reason TEXT, detail TEXT,
     source_topic TEXT, source TEXT, "key" TEXT, size INTEGER, head TEXT
 );
 """
 
-NUMBERED: Final = frozenset({"groups", "batches", "begun", "trained", "versions", "announced", "syncs", "dead_letters"})
+NUMBERED: Final = frozenset(
+    {"groups", "batches", "begun", "trained", "versions", "announced", "syncs", "settings", "dead_letters"}
+)
 """Tables whose first column is a number by time; their rows come with the time there."""
 REPLACED: Final = frozenset({"fleet"})
 """Tables in which a row takes the place of the one with its key."""
