@@ -40,8 +40,8 @@ from trinity_bus.rollout.answer import decode_answer
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.errors import WorkflowRaisedError
 from trinity_bus.runners.service import AttemptResult, Runners
-from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import as_current, parent_context, traceparent
+from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
 from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome

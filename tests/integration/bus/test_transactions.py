@@ -100,10 +100,14 @@ async def test_partitions_that_are_announced_may_be_written_or_not(settings: Kaf
             await producer.send_raw(BATCHES, "b", b"two")
         async with producer.transaction():
             producer.announce(BATCHES)
-        with pytest.raises(ValueError, match="no"):
+
+        async def fail() -> None:
             async with producer.transaction():
                 producer.announce(BATCHES)
                 raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await fail()
         async with producer.transaction():
             await producer.send_raw(BATCHES, "b", b"three")
         assert await everything_committed(bus, [b"two", b"three"], BATCHES) == [b"two", b"three"]
