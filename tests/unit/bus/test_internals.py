@@ -33,6 +33,7 @@ ATTRIBUTES = [
     "client._get_conn",
     "client._sync_task",
     "client.bootstrap",
+    "client.send",
     "connection._protocol",
     "connection.close",
     "connection.connect",
