@@ -29,7 +29,7 @@ _WATCH_S = 1.0
 """How often it is looked at what waits to be durable."""
 
 
-class Wait:
+class WriteWait:
     """How long one producer has waited by now. Pure; told every ``_WATCH_S`` what it waits for.
 
     Counted in looks, not by a clock: a process that was stopped has not waited.
@@ -81,7 +81,7 @@ class Wait:
         return None
 
 
-_WAITS: weakref.WeakSet[Wait] = weakref.WeakSet()
+_WAITS: weakref.WeakSet[WriteWait] = weakref.WeakSet()
 """Of the producers of this process."""
 
 
@@ -92,7 +92,7 @@ def what_waits() -> str | None:
 
 async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: float) -> None:
     """Tell what waits for long, and give up once the same has waited for too long."""
-    wait = Wait(client_id, outage_s)
+    wait = WriteWait(client_id, outage_s)
     _WAITS.add(wait)
     try:
         while not wait.is_over:

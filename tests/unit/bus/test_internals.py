@@ -34,6 +34,7 @@ ATTRIBUTES = [
     "client._sync_task",
     "client.bootstrap",
     "client.send",
+    "connection._closed_fut",
     "connection._protocol",
     "connection.close",
     "connection.connect",

@@ -20,6 +20,8 @@ SAMPLE_BITS: Final = 15
 PROMPT: Final = 1 << 14
 """Marks a prompt among texts."""
 
+# Words are gathered up to 16 MiB before they are written, and what was written is put together when there are 16 pieces
+# of a size, not 4: a third of the time that it takes, and a search looks into some more of them.
 TABLES: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE offsets (
@@ -47,6 +49,9 @@ CREATE TABLE samples (
 CREATE INDEX samples_reward ON samples (reward);
 CREATE TABLE texts (id INTEGER PRIMARY KEY, head TEXT NOT NULL);
 CREATE VIRTUAL TABLE words USING fts5 (text, content = '', columnsize = 0);
+INSERT INTO words (words, rank) VALUES ('hashsize', 16777216);
+INSERT INTO words (words, rank) VALUES ('automerge', 16);
+INSERT INTO words (words, rank) VALUES ('crisismerge', 32);
 
 CREATE TABLE tasks (
     at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, workflow TEXT, batch_id TEXT, batch_type TEXT,
