@@ -56,7 +56,8 @@ from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
-from trinity_bus.coordination.dispatch.fleet import Explorer, HeartbeatOutcome
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
 from trinity_bus.coordination.dispatch.stragglers import slow_attempts
 from trinity_bus.coordination.effects import (
     AnnounceVersion,
@@ -312,7 +313,7 @@ class CoordinatorMachine:
         self._endings.finalize()
         announcement = self._choice.settle() or self._released()
         if announcement is None:
-            announcement = self.sync.next_round(self.fleet.followers(), now)
+            announcement = self.sync.next_round(self.fleet, now)
         if announcement is not None:
             self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
         self._settle_batches()

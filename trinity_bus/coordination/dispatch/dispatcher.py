@@ -5,7 +5,8 @@ in the share of the producer whose batch it is of. All changes to them are made 
 """
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partial
 
 from schemas import Cancel, Dispatch, Position
 from trinity_bus.coordination.batches.batch import Batch
@@ -13,10 +14,14 @@ from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
-from trinity_bus.coordination.dispatch.fleet import Explorer, Fleet
-from trinity_bus.coordination.dispatch.placement import Placement, Rooms
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.fleet import Fleet
+from trinity_bus.coordination.dispatch.placement import Placement
 from trinity_bus.coordination.effects import Effects, SendOrder
 from trinity_bus.coordination.limits import short_error
+
+type _Finder = Callable[[int], Placement]
+"""Finds the room for a version, in one pass."""
 
 
 class _Turn:
@@ -55,30 +60,31 @@ class Dispatcher:
         shares.forget_idle(line.producers)
         if not line:
             return
-        rooms = Rooms(self.with_room(), trained=newest_version >= 0)
+        rooms = self._fleet.rooms
         if not rooms:
             return
+        find = cache(partial(rooms.of, trained=newest_version >= 0))
         # What does not fit now fits no better later in this pass: room only shrinks.
         turns = [(shares.rank(producer), _Turn(line.of(producer))) for producer in line.producers]
         heapq.heapify(turns)
         while len(turns) > 1 and rooms:
             (*_, producer), turn = turns[0]
-            if self._hand_out(turn, rooms, newest_version, now, ceiling, alone=False):
+            if self._hand_out(turn, find, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
                 heapq.heapreplace(turns, (shares.rank(producer), turn))
             else:
                 heapq.heappop(turns)
         if rooms:
-            self._hand_out(turns[0][1], rooms, newest_version, now, ceiling, alone=True)
+            self._hand_out(turns[0][1], find, newest_version, now, ceiling, alone=True)
 
     def _hand_out(
-        self, turn: "_Turn", rooms: Rooms, newest_version: int, now: float, ceiling: int | None, *, alone: bool
+        self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
         """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
         while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
-                placement = rooms.of(min_version)
+                placement = find(min_version)
                 while (queued := batch.next_in_line(placement.kinds)) is not None:
                     _, index, task_id = queued
                     task = self._ledger.tasks[task_id]
@@ -86,8 +92,7 @@ class Dispatcher:
                     explorer = placement.place(task, part)
                     self._ledger.queue.take(batch, task.kind)
                     self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
-                    rooms.taken(explorer)
-                    if not (alone and rooms):
+                    if not (alone and self._fleet.rooms):
                         return True
             turn.go_on()
         return False
@@ -97,18 +102,13 @@ class Dispatcher:
         task = self._ledger.tasks[attempt.task_id]
         batch = self._ledger.batches[task.batch_id]
         min_version = _min_version(batch, newest_version)
-        others = [explorer for explorer in self.with_room() if explorer.name != attempt.explorer]
-        placement = Placement(others, min_version, trained=newest_version >= 0)
-        if task.kind not in placement.kinds:
-            return False
+        placement = self._fleet.rooms.of(min_version, trained=newest_version >= 0)
         part = task.parts[attempt.part]
-        explorer = placement.place(task, part)
+        explorer = placement.find(task, part, beside=attempt.explorer)
+        if explorer is None:
+            return False
         self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
         return True
-
-    def with_room(self) -> list[Explorer]:
-        """Explorers with a free slot."""
-        return [explorer for explorer in self._fleet.live() if explorer.free > 0]
 
     def stop(self, attempt: Attempt) -> tuple[OpenTask, Part]:
         """Note that the attempt is over; its explorer has a slot more. Return its task and part."""
@@ -141,7 +141,7 @@ class Dispatcher:
     ) -> None:
         timeout_s = self._timeouts.limit(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
-        self._ledger.running[attempt.key] = attempt
+        self._ledger.running.add(attempt)
         self._ledger.shares.take(batch.owner)
         self._fleet.assign(explorer, attempt)
         dispatch = Dispatch(
