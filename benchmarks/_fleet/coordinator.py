@@ -116,13 +116,14 @@ class SimulatedCoordinator:
         plan = self._schedule.plan(self.now, wants_tasks=self.machine.wants_tasks())
         first = self.inbox.first(signals=plan.signals, tasks=plan.tasks)
         ends = float("inf") if self._ends_at is None else self._ends_at
-        self.now = max(self.now, min(first, plan.until, ends, until))
+        if not self.machine.has_more:
+            self.now = max(self.now, min(first, plan.until, ends, until))
         began = time.thread_time()
         arrived = [*self._taken(self.inbox.signals, MAX_SIGNALS if plan.signals else 0)]
         self.spent.signals += len(arrived)
         arrived += self._taken(self.inbox.tasks, MAX_TASKS if plan.tasks else 0)
         ticks = self._schedule.tick(self.now)
-        if arrived or ticks:
+        if arrived or ticks or self.machine.has_more:
             self._decide(arrived, ticks=ticks)
         began = self._pass(began)
         if self._ends_at is not None and self.now >= self._ends_at:

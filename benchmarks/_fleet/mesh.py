@@ -21,6 +21,7 @@ from schemas import (
     Position,
     Record,
     RolloutFinished,
+    SetPace,
     StepTrained,
     Task,
     WeightsSynced,
@@ -37,6 +38,8 @@ MARK: Final = 1234567.0
 """Stands for the time in prepared heartbeats."""
 SYNC_S: Final = 2.0
 BATCH: Final = 512
+BACKLOG: Final = 4
+"""Batches that wait for slots."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class SimulatedExplorer:
     version: int = -1
     syncing: bool = False
     alive: bool = True
+    pace_s: float = 0.0
     beat: tuple[bytes, int] | None = None
     """The heartbeat of now, and where its time stands."""
 
@@ -74,6 +78,7 @@ class SimulatedExplorer:
                     max_model_len=32768,
                     address=f"10.0.0.1:{8000 + len(self.name)}",
                     address_proof="0" * 64,
+                    pace_s=self.pace_s,
                 )
             )
             self.beat = value, value.index(struct.pack(">d", MARK))
@@ -97,8 +102,8 @@ class SimulatedMesh:
             batch_size=self.batch,
             group_size=1,
             max_staleness=1_000_000,
-            max_inflight_batches=2 * self.capacity // self.batch + 2,
-            max_open_tasks=2 * self.capacity + BATCH,
+            max_inflight_batches=2 * self.capacity // self.batch + 2 * BACKLOG,
+            max_open_tasks=2 * self.capacity + 2 * BACKLOG * BATCH,
             max_open_bytes=4 << 30,
             task_timeout_s=1e6,
         )
@@ -134,12 +139,12 @@ class SimulatedMesh:
         alive = [explorer for explorer in self.explorers.values() if explorer.alive]
         return self.run_until(lambda: all(explorer.version == self.version for explorer in alive))
 
-    def fill(self, tasks: int) -> Spent:
-        """Send so many tasks, in whole batches; return when as many are handed out as there is room for."""
-        for _ in range(-(-tasks // self.batch) * self.batch):
+    def fill(self) -> Spent:
+        """Send tasks for all slots, and some that wait; return when all slots are taken."""
+        batches = -(-self.capacity // self.batch) + BACKLOG
+        for _ in range(batches * self.batch):
             self.send(self.now)
-        wanted = self.running + min(tasks, self.capacity)
-        return self.run_until(lambda: self.running >= wanted)
+        return self.run_until(lambda: self.running >= self.capacity)
 
     def kill(self, share: float) -> Spent:
         """End some without a word; return when they are known to be gone."""
@@ -217,7 +222,7 @@ class SimulatedMesh:
         def beat(now: float) -> None:
             if explorer.alive:
                 self._write(now, EXPLORER_EVENTS, explorer.key, explorer.heartbeat(now))
-                self._at(now + self.interval_s, beat)
+                self._at(now + max(self.interval_s, explorer.pace_s), beat)
 
         return beat
 
@@ -233,6 +238,10 @@ class SimulatedMesh:
                 explorer.beat = None
                 if explorer.freed:
                     self.dispatched.append(now - explorer.freed.popleft())
+            case SetPace(explorer=name, pace_s=pace_s):
+                explorer = self.explorers[name]
+                explorer.pace_s = pace_s
+                self._tell(explorer, now)
             case ModelVersion(members=members):
                 for member in members:
                     explorer = self.explorers[member.explorer]

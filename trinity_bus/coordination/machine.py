@@ -47,6 +47,7 @@ from schemas import (
     PublishVersion,
     RollBack,
     RolloutFinished,
+    SetPace,
     UnservedPool,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
@@ -67,6 +68,7 @@ from trinity_bus.coordination.effects import (
     PublishBatch,
     RejectionReason,
     RejectTask,
+    TellPace,
 )
 from trinity_bus.coordination.inputs import (
     CommandArrived,
@@ -183,6 +185,11 @@ class CoordinatorMachine:
         """Whether more tasks should be read now; the others are safe in the log."""
         return self.ledger.wants_tasks()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more follows from the state, though nothing comes: what follows at once is bounded."""
+        return self._dispatcher.is_cut_short
+
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries of the state that changed since the last call, with their present values; None: no longer there."""
         self.ledger.pages.turn()
@@ -277,8 +284,12 @@ class CoordinatorMachine:
             self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts)
         elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
-        if outcome is not HeartbeatOutcome.ZOMBIE:
-            self.fleet.note_turns(beat)
+        if outcome is HeartbeatOutcome.ZOMBIE:
+            return
+        self.fleet.note_turns(beat)
+        if beat.pace_s not in (None, self.fleet.pace_s):
+            pace = SetPace(explorer=beat.explorer, incarnation=beat.incarnation, pace_s=self.fleet.pace_s)
+            self._out.add(TellPace(pace))
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)

@@ -7,6 +7,7 @@ in the share of the producer whose batch it is of. All changes to them are made 
 import heapq
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial
+from typing import Final
 
 from schemas import Cancel, Dispatch, Position
 from trinity_bus.coordination.batches.batch import Batch
@@ -19,6 +20,9 @@ from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.dispatch.placement import Placement
 from trinity_bus.coordination.effects import Effects, SendOrder
 from trinity_bus.coordination.limits import short_error
+
+MOST_STARTED: Final = 256
+"""Attempts that one pass starts: a thousand explorers that have room at once are not to keep all others waiting."""
 
 type _Finder = Callable[[int], Placement]
 """Finds the room for a version, in one pass."""
@@ -47,15 +51,19 @@ class Dispatcher:
         self._fleet = fleet
         self._timeouts = timeouts
         self._out = out
+        self.is_cut_short = False
+        """Whether the last pass has ended with more to hand out, because it was long enough."""
+        self._started = 0
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
-        """Hands out parts until there is no more room, or nothing that fits it; producers take turns.
+        """Hands out parts until there is no more room, nothing that fits it, or enough; producers take turns.
 
         Args:
             newest_version: That explorers are told to serve.
             now: The time.
             ceiling: What needs a newer version than this stays where it is; None for all versions.
         """
+        self.is_cut_short, self._started = False, 0
         line, shares = self._ledger.queue, self._ledger.shares
         shares.forget_idle(line.producers)
         if not line:
@@ -67,14 +75,14 @@ class Dispatcher:
         # What does not fit now fits no better later in this pass: room only shrinks.
         turns = [(shares.rank(producer), _Turn(line.of(producer))) for producer in line.producers]
         heapq.heapify(turns)
-        while len(turns) > 1 and rooms:
+        while len(turns) > 1 and rooms and not self.is_cut_short:
             (*_, producer), turn = turns[0]
             if self._hand_out(turn, find, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
                 heapq.heapreplace(turns, (shares.rank(producer), turn))
             else:
                 heapq.heappop(turns)
-        if rooms:
+        if rooms and not self.is_cut_short:
             self._hand_out(turns[0][1], find, newest_version, now, ceiling, alone=True)
 
     def _hand_out(
@@ -92,7 +100,8 @@ class Dispatcher:
                     explorer = placement.place(task, part)
                     self._ledger.queue.take(batch, task.kind)
                     self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
-                    if not (alone and self._fleet.rooms):
+                    self.is_cut_short = self._started >= MOST_STARTED
+                    if self.is_cut_short or not (alone and self._fleet.rooms):
                         return True
             turn.go_on()
         return False
@@ -139,6 +148,7 @@ class Dispatcher:
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
+        self._started += 1
         timeout_s = self._timeouts.limit(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running.add(attempt)

@@ -30,6 +30,8 @@ class Explorer(Row):
     def __post_init__(self) -> None:
         self.find_kinds()
         self.last_seen = 0.0
+        self.patience_s = 0.0
+        """How long it may be silent; kept by the fleet."""
         self.assigned: Mapping[AttemptKey, Attempt] = {}
         """Attempts that it was handed and has not answered, in the order of their dispatch; kept by the fleet."""
 

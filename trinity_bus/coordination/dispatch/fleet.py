@@ -10,7 +10,8 @@ the explorer; an earlier incarnation that still speaks is a zombie and is ignore
                                +--ExplorerLeft--> GONE (left)         +--heartbeat of a new incarnation--> LIVE
                                +--heartbeat of a new incarnation--> LIVE, as that one
 
-Silence is measured from the arrival of the last heartbeat. A restart of the coordinator counts as a sign of life, so
+Silence is measured from the arrival of the last heartbeat, and lasts three of them where the coordinator has set their
+:mod:`pace <trinity_bus.coordination.dispatch.pace>`. A restart of the coordinator counts as a sign of life, so
 that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
 knew: tasks for them wait rather than fail while it restarts.
 """
@@ -19,10 +20,11 @@ from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
 from schemas import ExplorerHeartbeat
-from schemas.event import ExplorerState
+from schemas.event import MAX_PACE_S, MISSED, ExplorerState
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.pace import pace
 from trinity_bus.coordination.dispatch.placement import Rooms
 from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.pools import Kind, pool_of
@@ -54,14 +56,19 @@ class Fleet:
         timeout_s: Silence after which an explorer is dead.
         dirty: Told of every change; heartbeats that change nothing leave no trace.
         model: That is trained.
+        beats_per_s: Heartbeats that all may send together.
     """
 
-    def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str) -> None:
+    def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str, beats_per_s: int) -> None:
         self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty, named="name")
         self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)
         """Running attempts by explorer."""
         self._timeout_s = timeout_s
         self._model = model
+        self._beats_per_s = beats_per_s
+        self._live: set[str] = set()
+        self.pace_s = 0.0
+        """That explorers are to have; see :mod:`trinity_bus.coordination.dispatch.pace`."""
         self.rooms = Rooms()
         self.revision = 0
         """Grows whenever anything of an explorer changes but the attempts that it has."""
@@ -84,7 +91,7 @@ class Fleet:
             explorer = self._join(beat, zombies=(*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:])
         else:
             outcome = self._update(explorer, beat)
-        explorer.last_seen = now
+        explorer.last_seen, explorer.patience_s = now, beat.silent_after_s(self._timeout_s)
         self._watch(explorer)
         return outcome
 
@@ -166,7 +173,7 @@ class Fleet:
                 self._forget(explorer)
                 continue
             self._watch(explorer)
-            if not explorer.gone and silence > self._timeout_s:
+            if not explorer.gone and silence > explorer.patience_s:
                 silent.append(explorer)
         return sorted(silent, key=lambda e: e.name)
 
@@ -210,6 +217,9 @@ class Fleet:
             explorer.assigned = self._assigned.of(explorer.name)
             explorer.last_seen = now
             self._changed(explorer)
+        for explorer in self.explorers.values():
+            # Nobody remembers which pace each had: that of now, or the next one, which the fleet had grown out of.
+            explorer.patience_s = max(self._timeout_s, MISSED * min(2 * self.pace_s, MAX_PACE_S))
             self._watch(explorer)
         self._forget_known()
 
@@ -255,9 +265,14 @@ class Fleet:
     def _changed(self, explorer: Explorer) -> None:
         self.revision += 1
         self.rooms.changed(explorer)
+        if explorer.gone:
+            self._live.discard(explorer.name)
+        else:
+            self._live.add(explorer.name)
+        self.pace_s = pace(len(self._live), self._beats_per_s, self.pace_s)
 
     def _watch(self, explorer: Explorer) -> None:
-        patience_s = GONE_KEPT_S if explorer.gone else self._timeout_s
+        patience_s = GONE_KEPT_S if explorer.gone else explorer.patience_s
         self._silence.set(explorer.name, explorer.last_seen + patience_s)
 
     def _forget(self, explorer: Explorer) -> None:
