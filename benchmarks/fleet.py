@@ -17,6 +17,7 @@ from benchmarks._fleet.coordinator import Spent
 from benchmarks._fleet.mesh import SimulatedMesh
 from benchmarks._options import parser
 from benchmarks._report import Row, report
+from trinity_bus.runtime.heap import collect_all_rarely, freeze_gc
 
 SIZES = ((1000, 64), (4000, 64), (10_000, 8))
 """Explorers, and slots of each."""
@@ -95,6 +96,9 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--explorers", type=int, nargs="+", help="only these sizes")
     options = arguments.parse_args()
+    # As the service does.
+    freeze_gc()
+    collect_all_rarely()
     # What dies here dies on purpose, by the dozen.
     logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
     rows: list[Row] = []
