@@ -43,7 +43,7 @@ from trinity_bus.inference.errors import (
     GenerationError,
     RequestRefusedError,
 )
-from trinity_bus.inference.launch import launch
+from trinity_bus.inference.launch import launch, private_sockets
 from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
@@ -157,6 +157,10 @@ class InferenceEngine:
             ConfigError: There is no model path.
             EngineStartError: vLLM cannot start, or not in time.
         """
+        with private_sockets():
+            await self._start()
+
+    async def _start(self) -> None:
         limit = self._settings.start_timeout_s
         before = set(multiprocessing.active_children())
         abandoned = threading.Event()
