@@ -71,6 +71,7 @@ check: setup ## Lint, formatting, types, layers, generated documents.
 	@$(BIN)/python -m tools.render_architecture --check
 	@$(BIN)/python -m tools.render_chart --check
 	@$(BIN)/python -m tools.render_sizing --check
+	@$(BIN)/python -m tools.render_speed --check
 
 docs: setup ## Write the generated documents anew: asyncapi.yaml, settings.md, tables of architecture.md and sizing.md, the chart's topics.
 	@$(BIN)/python -m tools.render_asyncapi
@@ -78,6 +79,7 @@ docs: setup ## Write the generated documents anew: asyncapi.yaml, settings.md, t
 	@$(BIN)/python -m tools.render_architecture
 	@$(BIN)/python -m tools.render_chart
 	@$(BIN)/python -m tools.render_sizing
+	@$(BIN)/python -m tools.render_speed
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
 	@tools/tool_env.sh site

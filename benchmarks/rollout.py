@@ -3,7 +3,8 @@
 One process holds the engine and the explorer around it, another runs its workflows; this one holds a real broker and
 plays coordinator and trainer: dispatch records in, experiences and results out. Rounds with and without the explorer
 take turns on the same engine, so that both see the same machine. "Bare" is vLLM's ``AsyncLLM`` asked for the same token
-ids with the same sampling; as many requests at once, nothing decoded, nothing rewarded, nothing published.
+ids with the same sampling; as many requests at once, nothing decoded, nothing rewarded, nothing published. Neither has
+a seed, as an explorer has none by default: vLLM draws for each request that has one by itself, which is its own price.
 
 Conversations are of one run each. Their time in the mesh is that of a turn in its runner, without the engine's. At the
 end the explorer's process is killed amid conversations, and another goes on with them.
@@ -74,7 +75,6 @@ def explorer_settings(model: str) -> ExplorerSettings:
         max_model_len=PROMPT + RESPONSE,
         slots=TASKS,
         max_tokens=RESPONSE,
-        seed=1,
     )
 
 

@@ -30,6 +30,11 @@ MAX_ADDRESS_CHARS = 300
 MAX_UNSERVED = 64
 """Pools without an explorer that a coordinator names."""
 
+MAX_TOLD_SETTINGS = 1000
+"""Of one service."""
+MAX_SETTING_CHARS = 300
+"""Of the value of one of them; more is cut."""
+
 MAX_PACE_S = 64.0
 MISSED = 3
 """Heartbeats that must be missing, where the coordinator has set the pace, before their sender is taken to be gone."""
@@ -39,6 +44,17 @@ type Follows = Literal["trainer", "none"]
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
 type RunnerLifeState = Literal["starting", "idle", "busy", "stopping"]
+
+
+type ToldSettings = Annotated[
+    dict[
+        Annotated[str, Field(max_length=100)],
+        Annotated[str, Field(max_length=MAX_SETTING_CHARS)],
+    ],
+    Field(max_length=MAX_TOLD_SETTINGS),
+]
+"""What a service was started with, ``section.name`` to value as TOML writes it (empty: none), without secrets. For
+people; in the first heartbeat of an incarnation alone."""
 
 
 class Position(Item, frozen=True, kw_only=True):
@@ -107,6 +123,7 @@ class ExplorerHeartbeat(Record):
     pace_s: Pause | None = None
     """The least time between two heartbeats that tell nothing new, as the coordinator has set it (``SetPace``); 0:
     it has set none. Absent: the sender knows nothing of this."""
+    settings: ToldSettings = Field(default_factory=dict)
 
     def silent_after_s(self, timeout_s: float) -> float:
         """Return how long its sender may say nothing before it is taken to be gone.
@@ -171,6 +188,7 @@ class CoordinatorHeartbeat(Record):
     sent_at: Time = 0.0
     unserved: Annotated[list[UnservedPool], Field(max_length=MAX_UNSERVED)] = Field(default_factory=list)
     """Tasks that are handed out wait for an explorer of these."""
+    settings: ToldSettings = Field(default_factory=dict)
 
 
 class ExplorerLeft(Record):
@@ -236,6 +254,7 @@ class TrainerHeartbeat(Record):
     """Offset in ``batches`` from which on its oldest checkpoint would go on; what lies before is trained for good.
     Absent: not known."""
     sent_at: Time = 0.0
+    settings: ToldSettings = Field(default_factory=dict)
 
 
 class StepTrained(Record):

@@ -36,6 +36,9 @@ class ConsoleSettings(Section):
     folder: Path | None = None
     """Folder of its index, which can be deleted at any time: it is made anew from the log. Unset:
     ``trinity-bus/console`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
+    jaeger_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] | None = None
+    """Address of Jaeger's pages, such as ``http://localhost:16686``, that a sample's trace is linked to. Unset: its id
+    is shown."""
     model_path: str | None = None
     """Folder of the Hugging Face model whose tokenizer turns samples into text. Unset: that of ``mesh``; where there is
     none, samples are shown as token ids, and cannot be searched for text."""

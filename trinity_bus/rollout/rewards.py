@@ -34,12 +34,8 @@ def extract_answer(text: str) -> str | None:
     if marked:
         return tail.strip().splitlines()[0].strip() if tail.strip() else None
     _, equals, tail = text.rpartition("=")
-    if equals:
-        after = _NUMBER.findall(tail)
-        if after:
-            return str(after[-1])
-    numbers = _NUMBER.findall(text)
-    return str(numbers[-1]) if numbers else None
+    after = _last_number(tail) if equals else None
+    return _last_number(text) if after is None else after
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -63,8 +59,8 @@ def same_answer(given: str, wanted: str) -> bool:
     # What is the same text is the same number: most need no arithmetic.
     if _CLUTTER.sub(r"\1", given).casefold() == _CLUTTER.sub(r"\1", wanted).casefold():
         return True
-    left, right = parse_number(given), parse_number(wanted)
-    return left is not None and left == right
+    right = parse_number(wanted)
+    return right is not None and right == parse_number(given)
 
 
 def reference(answer: str) -> str:
@@ -106,6 +102,11 @@ def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
     given, wanted = [*response.split(), *([_END] if ended else [])], [*answer.split(), _END]
     hits = sum(a == b for a, b in zip(given, wanted, strict=False))
     return hits / max(len(given), len(wanted))
+
+
+def _last_number(text: str) -> str | None:
+    """Return the last number in a text. None has a blank in it, so words are looked at from the end."""
+    return next((str(found[-1]) for word in reversed(text.split()) if (found := _NUMBER.findall(word))), None)
 
 
 def _last_boxed(text: str) -> str | None:

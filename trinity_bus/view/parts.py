@@ -116,6 +116,7 @@ class ExplorerView:
     abilities: tuple[str, ...] = ()
     max_model_len: int = 0
     address: str = ""
+    address_proof: str = ""
     heard_at: float = 0.0
     patience_s: float = 0.0
     """It may be silent for so long at least."""

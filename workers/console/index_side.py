@@ -19,13 +19,13 @@ from trinity_bus.console.index import (
     Extent,
     Index,
     IndexFollower,
+    ModelTexts,
     Store,
     StoreBusyError,
     StoreError,
     load_texts,
     store_folder,
 )
-from trinity_bus.console.web.turns import Texts
 from trinity_bus.errors import TrinityError
 
 log = logging.getLogger("workers.console")
@@ -55,7 +55,7 @@ class IndexSide:
         """Where it stands, where that is worth a line; else empty."""
         self.extent: Extent | None = None
         """How much there is, as far as was looked."""
-        self.texts: Texts | None = None
+        self.texts: ModelTexts | None = None
         """Makes text of tokens, where there is a tokenizer."""
         self.no_texts: str | None = None
         """Why there is none."""
@@ -94,7 +94,7 @@ class IndexSide:
                 touch()
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _write(self, texts: Texts | str, touch: Callable[[], None]) -> None:
+    async def _write(self, texts: ModelTexts | str, touch: Callable[[], None]) -> None:
         own = self._settings.console
         # A thread cannot be cancelled: what it opens is closed all the same.
         opening = asyncio.ensure_future(

@@ -15,6 +15,7 @@ from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.rollouts import RunView, group_runs, sample_json, task_spans, turns_of, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
+from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
 from workers.console.desk import BadLinkError, PageDesk, count, number, whole
 from workers.console.door import NotThereError
@@ -23,6 +24,9 @@ from workers.console.training_pages import BINS, histogram_part
 _ROWS: Final = 100
 _RUNS: Final = 64
 """Side by side."""
+_STEPS: Final = 4
+"""That trained on a sample, whose means are shown beside it."""
+_OF_TOKENS: Final = ("entropy", "mismatch_k3")
 _SHADES: Final = (("logprob", "log-probability"), ("version", "version"), ("mask", "mask"), ("teacher", "teacher"))
 
 
@@ -103,10 +107,11 @@ class RolloutPages:
     # -------------------------------------------------------------------------------------------------- one sample
 
     async def _sample(self, request: web.Request) -> web.Response:
-        place = _place(request)
+        place = place_of(request)
 
         async def values(frame: Frame) -> Mapping[str, Any]:
-            found, task = await self._index.ask(lambda index: _sample_and_task(index, place, frame.until))
+            found, task = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
+            means = await self._index.ask(lambda index: _means_of_step(index, found, frame.until))
             by = frame.query.get("by") or "logprob"
             if by not in {name for name, _ in _SHADES}:
                 raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
@@ -114,6 +119,7 @@ class RolloutPages:
             nothing: Mapping[str, Any] = {
                 "tokens": [],
                 "metrics": [],
+                "prompt": [],
                 "turns": [],
                 "sampled_with": "",
                 "advantage": None,
@@ -129,6 +135,8 @@ class RolloutPages:
                 "row": found.row,
                 "group": found.group,
                 "fates": found.fates,
+                "means": means,
+                "jaeger": (self._desk.settings.console.jaeger_url or "").rstrip("/"),
                 "answer": None if task is None else task.answer,
                 "previous": _neighbour(place, -1, samples),
                 "following": _neighbour(place, 1, samples),
@@ -161,6 +169,9 @@ class RolloutPages:
                 first=first,
             ),
             "metrics": sorted(metrics.items())[:50],
+            "prompt": []
+            if texts is None
+            else prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
             "turns": turns_of(sample, texts) if texts is not None else [],
             "has_teacher": sample.teacher_logprobs is not None,
             "sampled_with": way_of_drawing(sample.sampling),
@@ -169,8 +180,8 @@ class RolloutPages:
         }
 
     async def _json(self, request: web.Request) -> web.Response:
-        place, frame = _place(request), self._desk.frame(request)
-        found, _ = await self._index.ask(lambda index: _sample_and_task(index, place, frame.until))
+        place, frame = place_of(request), self._desk.frame(request)
+        found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         record = await self._record(found.group)
         body = await asyncio.to_thread(sample_json, record, place.number, self._index.texts)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
@@ -185,7 +196,7 @@ class RolloutPages:
 
         async def values(frame: Frame) -> Mapping[str, Any]:
             first = SamplePlace(partition, offset, 0)
-            found, task = await self._index.ask(lambda index: _sample_and_task(index, first, frame.until))
+            found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
             runs: list[RunView] = []
             prompt, trouble = None, ""
             try:
@@ -216,7 +227,12 @@ class RolloutPages:
         return await self._desk.show(request, "task.html", values)
 
 
-def _place(request: web.Request) -> SamplePlace:
+def place_of(request: web.Request) -> SamplePlace:
+    """Return which sample a link names.
+
+    Raises:
+        BadLinkError: None.
+    """
     try:
         return SamplePlace.parse(request.match_info["place"])
     except ValueError as error:
@@ -228,7 +244,25 @@ def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:
     return SamplePlace(place.partition, place.offset, at) if 0 <= at < samples else None
 
 
-def _sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[SampleDetail, TaskTimeline | None]:
+def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> list[tuple[int, str, float]]:
+    """Return what is known of the tokens of the steps that trained on a sample: (step, metric, mean)."""
+    steps = sorted({fate.step for fate in sample.fates if fate.left_out is None})[:_STEPS]
+    details = ((step, index.step(step, until=until)) for step in steps)
+    return [
+        (step, name, detail.metrics[name])
+        for step, detail in details
+        if detail is not None
+        for name in _OF_TOKENS
+        if name in detail.metrics
+    ]
+
+
+def sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[SampleDetail, TaskTimeline | None]:
+    """Return a sample, and its task where that is known.
+
+    Raises:
+        NotThereError: There is no such sample.
+    """
     found = index.sample(place, until=until)
     if found is None:
         raise NotThereError(f"sample {place} is not on the log" + ("" if until is None else " at this moment"))

@@ -7,6 +7,7 @@
 
     browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
                                               |-> actions, by an operator --commands--> coordinator
+                                              |-> a prompt asked again, by an operator --HTTP--> explorers
                                               '-> a mesh on this machine, by an operator: started, stopped
 
     stop:   open pages have ``_DRAIN_S``; then the port is closed
@@ -31,9 +32,11 @@ from aiohttp import web
 from trinity_bus.config import Settings
 from trinity_bus.console.web.render import STATIC, Pages
 from trinity_bus.health.process import mark_ready
+from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.actions import Actions
+from workers.console.ask_again import AskAgain
 from workers.console.compare import Compare
 from workers.console.configuration import Configuration
 from workers.console.desk import PageDesk
@@ -63,6 +66,7 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None) 
         ConfigError: It cannot start with these settings.
     """
     ensure("console", settings)
+    freeze_gc()
     telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
     try:
         await Console(settings, listens=listens).run()
@@ -112,7 +116,7 @@ class Console:
         door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
         desk = PageDesk(self._settings, self.feed, pages)
-        for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions):
+        for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions, AskAgain):
             part(desk).install(app)
         mesh = LocalMesh()
         Configuration(desk, mesh).install(app)

@@ -19,11 +19,19 @@ from dataclasses import asdict
 from typing import Any
 
 from schemas import CoordinatorHeartbeat, TrainerHeartbeat
-from schemas.topics import COORDINATOR_INPUTS
+from schemas.topics import BATCHES, COORDINATOR_INPUTS
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
-from trinity_bus.config import Settings
-from trinity_bus.coordination import CommitPlan, CommitSchedule, CoordinatorMachine, Leadership, Tick
+from trinity_bus.config import Settings, told_settings
+from trinity_bus.coordination import (
+    CommitPlan,
+    CommitSchedule,
+    CoordinatorMachine,
+    Leadership,
+    PublishBatch,
+    Skip,
+    Tick,
+)
 from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
@@ -118,7 +126,8 @@ class Term:
         self._commits.positions = dict(self._positions)
         try:
             async with self._producer.transaction():
-                await self._beat(Outputs(self._producer))
+                told = told_settings(self._all_settings, "mesh", "coordinator", "synchronizer")
+                await self._beat(Outputs(self._producer), told)
             now = self._clock()
             self._leadership.lead(now)
             self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=now)
@@ -157,8 +166,8 @@ class Term:
         async with self._producer.transaction():
             await Outputs(self._producer).tell_leader(self._leadership.entry("active"))
 
-    async def _beat(self, outputs: Outputs) -> None:
-        """Say that it works, and how much."""
+    async def _beat(self, outputs: Outputs, settings: dict[str, str] | None = None) -> None:
+        """Say that it works, and how much; when it begins, by which settings."""
         await outputs.tell_leader(self._leadership.entry("active"))
         await outputs.tell_figures(
             CoordinatorHeartbeat(
@@ -166,6 +175,7 @@ class Term:
                 incarnation=self._leadership.incarnation,
                 **asdict(self.machine.figures()),
                 sent_at=time.time(),
+                settings=settings or {},
             )
         )
 
@@ -276,17 +286,14 @@ class Term:
     ) -> None:
         forgotten = self._keeper.take_tombstones()
         with pending.spans:
-            commands = pending.effects
-            if pending.ends_batches:
-                commands = without_lost(commands, *await self._bounds.now())
             async with self._producer.transaction():
                 outputs = Outputs(self._producer)
                 await outputs.refuse(pending.unreadable, pending.upsetting)
-                await outputs.carry_out(commands, pending.originals, pending.spans)
                 await outputs.record_changes(changes, positions)
                 await outputs.forget(forgotten)
                 if plan.beats:
                     await self._beat(outputs)
+                await self._carry_out(outputs, pending)
                 if plan.marks:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
         self._changelog.committed(changes, positions)
@@ -296,6 +303,19 @@ class Term:
             self._leadership.committed(now)
         if plan.since is not None:
             observations.LATENCY.record(now - plan.since)
+
+    async def _carry_out(self, outputs: Outputs, pending: PendingCommit) -> None:
+        """Write what was decided; manifests last, once it is known that what they name is still there."""
+        if not pending.ends_batches:
+            await outputs.carry_out(pending.effects, pending.originals, pending.spans)
+            return
+        async with self._bounds.asked() as asked:
+            of_batches = [effect for effect in pending.effects if isinstance(effect, PublishBatch | Skip)]
+            others = [effect for effect in pending.effects if not isinstance(effect, PublishBatch | Skip)]
+            await outputs.carry_out(others, pending.originals, pending.spans)
+            self._producer.announce(BATCHES)
+            found = await asked
+        await outputs.carry_out(without_lost(of_batches, *found), pending.originals, pending.spans)
 
     # -- after an upset ----------------------------------------------------------------------------------------------
 

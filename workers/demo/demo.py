@@ -36,7 +36,7 @@ from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id,
 from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
-from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
+from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, with_http_key, write_mesh_file
 from workers.demo.stopping import Course, DemoTurn
 from workers.runs import MODEL, SUMMARY
 
@@ -108,7 +108,7 @@ async def run_demo(options: DemoOptions, display: Display) -> Summary:
         DemoTimeoutError: It took longer than ``options.limit_s``.
         TrinityError: The broker, the model or a setting is at fault; the message says what to do.
     """
-    settings = Settings()
+    settings = with_http_key(Settings())
     telemetry = setup_telemetry(
         "demo", settings.telemetry.model_copy(update={"run_dir": options.run_dir}), namespace=settings.kafka.namespace
     )

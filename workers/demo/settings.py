@@ -1,7 +1,7 @@
 """What the demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
 
 The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
-other settings but secrets, which stay in the environment, and explorers their names and cores.
+other settings but secrets, which stay in the environment, and explorers their names, cores and ports.
 
 The figures of training were chosen by trying. What matters: 16 samples a task (with 8 it takes half as many steps
 again), 8 updates a batch, a second moment of Adam that forgets fast (0.99), a little entropy, no haste, and
@@ -17,11 +17,14 @@ again), 8 updates a batch, a second moment of Adam that forgets fast (0.99), a l
 
 import math
 import os
+import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from pydantic import SecretStr
 
 from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
@@ -147,7 +150,16 @@ def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> 
         cores: The cores that this process may use.
     """
     name, core = options.explorer_names[index], cores[index % len(cores)]
-    return ["--set", f"explorer.name={name}", "--set", f"explorer.cpu_cores={core}"]
+    own = (f"explorer.name={name}", f"explorer.cpu_cores={core}", "explorer.http_port=0")
+    return [word for setting in own for word in ("--set", setting)]
+
+
+def with_http_key(settings: Settings) -> Settings:
+    """Return settings with a key that the console of this run shows to its explorers, where the user has named none."""
+    if settings.explorer.http_key is not None:
+        return settings
+    key = SecretStr(secrets.token_hex(24))
+    return settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"http_key": key})})
 
 
 def available_cores() -> list[int]:

@@ -5,7 +5,7 @@ Where there are very many explorers, the coordinator has them send the others le
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
@@ -20,14 +20,21 @@ class Heartbeats:
         producer: Connected.
         interval_s: Longest silence, unless the coordinator has set a longer one.
         make: Makes the next heartbeat for a state, all but its time.
+        settings: That the first one tells.
     """
 
     def __init__(
-        self, producer: Producer, *, interval_s: float, make: Callable[[ExplorerState], ExplorerHeartbeat]
+        self,
+        producer: Producer,
+        *,
+        interval_s: float,
+        make: Callable[[ExplorerState], ExplorerHeartbeat],
+        settings: Mapping[str, str],
     ) -> None:
         self._producer = producer
         self._interval_s = interval_s
         self._make = make
+        self._settings = settings
         self._changed = asyncio.Event()
         self._pace_s = 0.0
         self.state: ExplorerState = "ready"
@@ -48,7 +55,9 @@ class Heartbeats:
 
     async def send(self) -> None:
         """Send one and wait until it is durable."""
-        record = self._make(self.state).model_copy(update={"sent_at": time.time(), "pace_s": self._pace_s})
+        told, self._settings = self._settings, {}
+        news = {"sent_at": time.time(), "pace_s": self._pace_s, "settings": told}
+        record = self._make(self.state).model_copy(update=news)
         await (await self._producer.send(EXPLORER_EVENTS, record.explorer, record))
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas import (
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.integration
 
 NAME = "explorer-0"
 LIMIT_S = 60
+MODULES = "tests.support.fakes.rogue_workflows,tests.support.fakes.openai_agent"
 
 
 class Mesh:
@@ -97,7 +99,7 @@ def settings(kafka: KafkaSettings) -> Settings:
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[ForkServer]:
     """One for all tests: every explorer has runners of its own."""
-    settings = Settings(explorer=ExplorerSettings(workflow_modules="tests.support.fakes.rogue_workflows"))
+    settings = Settings(explorer=ExplorerSettings(workflow_modules=MODULES))
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         yield fork_server
 
@@ -457,18 +459,20 @@ async def test_a_fixed_explorer_serves_its_pool_and_reads_no_versions(
             assert engine.model_version == -1
 
 
+# One that speaks to its context, and a function with a client of OpenAI's.
+@pytest.mark.parametrize("workflow", ["converse", "takes-notes"])
 async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another_explorer(
-    settings: Settings, fork_server: ForkServer, tmp_path: Path
+    settings: Settings, fork_server: ForkServer, tmp_path: Path, workflow: str
 ) -> None:
     noted = tmp_path / "noted"
-    task = Task(task_id="long", workflow="converse", prompt=str(noted))
+    task = Task(task_id="long", workflow=workflow, prompt=str(noted))
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
     environment = os.environ | {
         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
         "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
         "TRINITY_BUS_EXPLORER__NAME": NAME,
         "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": "tests.support.fakes.rogue_workflows",
+        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
         "HANG_AT": "2",
     }
     async with mesh_of(settings) as mesh, mesh.bus.reader(TURNS, start="beginning") as turns:
@@ -495,7 +499,9 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
         assert (result.status, result.error) == ("completed", None)
         assert engine.requests == 2, "only what was not drawn before is drawn"
         (group,) = await mesh.experiences()
-        assert "".join(map(chr, group.tokens[1:])) == "a0a1b0b1"
+        (sample,) = group.samples()
+        drawn = np.asarray(sample.tokens)[-len(sample.mask) :][np.asarray(sample.mask)]
+        assert "".join(map(chr, drawn)) == "a0a1b0b1"
         assert noted.read_text().split() == ["a0", "a1", "b0", "b1"], "no tool is called twice"
         further = [record_of(received) async for received in turns.replay()]
         assert [(turn.number, turn.attempt, turn.after) for turn in further] == [(2, 2, 1), (3, 2, 2)]

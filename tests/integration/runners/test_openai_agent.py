@@ -5,6 +5,7 @@ import pytest
 from schemas import ExperienceGroup
 from schemas.codec import decode
 from tests.integration.runners.test_runners import rig
+from tests.support.fakes.engine import TOKENIZER
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
 
@@ -15,7 +16,7 @@ MODULE = "tests.support.fakes.openai_agent"
 
 async def test_an_agent_that_someone_else_wrote_runs_in_a_runner() -> None:
     settings = Settings(explorer=ExplorerSettings(workflow_modules=MODULE))
-    with ForkServer(settings, tokenizer=f"{MODULE}:load") as fork_server:
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         async with rig(fork_server) as all_of_it:
             result = await all_of_it.begin("asks-twice", repeat_times=3)
     group = decode(result.group, ExperienceGroup)

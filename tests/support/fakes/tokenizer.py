@@ -1,20 +1,8 @@
-"""A FAKE tokenizer for runners: a token per character, no model. It says so in its name."""
+"""The character tokenizer of FAKE engines, for runners: a token per character, no model."""
 
-from collections.abc import Sequence
-
-
-class FakeTokenizer:
-    """A token per character."""
-
-    chat_template = None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(character) for character in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(map(chr, token_ids))
+from trinity_bus.testing import CharacterTokenizer
 
 
-def load(model_path: str) -> FakeTokenizer:
+def load(model_path: str) -> CharacterTokenizer:
     """What a fork server calls."""
-    return FakeTokenizer()
+    return CharacterTokenizer()

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from schemas import Sampling
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
-from tests.support.fakes.tokenizer import FakeTokenizer
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import run_service
+from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.service import ExplorerService
 
 WORDS = ("red", "green", "blue")
@@ -38,7 +38,7 @@ class ZeroCostEngine(FakeEngine):
     def __init__(self, longest_s: float) -> None:
         super().__init__(version=-1)
         self._longest_s = longest_s
-        self._tokenizer = FakeTokenizer()
+        self._tokenizer = CharacterTokenizer()
         self._random = random.Random()  # noqa: S311 - delays
 
     async def generate(

@@ -1,10 +1,12 @@
 """Tokens, turns and advantages of a sample."""
 
 import math
+from collections.abc import Sequence
 
+from trinity_bus.console.index import Tokens
 from trinity_bus.console.web.advantage import group_advantages, teaches_nothing
 from trinity_bus.console.web.tokens import token_views
-from trinity_bus.console.web.turns import turns
+from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces, turns
 
 
 def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
@@ -45,6 +47,23 @@ def test_what_the_model_said_and_what_it_was_told_are_turns() -> None:
         ("model", "5", 1.0),
     ]
     assert turns([], [], None) == []
+
+
+def test_what_the_template_has_put_into_a_prompt_is_told_from_the_rest() -> None:
+    def texts(tokens: Sequence[Tokens]) -> list[str]:
+        return ["".join(map(chr, each)) for each in tokens]
+
+    found = prompt_pieces([1, 97, 98, 2, 3, 99], texts, {1, 2, 3})
+    assert found == [
+        PromptPiece("\x01", special=True),
+        PromptPiece("ab", special=False),
+        PromptPiece("\x02\x03", special=True),
+        PromptPiece("c", special=False),
+    ]
+    assert prompt_pieces([], texts, {1}) == []
+    long = prompt_pieces([1, 97] * MAX_PIECES, texts, {1})
+    assert len(long) == MAX_PIECES + 1
+    assert sum(len(piece.text) for piece in long) == 2 * MAX_PIECES
 
 
 def test_turns_without_end_are_one_piece_after_so_many() -> None:

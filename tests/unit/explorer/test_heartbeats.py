@@ -28,7 +28,7 @@ def beat(state: ExplorerState) -> ExplorerHeartbeat:
 
 async def test_a_pace_is_told_at_once_and_kept_while_changes_are_told_all_the_same() -> None:
     written = Written()
-    heartbeats = Heartbeats(cast("Producer", written), interval_s=0.01, make=beat)
+    heartbeats = Heartbeats(cast("Producer", written), interval_s=0.01, make=beat, settings={})
     running = asyncio.create_task(heartbeats.run())
     assert [(await written.beats.get()).pace_s for _ in range(3)] == [0.0, 0.0, 0.0]
     heartbeats.set_pace(60.0)

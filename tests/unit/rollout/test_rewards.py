@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trinity_bus.rollout import rewards
 from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_number, same_answer, sequence_reward
 
 
@@ -84,6 +85,12 @@ async def nobody_is_asked(given: str, wanted: str) -> bool:
 async def different(given: str, wanted: str) -> bool:
     del given, wanted
     return False
+
+
+@given(st.text("0123456789.,/+-)ta \n\u2003", max_size=60))
+def test_the_last_number_is_the_last_of_all(text: str) -> None:
+    every = rewards._NUMBER.findall(text)
+    assert extract_answer(text) == (every[-1] if every else None)
 
 
 @given(st.text(max_size=200), st.text(max_size=50))

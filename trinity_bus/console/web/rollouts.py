@@ -8,9 +8,10 @@ from typing import Any, Final
 from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
 from trinity_bus.console.index.answers import SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.charts import Span
-from trinity_bus.console.web.turns import Texts, TurnView, turns
+from trinity_bus.console.web.turns import TurnView, turns
 
 MAX_SPANS: Final = 60
 """Of one timeline."""
@@ -90,12 +91,18 @@ def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dic
         "prompt_token_ids": prompt,
         "response_token_ids": response,
         "logprobs": sample.logprobs.tolist(),
+        "teacher_logprobs": None if sample.teacher_logprobs is None else _numbers(sample.teacher_logprobs.tolist()),
         "mask": sample.mask.tolist(),
         "versions": [[start, version] for owner, start, version in group.versions.tolist() if owner == number],
         "turn_starts": None if sample.turn_starts is None else sample.turn_starts.tolist(),
-        "turn_rewards": None if sample.turn_rewards is None else sample.turn_rewards.tolist(),
+        "turn_rewards": None if sample.turn_rewards is None else _numbers(sample.turn_rewards.tolist()),
         "sampling": None if sample.sampling is None else sample.sampling._asdict(),
     }
+
+
+def _numbers(values: list[float]) -> list[float | None]:
+    """Return numbers as JSON has them."""
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def way_of_drawing(sampling: SampledWith | None) -> str:
@@ -151,11 +158,11 @@ def _spans(events: list[TaskEvent]) -> Iterator[Span]:  # noqa: C901 - a case fo
 
 def turns_of(sample: Sample, texts: Texts | None) -> list[TurnView]:
     """Return what a sample's response says, turn by turn."""
-    rewards = [] if sample.turn_rewards is None else sample.turn_rewards.tolist()
+    rewards = [] if sample.turn_rewards is None else _numbers(sample.turn_rewards.tolist())
     return turns(
         sample.tokens[sample.prompt_length :].tolist(),
         sample.mask.tolist(),
         texts,
         turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
-        turn_rewards=[reward if math.isfinite(reward) else None for reward in rewards],
+        turn_rewards=rewards,
     )

@@ -4,16 +4,28 @@ A sample's mask tells the one from the other; what the model said of one turn ma
 ``turn_starts`` says that a new one begins.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from typing import Final
 
-type Texts = Callable[[list[list[int]]], Sequence[str]]
-"""A tokenizer's: token ids to text, many at a time."""
+from trinity_bus.console.index.group_rows import Texts
 
 MAX_TURNS: Final = 200
 """On one page, of one sample; the rest is one piece."""
+
+
+MAX_PIECES: Final = 400
+"""Of one prompt; the rest is one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """A piece of a prompt, as the model has read it."""
+
+    text: str
+    special: bool
+    """Whether these are tokens that no text makes: the template's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +71,19 @@ def turns(
         )
         for begin, text in zip(begins, said, strict=True)
     ]
+
+
+def prompt_pieces(prompt: Sequence[int], texts: Texts | None, special: Collection[int]) -> list[PromptPiece]:
+    """Return a prompt as it was read: what the template has put there told from the rest.
+
+    Args:
+        prompt: Token ids.
+        texts: Makes text of them; absent: ids are shown.
+        special: Ids of special tokens.
+    """
+    parts = [(marked, list(part)) for marked, part in islice(groupby(prompt, special.__contains__), MAX_PIECES)]
+    if rest := list(prompt[sum(len(part) for _, part in parts) :]):
+        parts.append((False, rest))
+    ids = [part for _, part in parts]
+    told = [" ".join(map(str, part)) for part in ids] if texts is None else texts(ids)
+    return [PromptPiece(text, marked) for (marked, _), text in zip(parts, told, strict=True)]

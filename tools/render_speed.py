@@ -1,0 +1,182 @@
+"""The table "How fast" of ``README.md``: figures of ``benchmarks/results``, each beside its peer or limit.
+
+``python -m tools.render_speed`` writes it into the page, between its two marks; with ``--check`` it says whether the
+page is current and exits with 1 where it is not.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools.generated import between_marks, write_or_check
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "README.md"
+RESULTS: Final = ROOT / "benchmarks" / "results"
+
+type Values = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One line of the table.
+
+    Attributes:
+        subject: What is measured.
+        benchmark: It is repeated by ``make bench NAME=`` this.
+        metrics: Names of its rows, whose values ``here`` and ``beside`` are given, in this order.
+        here: Text for what was measured of Trinity Bus.
+        beside: Text for its peer or limit.
+    """
+
+    subject: str
+    benchmark: str
+    metrics: Sequence[str]
+    here: Callable[[Values], str]
+    beside: Callable[[Values], str]
+
+
+COMPARISONS: Final = (
+    Comparison(
+        "experiences, encoded / decoded",
+        "codec",
+        (
+            "encode, codec",
+            "decode, codec",
+            "encode speed over the fastest baseline",
+            "decode speed over the fastest baseline",
+        ),
+        lambda v: f"{v[0]:,.0f} / {v[1]:,.0f} Mtokens/s",
+        lambda v: f"fastest of pickle + safetensors, msgspec and JSON: {v[0] / v[2]:,.0f} / {v[1] / v[3]:,.0f}",
+    ),
+    Comparison(
+        "experiences through Kafka, durable",
+        "bus",
+        ("durable end to end", "same transport, a pickled dict of lists a sample"),
+        lambda v: f"{v[0]:.1f} Mtokens/s",
+        lambda v: f"pickled lists over the same transport: {v[1]:.1f}",
+    ),
+    Comparison(
+        "tasks scheduled, one explorer, 512 under way",
+        "scheduling",
+        ("1 explorer, 512 under way: end to end",),
+        lambda v: f"{v[0]:,.0f} tasks/s",
+        lambda _: "Trinity-RFT's scheduler on Ray, measured before: 160",
+    ),
+    Comparison(
+        "trajectories lost in 15 crashes",
+        "scheduling",
+        (
+            "15 crashes, 5,952 trajectories: trajectory-seconds lost per crash",
+            "computed for the same: trajectory-seconds lost per crash, buffer in memory",
+            "computed for the same: trajectory-seconds lost per crash, saved at checkpoints",
+        ),
+        lambda v: f"{v[0]:.0f} s of work",
+        lambda v: f"buffer in memory: {v[1]:.0f} s; saved at checkpoints: {v[2]:.0f} s (computed)",
+    ),
+    Comparison(
+        "explorer, 1 / 16 / 64 prompts in flight",
+        "rollout",
+        tuple(f"explorer over bare engine, {n} in flight" for n in (1, 16, 64)),
+        lambda v: " / ".join(f"{ratio:.2f}" for ratio in v),
+        lambda _: "bare vLLM, 0.6 M parameters: 1",
+    ),
+    Comparison(
+        "gateway: requests/s, latency added",
+        "gateway",
+        ("gateway", "bare vLLM server", "added latency, p50", "latency of the bare server, p50"),
+        lambda v: f"{v[0]:.1f}/s, {v[2]:.1f} ms",
+        lambda v: f"bare vLLM server: {v[1]:.1f}/s, {v[3]:.0f} ms",
+    ),
+    Comparison(
+        "new weights to 4 / 16 explorers, over the time for one",
+        "fan_out",
+        tuple(f"200 Mbit/s, {n} members: over the time for one" for n in (4, 16)),
+        lambda v: f"{v[0]:.2f} / {v[1]:.2f}",
+        lambda _: "one after the other, computed: 4 / 16",
+    ),
+    Comparison(
+        "pause of rollouts for 150 M new weights",
+        "weight_sync",
+        ("150M, nccl, 1 explorer: pause", "150M, nccl, 1 explorer: transfer"),
+        lambda v: f"{1000 * v[0]:.1f} ms",
+        lambda v: f"the transfer: {1000 * v[1]:.0f} ms",
+    ),
+    Comparison(
+        "traces, metrics and logs on, tokens/s",
+        "tracing",
+        ("tokens/s with telemetry over without",),
+        lambda v: f"{v[0]:.2f}",
+        lambda _: "without: 1",
+    ),
+    Comparison(
+        "training on a step's samples, one thread",
+        "peers",
+        (
+            "engine: training on a step's samples, one thread",
+            "TRL: training on a step's samples, one thread",
+        ),
+        lambda v: f"{v[0]:.2f} CPU s",
+        lambda v: f"TRL: {v[1]:.2f}",
+    ),
+    Comparison(
+        "a whole step: rollouts, training, weights",
+        "peers",
+        ("mesh: a step", "TRL: a step"),
+        lambda v: f"{v[0]:.2f} s",
+        lambda v: f"TRL in one process: {v[1]:.2f}",
+    ),
+    Comparison(
+        "command to first reward / to reward 0.9",
+        "peers",
+        (
+            "mesh: command to first reward",
+            "mesh: command to reward 0.9",
+            "TRL: command to first reward",
+            "TRL: command to reward 0.9",
+        ),
+        lambda v: f"{v[0]:.1f} / {v[1]:.1f} s",
+        lambda v: f"TRL in one process: {v[2]:.1f} / {v[3]:.1f}",
+    ),
+)
+
+
+def table(results: Path = RESULTS) -> str:
+    """Return the comparisons as a table of Markdown.
+
+    Raises:
+        KeyError: A benchmark kept no figure of a name.
+        OSError: A benchmark kept none.
+    """
+    rows = ["| | here | beside it | `make bench` |", "|---|---|---|---|"]
+    for comparison in COMPARISONS:
+        kept = json.loads((results / f"{comparison.benchmark}.json").read_text(encoding="utf-8"))["rows"]
+        figures = {row["metric"]: float(row["value"]) for row in kept if not isinstance(row["value"], str)}
+        values = tuple(figures[metric] for metric in comparison.metrics)
+        rows.append(
+            f"| {comparison.subject} | {comparison.here(values)} | {comparison.beside(values)} "
+            f"| [`NAME={comparison.benchmark}`](benchmarks/{comparison.benchmark}.py) |"
+        )
+    return "\n".join(rows)
+
+
+def render(page: str) -> str:
+    """Return the page with the table as it is now.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    return between_marks(page, "figures", "render_speed", table())
+
+
+def main() -> int:
+    """Write the page, or check that it is current."""
+    current = render(PAGE.read_text(encoding="utf-8"))
+    return write_or_check("python -m tools.render_speed", __doc__ or "", {PAGE: current})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
