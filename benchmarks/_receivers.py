@@ -95,7 +95,7 @@ async def follow(settings: Settings, bus: Bus, engine: Any) -> None:
         )
 
     async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as versions:
-        heartbeats = Heartbeats(producer, interval_s=settings.explorer.heartbeat_s, make=heartbeat)
+        heartbeats = Heartbeats(producer, interval_s=settings.explorer.heartbeat_s, make=heartbeat, settings={})
         follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(heartbeats.run())

@@ -14,13 +14,11 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
@@ -41,17 +39,22 @@ from schemas.step import StepBegun, StepGroup
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, RESULTS, ROLLOUTS, STEPS, TASKS, TRAINER_EVENTS
 from trinity_bus.bus import Received
-from trinity_bus.console.index import Index, PageAsk, SampleFilter, Store
+from trinity_bus.console.index import Index, PageAsk, SampleFilter, Store, Texts
+from trinity_bus.console.index.tokens import byte_level_texts
+from trinity_bus.runtime.heap import freeze_gc
 
 GROUP, BATCH = 8, 64
 """Samples of a group, and groups of a batch."""
 PROMPT, VOCABULARY = 60, 20_000
 RARE: Final = VOCABULARY - 1
-CHUNK = 256
-"""Groups that are committed together."""
+CHUNK, COMMIT = 256, 4
+"""Groups that are taken up at once, and how often that is done until it is committed: half a second's."""
 STARTED_S = 1_700_000_000
 BATCHES_A_MINUTE = 4
-ID = "task-00000000"
+KEPT = 2048
+"""Groups that are made up; then they come again, with other ids and versions."""
+ID, BATCH_ID = "task-00000000", "batch-000000"
+VERSION = 0x7A7A7A7A
 WHO: dict[str, Any] = {"explorer": "explorer-0", "incarnation": "a"}
 
 type Encoded = tuple[Topic, type, int, bytes, float]
@@ -67,7 +70,7 @@ class Mesh:
         weights = 1 / np.arange(1, VOCABULARY)
         self._words = np.searchsorted(np.cumsum(weights / weights.sum()), self._rng.random(1 << 20)).astype(np.int32)
         task = Task(task_id=ID, workflow="math", prompt="What is 17 + 25? " * 10, answer="42")
-        of_batch: dict[str, Any] = {"batch_id": "batch-000000", "batch_type": "train"}
+        of_batch: dict[str, Any] = {"batch_id": BATCH_ID, "batch_type": "train"}
         order = Dispatch(task=task, attempt=1, repeat_times=GROUP, timeout_s=60, **of_batch, **WHO)
         done: dict[str, Any] = {"task_id": ID, "status": "completed", "completed_runs": GROUP, "total_runs": GROUP}
         end = RolloutFinished(attempt=1, samples=GROUP, **of_batch, **done, **WHO)
@@ -75,15 +78,17 @@ class Mesh:
         kinds = (TASKS, task), (ROLLOUTS, order), (EXPLORER_EVENTS, end), (RESULTS, result)
         # Made once and given other ids: to make them is not what is measured.
         self._beside = [(topic, type(record), encode(record)) for topic, record in kinds]
+        self._kept: list[bytes] = []
 
     def groups(self, first: int, count: int) -> Iterator[Encoded]:
         """Return the records of some groups."""
         for number in range(first, first + count):
             at = STARTED_S + number // BATCH * 60 / BATCHES_A_MINUTE + number % BATCH / 10
-            ids = f"task-{number:08}".encode(), f"batch-{number // BATCH:06}".encode()
             for topic, kind, value in self._beside:
-                yield topic, kind, 0, value.replace(ID.encode(), ids[0]).replace(b"batch-000000", ids[1]), at
-            yield EXPERIENCES, ExperienceGroup, number % 8, encode(self._group(number)), at
+                yield topic, kind, 0, _named(value, number), at
+            value = _named(self._group(number), number)
+            value = value.replace(np.int32(VERSION).tobytes(), np.int32(number // BATCH).tobytes())
+            yield EXPERIENCES, ExperienceGroup, number % 8, value, at
             if (number + 1) % BATCH == 0:
                 yield from self._batch(number // BATCH, at)
 
@@ -109,19 +114,28 @@ class Mesh:
         """Behind what was received."""
         return self._ends
 
-    def _group(self, number: int) -> ExperienceGroup:
+    def _group(self, number: int) -> bytes:
+        rare = number % (10_000 // GROUP) == 0
+        if rare or len(self._kept) < KEPT:
+            value = encode(self._made(rare=rare))
+            if not rare:
+                self._kept.append(value)
+            return value
+        return self._kept[number % KEPT]
+
+    def _made(self, *, rare: bool) -> ExperienceGroup:
         rng = self._rng
         responses = rng.integers(20, 101, GROUP)
         prompt = self._drawn(PROMPT)
         tokens = [np.concatenate([prompt, self._drawn(int(n))]) for n in responses]
         rewards = rng.integers(0, 3, GROUP) / 2
-        if number % (10_000 // GROUP) == 0:
+        if rare:
             tokens[0][-1], rewards[0] = RARE, 0.67
         total = int(responses.sum())
         return ExperienceGroup(
-            task_id=f"task-{number:08}",
+            task_id=ID,
             attempt=1,
-            batch_id=f"batch-{number // BATCH:06}",
+            batch_id=BATCH_ID,
             batch_type="train",
             workflow="math",
             model="policy",
@@ -133,7 +147,7 @@ class Mesh:
             mask_bits=np.full((total + 7) // 8, 255, np.uint8),
             rewards=rewards.astype(np.float32),
             run_ids=np.arange(GROUP, dtype=np.int32),
-            versions=np.array([[i, 0, number // BATCH] for i in range(GROUP)], np.int32),
+            versions=np.array([[i, 0, VERSION] for i in range(GROUP)], np.int32),
             finish_reasons=["stop"] * GROUP,
         )
 
@@ -176,19 +190,26 @@ class Mesh:
         yield TRAINER_EVENTS, StepTrained, 0, encode(trained), at + 3
 
 
-def tokenizer() -> Callable[[list[list[int]]], Sequence[str]]:
-    """Return what makes text of tokens: the library that models' own tokenizers are made with."""
-    made = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))  # noqa: S106 - a word
-    return lambda tokens: made.decode_batch(tokens, skip_special_tokens=False)
+def _named(value: bytes, number: int) -> bytes:
+    """Return a record of a group with its ids."""
+    ids = f"task-{number:08}".encode(), f"batch-{number // BATCH:06}".encode()
+    return value.replace(ID.encode(), ids[0]).replace(BATCH_ID.encode(), ids[1])
+
+
+def tokenizer() -> Texts:
+    """Return what makes text of tokens: byte-level, as most models have it."""
+    return byte_level_texts({f"Ġw{i}": i for i in range(VOCABULARY)})
 
 
 def index_all(mesh: Mesh, store: Store, samples: int) -> float:
     """Index so many samples, and return the seconds of processor time that it took."""
     spent = 0.0
-    for first in range(0, samples // GROUP, CHUNK):
+    chunks = range(0, samples // GROUP, CHUNK)
+    for number, first in enumerate(chunks, start=1):
         encoded = list(mesh.groups(first, min(CHUNK, samples // GROUP - first)))
         began = time.process_time()
-        store.take([mesh.received(one) for one in encoded], mesh.positions)
+        hold = number % COMMIT > 0 and number < len(chunks)
+        store.take([mesh.received(one) for one in encoded], mesh.positions, hold=hold)
         spent += time.process_time() - began
     return spent
 
@@ -247,6 +268,8 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--samples", type=int, default=1_000_000, help="how many there are")
     options = arguments.parse_args()
+    # As the service does.
+    freeze_gc()
     samples = 20_000 if options.short else options.samples
     size = f"{samples / 1e6:g} M"
     with tempfile.TemporaryDirectory() as scratch:

@@ -30,10 +30,26 @@ MAX_ADDRESS_CHARS = 300
 MAX_UNSERVED = 64
 """Pools without an explorer that a coordinator names."""
 
+MAX_TOLD_SETTINGS = 1000
+"""Of one service."""
+MAX_SETTING_CHARS = 300
+"""Of the value of one of them; more is cut."""
+
 type Follows = Literal["trainer", "none"]
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
 type RunnerLifeState = Literal["starting", "idle", "busy", "stopping"]
+
+
+type ToldSettings = Annotated[
+    dict[
+        Annotated[str, Field(max_length=100)],
+        Annotated[str, Field(max_length=MAX_SETTING_CHARS)],
+    ],
+    Field(max_length=MAX_TOLD_SETTINGS),
+]
+"""What a service was started with, ``section.name`` to value as TOML writes it (empty: none), without secrets. For
+people; in the first heartbeat of an incarnation alone."""
 
 
 class Position(Item, frozen=True, kw_only=True):
@@ -99,6 +115,7 @@ class ExplorerHeartbeat(Record):
     """Where it answers requests that come by no topic, ``host:port``; empty: nowhere."""
     address_proof: Annotated[str, Field(max_length=64)] = ""
     """That it answers there, for those who have the same ``explorer.http_key``."""
+    settings: ToldSettings = Field(default_factory=dict)
 
 
 class RunnerState(Record):
@@ -155,6 +172,7 @@ class CoordinatorHeartbeat(Record):
     sent_at: Time = 0.0
     unserved: Annotated[list[UnservedPool], Field(max_length=MAX_UNSERVED)] = Field(default_factory=list)
     """Tasks that are handed out wait for an explorer of these."""
+    settings: ToldSettings = Field(default_factory=dict)
 
 
 class ExplorerLeft(Record):
@@ -220,6 +238,7 @@ class TrainerHeartbeat(Record):
     """Offset in ``batches`` from which on its oldest checkpoint would go on; what lies before is trained for good.
     Absent: not known."""
     sent_at: Time = 0.0
+    settings: ToldSettings = Field(default_factory=dict)
 
 
 class StepTrained(Record):

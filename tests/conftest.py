@@ -22,9 +22,9 @@ settings.load_profile("shared")
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
-    """A real broker for the whole session: that of the environment, else one in a container or an embedded one.
+    """Real brokers for the whole session: those of the environment, else as ``TEST_BROKER`` says.
 
-    Which of the two says ``TEST_BROKER``, see ``tests.support.mesh.container_broker``.
+    See ``tests.support.mesh.broker_choice``.
     Topics are shared by all tests, so each takes a namespace of its own:
     ``kafka.model_copy(update={"namespace": unique})``.
     """
@@ -33,13 +33,21 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
         yield configured.kafka
         return
     # Imported here, because most tests need neither Docker's client nor Kafka.
-    from tests.support.mesh.container_broker import choice, container_broker
-    from trinity_bus.broker import EmbeddedBroker
+    from tests.support.mesh.broker_choice import choice
 
     if choice() == "container":
+        from tests.support.mesh.container_broker import container_broker
+
         with container_broker() as address:
             yield configured.kafka.model_copy(update={"bootstrap_servers": address})
         return
+    if choice() == "three":
+        from tests.support.mesh.broker_cluster import broker_cluster
+
+        with broker_cluster(tmp_path_factory.mktemp("brokers")) as cluster:
+            yield cluster.kafka_settings(configured.kafka)
+        return
+    from trinity_bus.broker import EmbeddedBroker
 
     settings = BrokerSettings(
         port=0, data_dir=tmp_path_factory.mktemp("broker"), cache_dir=configured.broker.cache_dir, heap_mib=384

@@ -219,7 +219,7 @@ async def _explorer(post: Post) -> None:
         bus.reader(MODEL_VERSIONS, start="beginning") as announcements,
         asyncio.TaskGroup() as loops,
     ):
-        heartbeats = Heartbeats(producer, interval_s=BEAT_S, make=beat)
+        heartbeats = Heartbeats(producer, interval_s=BEAT_S, make=beat, settings={})
         follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]  # all that it uses
         loops.create_task(heartbeats.run())
         loops.create_task(follower.run(announcements))

@@ -83,7 +83,7 @@ def test_fewer_copies_than_there_could_be_are_told_and_no_reason_to_stop() -> No
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
-    with broker_cluster(tmp_path_factory.mktemp("cluster")) as found:
+    with broker_cluster(tmp_path_factory.mktemp("cluster"), controllers=1) as found:
         yield found
 
 

@@ -311,7 +311,7 @@ async def test_gauges_tell_what_was_seen_and_nothing_of_a_cluster_that_does_not_
 
 @pytest.mark.integration
 async def test_brokers_tell_of_disks_sizes_and_copies_and_the_loss_of_one_is_seen(tmp_path: Path) -> None:
-    with broker_cluster(tmp_path, size=2) as cluster:
+    with broker_cluster(tmp_path, size=2, controllers=1) as cluster:
         settings = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
         async def scenario() -> None:

@@ -55,6 +55,8 @@ def test_whatever_is_read_is_written_and_exported(tmp_path: Path) -> None:
 class SixWords:
     """Stands in for a tokenizer that fails for tokens that it does not know, as those do that are written in Python."""
 
+    all_special_ids: tuple[int, ...] = ()
+
     def __len__(self) -> int:
         return 6
 

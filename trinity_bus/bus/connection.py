@@ -3,6 +3,7 @@
 The first connection is tried here, by hand, because the client library only logs why a broker refused it.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -105,37 +106,55 @@ def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
 
 
 async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
-    """Connect, and log in where that is asked for, to the first broker that lets us.
+    """Connect, and log in where that is asked for, to each broker until the first lets us.
+
+    All at once: one that accepts connections and says nothing must not hide the others.
 
     Raises:
         ConfigError: No broker is configured.
         BrokerUnreachableError: None can be reached; the message has every broker's answer.
     """
     security = _security(settings)
-    answers = []
-    for server in bootstrap_servers(settings):
-        host, _, port = server.rpartition(":")
-        connection = AIOKafkaConnection(
-            host.strip("[]"),
-            int(port),
-            client_id=client_id,
-            request_timeout_ms=round(settings.request_timeout_s * 1000),
-            **security,
-        )
-        try:
-            await connection.connect()
-        except (TimeoutError, OSError, KafkaError) as error:
-            hung_up = isinstance(error, ConnectionResetError | KafkaConnectionError)
-            doubt = f"; does it want another {env_name('kafka.security_protocol')}?" if hung_up else ""
-            answers.append(f"{server} ({_reason(error)}{doubt})")
-            continue
-        finally:
-            await close_connection(connection)
-        return
+    answers: dict[str, str] = {}
+    servers = bootstrap_servers(settings)
+    asking = [asyncio.ensure_future(_answer_of(server, settings, client_id, security)) for server in servers]
+    try:
+        for answer in asyncio.as_completed(asking):
+            server, refusal = await answer
+            if refusal is None:
+                return
+            answers[server] = refusal
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
     raise BrokerUnreachableError(
-        f"no Kafka broker can be used at {', '.join(answers)}: is it running, and is "
-        f"{env_name('kafka.bootstrap_servers')} right?"
+        f"no Kafka broker can be used at {', '.join(f'{server} ({answers[server]})' for server in servers)}: is it "
+        f"running, and is {env_name('kafka.bootstrap_servers')} right?"
     )
+
+
+async def _answer_of(
+    server: str, settings: KafkaSettings, client_id: str, security: dict[str, Any]
+) -> tuple[str, str | None]:
+    """Which broker was asked, and why it does not let us in; None where it does."""
+    host, _, port = server.rpartition(":")
+    connection = AIOKafkaConnection(
+        host.strip("[]"),
+        int(port),
+        client_id=client_id,
+        request_timeout_ms=round(settings.request_timeout_s * 1000),
+        **security,
+    )
+    try:
+        await connection.connect()
+    except (TimeoutError, OSError, KafkaError) as error:
+        hung_up = isinstance(error, ConnectionResetError | KafkaConnectionError)
+        doubt = f"; does it want another {env_name('kafka.security_protocol')}?" if hung_up else ""
+        return server, f"{_reason(error)}{doubt}"
+    finally:
+        await close_connection(connection)
+    return server, None
 
 
 @asynccontextmanager

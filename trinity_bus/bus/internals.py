@@ -5,13 +5,14 @@ change with any of its versions, and is why ``pyproject.toml`` allows one minor 
 a line for each part, and says which is gone or takes other arguments.
 
 * Protocol classes, of which requests are made that the library lacks; and the way to send them.
-* A client that knows its connections, to break off those that do not close: see :mod:`trinity_bus.bus.shutdown`.
+* A client that knows its connections, to break off those that do not close (see :mod:`trinity_bus.bus.shutdown`), and
+  those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
 * The producer's batches and the state of its transaction, to tell what is not durable yet and to give it up.
 * The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
 """
 
-import weakref
+import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -21,11 +22,11 @@ from aiokafka import client as client_module
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import client as admin_module
 from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import AIOKafkaConnection
+from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 from aiokafka.partitioner import murmur2
 from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
@@ -95,6 +96,7 @@ __all__ = [
     "transaction_of",
     "unpack_with",
     "unsent_batches",
+    "waits_for",
     "was_connected",
 ]
 
@@ -102,6 +104,8 @@ __all__ = [
 # these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
 sender.BACKOFF_OVERRIDE = 0.003
 
+CONNECT_S = 10.0
+"""How long a broker may take to let a client in, as in Kafka's own clients. Meanwhile it connects to no other one."""
 MAX_SEQUENCE = 2**31 - 1
 """Of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients."""
 
@@ -123,7 +127,8 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._opened: weakref.WeakSet[AIOKafkaConnection] = weakref.WeakSet()
+        # Until they are closed: over TLS that takes an answer, for which the library keeps none of them.
+        self._opened: set[AIOKafkaConnection] = set()
         self._is_stopped = False
 
     async def bootstrap(self) -> None:
@@ -146,14 +151,38 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         """Open a connection, to be closed with this client.
 
         Raises:
-            KafkaConnectionError: This client has been stopped.
+            KafkaConnectionError: This client has been stopped, or the broker says nothing.
         """
         self._opened.add(connection)
-        if not self._is_stopped:
-            await connection.connect()
+        try:
+            if not self._is_stopped:
+                async with asyncio.timeout(CONNECT_S):
+                    await connection.connect()
+        except TimeoutError as error:
+            raise KafkaConnectionError(f"{connection.host}:{connection.port} did not answer in time") from error
+        finally:
+            if was_connected(connection):
+                connection._closed_fut.add_done_callback(lambda _: self._opened.discard(connection))
+            else:
+                self._opened.discard(connection)
+            if self._is_stopped:
+                _abort(connection)
         if self._is_stopped:
-            connection.close()
             raise KafkaConnectionError("the client has been stopped")
+
+    async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
+        """Ask a broker, and believe it lost, for all that it is asked, where it does not answer in time."""
+        try:
+            return await super().send(node_id, request, **options)
+        except RequestTimedOutError:
+            self.break_off(node_id)
+            raise
+
+    def break_off(self, node_id: Any = None) -> None:
+        """Break off what a broker is asked, or all of them, and learn anew which there are and what each leads."""
+        for (node, _), connection in list(self._conns.items()):
+            if node_id in (None, node):
+                connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
 
     def abort_closing(self) -> None:
         """Close at once what is being closed."""
@@ -167,8 +196,13 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         if self._sync_task is not None:
             self._sync_task.cancel()
         for connection in self._opened:
-            connection.close()
-        self.abort_closing()
+            _abort(connection)
+
+
+def _abort(connection: AIOKafkaConnection) -> None:
+    connection.close()
+    if was_connected(connection):
+        abort_transport(connection)
 
 
 async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnection:
@@ -236,6 +270,15 @@ def unsent_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
 def oldest_of(batches: Iterable[MessageBatch]) -> MessageBatch | None:
     """Return the batch that was begun first."""
     return min(batches, key=lambda batch: batch._ctime, default=None)
+
+
+def waits_for(producer: AIOKafkaProducer) -> object | None:
+    """Return what a producer waits for its brokers with, the same as long as it is the same: a batch, or a commit."""
+    thing: object | None = oldest_of(unsent_batches(producer))
+    manager = transaction_of(producer)
+    if thing is None and manager.needs_transaction_commit() is not None:
+        thing = manager.wait_for_transaction_end()
+    return thing
 
 
 def look_at_errors(batches: Iterable[MessageBatch]) -> None:

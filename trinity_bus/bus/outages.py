@@ -1,12 +1,21 @@
-"""How long a producer waits for brokers that are away, and how it gives up: an idempotent client tries for ever."""
+"""How long a producer waits for brokers, and how it gives up: an idempotent client tries for ever.
+
+It waits for brokers that are away, and as well for the second of three: a record counts once as many have it as its
+topic's ``min.insync.replicas`` says::
+
+    WRITING --the same batch or commit for TOLD_S--> WAITING: one line in the log, and the process is not ready
+       ^                                                |--------kafka.outage_s--> GIVEN UP, one line
+       '---it is durable: one line----------------------'
+"""
 
 import asyncio
 import logging
+import weakref
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from trinity_bus.bus.internals import close_sender, fail_all, oldest_of, unsent_batches
+from trinity_bus.bus.internals import close_sender, fail_all, waits_for
 from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.bus.transactions import make_fatal
 
@@ -14,20 +23,84 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
 """How long a transactional producer may take to disconnect: nothing is pending that counts."""
+TOLD_S = 10.0
+"""What takes so long is no hiccup any more."""
 _WATCH_S = 1.0
 """How often it is looked at what waits to be durable."""
 
 
-async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: float) -> None:
-    """Give up once the same batch has waited for too long.
+class WriteWait:
+    """How long one producer has waited by now. Pure; told every ``_WATCH_S`` what it waits for.
 
-    Counted in rounds, not by a clock: a process that was stopped has not waited.
+    Counted in looks, not by a clock: a process that was stopped has not waited.
+
+    Args:
+        who: The producer.
+        outage_s: How long it may wait.
     """
-    rounds, oldest = 0, None
-    while rounds * _WATCH_S < outage_s:
-        await asyncio.sleep(_WATCH_S)
-        before, oldest = oldest, oldest_of(unsent_batches(client))
-        rounds = rounds + 1 if oldest is not None and oldest is before else 0
+
+    def __init__(self, who: str, outage_s: float) -> None:
+        self._who = who
+        self._outage_s = outage_s
+        self._looks = 0
+        self._last: object | None = None
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has waited for the same thing."""
+        return self._looks * _WATCH_S
+
+    @property
+    def reason(self) -> str | None:
+        """Why this process cannot work; None as long as that may be a hiccup."""
+        if self.seconds < TOLD_S:
+            return None
+        return (
+            f"producer {self._who}: a record has waited for {self.seconds:.0f} s; do as many brokers run as must have "
+            "it (min.insync.replicas)?"
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has waited for as long as it may."""
+        return self.seconds >= self._outage_s
+
+    def look(self, thing: object | None) -> str | None:
+        """Take note of what it waits for now, if anything.
+
+        Returns:
+            A line for the log, where something is to be told.
+        """
+        before, self._last = self._last, thing
+        waited_s, told = self.seconds, self.reason is not None
+        self._looks = self._looks + 1 if thing is not None and thing is before else 0
+        if self.reason is not None and not told:
+            return f"{self.reason} It waits for up to {self._outage_s:g} s"
+        if told and self.reason is None:
+            return f"producer {self._who}: what waited is durable, after {waited_s:.0f} s"
+        return None
+
+
+_WAITS: weakref.WeakSet[WriteWait] = weakref.WeakSet()
+"""Of the producers of this process."""
+
+
+def what_waits() -> str | None:
+    """Return why this process cannot write, in one line; None where it can."""
+    return next((reason for wait in list(_WAITS) if (reason := wait.reason) is not None), None)
+
+
+async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: float) -> None:
+    """Tell what waits for long, and give up once the same has waited for too long."""
+    wait = WriteWait(client_id, outage_s)
+    _WAITS.add(wait)
+    try:
+        while not wait.is_over:
+            await asyncio.sleep(_WATCH_S)
+            if (line := wait.look(waits_for(client))) is not None:
+                log.warning("%s", line)
+    finally:
+        _WAITS.discard(wait)
     log.error("producer %s: a record is not durable after %g s; it gives up", client_id, outage_s)
     await give_up(client, KafkaConnectionError(f"not durable after {outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"))
 

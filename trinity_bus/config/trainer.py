@@ -140,9 +140,15 @@ class TrainerSettings(Section):
     one but the last learns from examples. See docs/examples.md."""
     dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
-    strategy: Literal["default", "mix", "priority"] = "default"
+    strategy: Literal["default", "mix", "priority", "dynamic_sampling"] = "default"
     """What each step learns from. ``default``: a batch. ``mix``: demonstrations beside it. ``priority``: groups of
-    earlier batches beside it, once more."""
+    earlier batches beside it, once more. ``dynamic_sampling``: as many batches as it takes until enough of their groups
+    teach something."""
+    effective_groups: Count | None = None
+    """With ``strategy=dynamic_sampling``: how many groups are enough. With fewer a step changes nothing, and what it
+    would have been trained on waits for the next batch. Unset: as many as the batch has."""
+    effective_batches: Annotated[int, Field(ge=1, le=KEPT_STEPS)] = 4
+    """With ``strategy=dynamic_sampling``: the most batches that are trained on together. Then what there is must do."""
     replay_groups: Annotated[int, Field(ge=1, le=MAX_BATCH_TASKS)] = 16
     """With ``strategy=priority``: at most so many groups of earlier batches are trained on in each step, the newest and
     least used that teach something. They are of older weights: ``old_logprobs=recompute`` weighs them by that."""
@@ -223,6 +229,11 @@ class TrainerSettings(Section):
     def ranks(self) -> int:
         """Processes that train together."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def reach(self) -> int:
+        """How many steps back a step may learn from what was new then."""
+        return {"priority": self.replay_steps, "dynamic_sampling": self.effective_batches}.get(self.strategy, 0)
 
     def is_done(self, step: int) -> bool:
         """Whether training ends after a step."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from trinity_bus.bus.outages import what_waits
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health.server import BrokerCheck, HealthServer
 from trinity_bus.health.state import HealthState, Phase
@@ -67,6 +68,7 @@ async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterat
 async def _turn(state: HealthState) -> None:
     while True:
         state.turned(time.monotonic())
+        state.waiting = what_waits()
         for what, keeps_up in list(_watched.items()):
             is_read = await keeps_up()
             if what in _watched:

@@ -13,6 +13,7 @@ the event loop is wedged        503         503
 the start takes too long        503         503
 the broker is lost              200         503
 what is to be read is not read  200         503
+what is to be written waits     200         503
 the service is stopping         200         503
 ==============================  ==========  ===========
 
@@ -53,6 +54,8 @@ class HealthState:
 
     def __init__(self, now: float, *, wedged_s: float, start_s: float, unread_s: float) -> None:
         self.phase = Phase.STARTING
+        self.waiting: str | None = None
+        """Why what is to be written is not durable; None where it is, or soon will be."""
         self._started = self._turned = now
         self._wedged_s = wedged_s
         self._start_s = start_s
@@ -99,6 +102,8 @@ class HealthState:
             return Verdict(False, self.phase.name.lower())
         if broker is not None:
             return Verdict(False, broker)
+        if self.waiting is not None:
+            return Verdict(False, self.waiting)
         for what, read_at in list(self._read.items()):
             if now - read_at > self._unread_s:
                 return Verdict(

@@ -14,10 +14,12 @@ of ``FlawKind``        no model of this shape can be trained on it: see ``schema
 ``baseline``           the same, where the advantage compares the others with it
 ``empty``              it has no response
 ``all_masked``         none of its response is the model's own, or none is to be trained on
+``waiting``            too few groups of the batch teach something: see ``dynamic_sampling``
 =====================  ===============================================================================================
 
-The others of its group are trained on as if such a sample had never been drawn. Of the last three kinds there is
-nothing to leave out, or they are wanted: they count in their group with the reward that they have, and are told of.
+The others of its group are trained on as if such a sample had never been drawn. Of the three kinds before the last
+there is nothing to leave out, or they are wanted: they count in their group with the reward that they have, and are
+told of.
 """
 
 from collections import defaultdict
@@ -46,6 +48,7 @@ class Unfit(StrEnum):
     BASELINE = "baseline"
     EMPTY = "empty"
     ALL_MASKED = "all_masked"
+    WAITING = "waiting"
 
 
 REASONS = tuple(kind.value for kinds in (FlawKind, Unfit, ExampleFlaw) for kind in kinds)

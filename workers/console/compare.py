@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.index import Index
+from trinity_bus.console.index import Index, SettingsRow, StoreError
 from trinity_bus.console.index.files import database
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame
+from trinity_bus.console.web.settings_table import ComparedSetting, compared_settings
 from workers.console.desk import BadLinkError, PageDesk
 
 MAX_RUNS: Final = 4
@@ -54,12 +55,15 @@ class Compare:
                 raise BadLinkError(f"{len(wanted)} runs: at most {MAX_RUNS} can be told apart on one axis")
             shown = (metric, *_METRICS) if metric and metric not in _METRICS else _METRICS
             drawn, known = await asyncio.to_thread(_charts, self._folder, wanted, shown, frame.until)
+            settings, untold = await asyncio.to_thread(_settings, self._folder, wanted, frame.until)
             return {
                 "runs": names,
                 "chosen": wanted,
                 "charts": drawn,
                 "metric": metric,
                 "metrics": known,
+                "settings": settings,
+                "untold": untold,
                 "most": MAX_RUNS,
             }
 
@@ -71,6 +75,23 @@ def _runs(folder: Path) -> list[str]:
     found = [path for path in folder.iterdir() if database(path).is_file()] if folder.is_dir() else []
     newest = sorted(found, key=lambda path: database(path).stat().st_mtime, reverse=True)
     return [path.name for path in newest[:_LISTED]]
+
+
+def _settings(folder: Path, runs: Sequence[str], until: float | None) -> tuple[list[ComparedSetting], list[str]]:
+    """Return the settings of runs side by side, and a line for each run whose services have told none."""
+    told: list[list[SettingsRow]] = []
+    lines = []
+    for run in runs:
+        with Index(folder / run) as index:
+            try:
+                told.append(index.settings(until=until))
+            except StoreError:
+                lines.append(f"{run}: its index is of an earlier version; a console of its log makes it anew")
+                told.append([])
+                continue
+        if not told[-1]:
+            lines.append(f"{run}: no service has told its settings, or retention had deleted them")
+    return compared_settings(told), lines
 
 
 def _charts(

@@ -32,6 +32,7 @@ from aiohttp import web
 from trinity_bus.config import Settings
 from trinity_bus.console.web.render import STATIC, Pages
 from trinity_bus.health.process import mark_ready
+from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.actions import Actions
@@ -65,6 +66,7 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None) 
         ConfigError: It cannot start with these settings.
     """
     ensure("console", settings)
+    freeze_gc()
     telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
     try:
         await Console(settings, listens=listens).run()

@@ -22,7 +22,7 @@ from schemas import CoordinatorHeartbeat, TrainerHeartbeat
 from schemas.topics import COORDINATOR_INPUTS
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
-from trinity_bus.config import Settings
+from trinity_bus.config import Settings, told_settings
 from trinity_bus.coordination import CommitPlan, CommitSchedule, CoordinatorMachine, Leadership, Tick
 from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
@@ -118,7 +118,8 @@ class Term:
         self._commits.positions = dict(self._positions)
         try:
             async with self._producer.transaction():
-                await self._beat(Outputs(self._producer))
+                told = told_settings(self._all_settings, "mesh", "coordinator", "synchronizer")
+                await self._beat(Outputs(self._producer), told)
             now = self._clock()
             self._leadership.lead(now)
             self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=now)
@@ -157,8 +158,8 @@ class Term:
         async with self._producer.transaction():
             await Outputs(self._producer).tell_leader(self._leadership.entry("active"))
 
-    async def _beat(self, outputs: Outputs) -> None:
-        """Say that it works, and how much."""
+    async def _beat(self, outputs: Outputs, settings: dict[str, str] | None = None) -> None:
+        """Say that it works, and how much; when it begins, by which settings."""
         await outputs.tell_leader(self._leadership.entry("active"))
         await outputs.tell_figures(
             CoordinatorHeartbeat(
@@ -166,6 +167,7 @@ class Term:
                 incarnation=self._leadership.incarnation,
                 **asdict(self.machine.figures()),
                 sent_at=time.time(),
+                settings=settings or {},
             )
         )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
@@ -17,14 +17,21 @@ class Heartbeats:
         producer: Connected.
         interval_s: Longest silence.
         make: Makes the next heartbeat for a state, all but its time.
+        settings: That the first one tells.
     """
 
     def __init__(
-        self, producer: Producer, *, interval_s: float, make: Callable[[ExplorerState], ExplorerHeartbeat]
+        self,
+        producer: Producer,
+        *,
+        interval_s: float,
+        make: Callable[[ExplorerState], ExplorerHeartbeat],
+        settings: Mapping[str, str],
     ) -> None:
         self._producer = producer
         self._interval_s = interval_s
         self._make = make
+        self._settings = settings
         self._changed = asyncio.Event()
         self.state: ExplorerState = "ready"
 
@@ -39,7 +46,8 @@ class Heartbeats:
 
     async def send(self) -> None:
         """Send one and wait until it is durable."""
-        record = self._make(self.state).model_copy(update={"sent_at": time.time()})
+        told, self._settings = self._settings, {}
+        record = self._make(self.state).model_copy(update={"sent_at": time.time(), "settings": told})
         await (await self._producer.send(EXPLORER_EVENTS, record.explorer, record))
 
     async def run(self) -> None:

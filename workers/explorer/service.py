@@ -47,7 +47,7 @@ from schemas.event import ExplorerState, Follows
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
-from trinity_bus.config import Settings
+from trinity_bus.config import Settings, told_settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.concurrency import ConcurrencyController
@@ -145,6 +145,7 @@ class ExplorerService:
 
     def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, fork_server: ForkServer) -> None:
         self._settings = settings.explorer
+        self._told_settings = told_settings(settings, "mesh", "explorer", "synchronizer")
         self._record_content = settings.telemetry.record_content
         self._bus = bus
         self._engine = engine
@@ -231,7 +232,9 @@ class ExplorerService:
             )
             return beat if http is None else http.told(beat)
 
-        heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
+        heartbeats = Heartbeats(
+            producer, interval_s=self._settings.heartbeat_s, make=heartbeat, settings=self._told_settings
+        )
         executor = RolloutExecutor(
             runners,
             producer,

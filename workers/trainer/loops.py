@@ -15,7 +15,7 @@ from schemas.record import Metrics
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Reader, Start
-from trinity_bus.config import Settings
+from trinity_bus.config import Settings, told_settings
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready
@@ -80,6 +80,7 @@ class Trainer:
         examples: ExampleLog | None,
     ) -> None:
         self._settings = settings.trainer
+        self._told_settings = told_settings(settings, "mesh", "trainer", "synchronizer")
         self._rollback = rollback
         self._model = settings.mesh.model
         self._directory = directory
@@ -309,6 +310,7 @@ class Trainer:
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
+        told = self._told_settings
         while True:
             durable = await self._producer.send(
                 TRAINER_EVENTS,
@@ -324,9 +326,11 @@ class Trainer:
                     master_port=port,
                     needs_from=await self._needs_from(),
                     sent_at=time.time(),
+                    settings=told,
                 ),
             )
             await durable
+            told = {}
             await asyncio.sleep(self._settings.heartbeat_s)
 
 

@@ -211,9 +211,11 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> N
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:
-                reach = settings.trainer.replay_steps if settings.trainer.strategy == "priority" else 0
                 steps = StepLog.of(
-                    stage.writer, directory, engine.progress.step, reach=reach, bus=bus, producer=producer
+                    *(stage.writer, directory, engine.progress.step),
+                    reach=settings.trainer.reach,
+                    bus=bus,
+                    producer=producer,
                 )
                 trainer = Trainer(
                     settings,

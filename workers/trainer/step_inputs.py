@@ -6,13 +6,14 @@
                                |                                               '--> that of a former incarnation: obeyed
                                '--one is gone, or is something else: BatchError
     earlier steps, with trainer.strategy=priority --ranked--> those that teach something: fetched, and begun with
+    steps that waited, with trainer.strategy=dynamic_sampling --> fetched; it begins with them, or waits too
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 
-from schemas import BatchRecord, ExperienceGroup, StepBegun, StepGroup
+from schemas import BatchRecord, ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Undecodable
@@ -20,7 +21,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import RECORDS_LOST
-from trinity_bus.training import choice, priority
+from trinity_bus.training import choice, dynamic_sampling, priority
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
@@ -152,6 +153,26 @@ class StepInputs:
             chosen |= {group.task_id: group for group in fetched if verdicts[group.task_id]}
         return [group for group in ranked if group.task_id in chosen], list(chosen.values())
 
+    async def _that_waited(
+        self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
+    ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
+        """Return what a step leaves out, and what of batches that waited it is trained on, named and fetched.
+
+        It leaves out all that it has where it is to wait, too.
+        """
+        before = dynamic_sampling.waiting(self._steps.earlier(), step=step)
+        named = [group for record in before for group in record.groups]
+        older = await self._again(batch, step, named)
+        left = self._left_out([*groups, *older])
+        taught = await asyncio.to_thread(teach, choice.without([*groups, *older], left), self._advantage)
+        if dynamic_sampling.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
+            return dynamic_sampling.left_waiting(groups), [], []
+        return left, named, older
+
+    def _left_out(self, groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
+        limited = self._settings.limited_sampling == "train"
+        return choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy)
+
     async def settle_examples(self, known: int) -> None:
         """Find out which examples there are, where some are learned from; see :meth:`ExampleLog.settle`."""
         if self._examples is not None:
@@ -171,15 +192,17 @@ class StepInputs:
         batch, shown = due.batch, Chosen()
         named: list[StepGroup] = []
         older: list[ExperienceGroup] = []
+        left: list[LeftOut] = []
         entries = entries_to_train(batch) if due.skip is None else []
-        if self._examples is not None and due.skip is None:
-            shown = await self._examples.chosen(seed=self._settings.seed, step=step)
-        if self._settings.strategy == "priority" and due.skip is None:
-            named, older = await self._once_more(batch, step, groups)
-        limited = self._settings.limited_sampling == "train"
-        left = choice.left_out(
-            [*groups, *older], self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy
-        )
+        if due.skip is None:
+            if self._examples is not None:
+                shown = await self._examples.chosen(seed=self._settings.seed, step=step)
+            if self._settings.strategy == "priority":
+                named, older = await self._once_more(batch, step, groups)
+            if self._settings.strategy == "dynamic_sampling":
+                left, named, older = await self._that_waited(batch, step, groups)
+            else:
+                left = self._left_out([*groups, *older])
         chosen = StepBegun(
             trainer=self._steps.trainer,
             incarnation=self._who.incarnation,

@@ -92,7 +92,14 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         "/versions": ["step", "served", "train-2", "Serve"],
         "/dead-letters": ["not_json", "bad-1"],
         "/dead-letters?reason=other": ["No dead letters like that"],
-        "/compare": ["rollout/reward/mean", "loss", site.bus.settings.namespace],
+        "/compare": [
+            "rollout/reward/mean",
+            "loss",
+            site.bus.settings.namespace,
+            "explorer.temperature",
+            "0.7",
+            "unset",
+        ],
         "/versions/1/serve": ["Serve version 1?"],
     }
     links: set[str] = set()

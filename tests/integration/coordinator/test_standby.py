@@ -76,6 +76,10 @@ async def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiti
                 # While all three started on a busy machine, one may have been silent for long enough to lose it.
                 leader = (await until_heartbeat(bus, lambda _: True)).coordinator
                 orders = len(explorer.orders)
+                async with bus.reader(COORDINATOR_EVENTS, start="beginning") as reader:
+                    said = [item.record async for item in reader.replay()]
+                first, *_ = (beat for beat in said if isinstance(beat, CoordinatorHeartbeat))
+                assert "coordinator.batch_size" in first.settings
                 await send_tasks(producer, 4, "after")
                 killed = time.monotonic()
                 os.kill(children.pop(leader).pid, signal.SIGKILL)

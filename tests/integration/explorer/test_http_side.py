@@ -31,6 +31,7 @@ async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settin
     async with mesh_of(settings) as mesh, exploring(settings, engine, fork_server) as running:
         beat = await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "ready")
         assert beat.address.startswith("127.0.0.1:")
+        assert beat.settings["explorer.drain_s"] == "60.0"
         ask = wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={}))
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as http:
             url = f"http://{beat.address}{wire.PATH}"

@@ -24,6 +24,7 @@ from schemas.command import BatchResult
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, TASKS
 from tests.support.fakes.zero_cost_explorer import WORDS
 from tests.support.faults.mesh import BELOW, FaultMesh
+from tests.support.mesh.broker_cluster import BrokerCluster
 from tests.support.mesh.log import MeshLog
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
@@ -221,7 +222,7 @@ async def running(mesh: FaultMesh) -> AsyncIterator[Run]:
             await asyncio.wait([looking])
 
 
-def mesh_in(folder: Path, broker: EmbeddedBroker | None = None, **changes: object) -> FaultMesh:
+def mesh_in(folder: Path, broker: EmbeddedBroker | BrokerCluster | None = None, **changes: object) -> FaultMesh:
     """A mesh of three explorers in a namespace of its own."""
     return FaultMesh(
         folder,

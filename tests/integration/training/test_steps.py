@@ -107,6 +107,28 @@ async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
             assert deterministic(step) == deterministic(expected[step.step])
 
 
+async def test_groups_wait_until_enough_of_them_teach_something(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    kafka = namespaced()
+    model = write_model(tmp_path / "model")
+    settings = {"engine": "torch", "strategy": "dynamic_sampling", "effective_groups": 4, "total_steps": 4}
+    trainer = Trainer(kafka, tmp_path / "trainer", model, **settings)
+    async with Bus(kafka, client_id="test") as bus:
+        await produce(bus, batches_of(4))
+        await asyncio.to_thread(trainer.dies, "begun", 2)
+        said = {step.step: step for step in await train_to_the_end(bus, trainer, 4) if step.batch_id}
+        written = await begun(bus)
+    # Of three groups two teach something: two batches together are enough. Nothing is lost by being killed in between.
+    waits = [{one.task_id for one in record.left_out if one.reason == "waiting"} for record in written]
+    tasks = [{group.task_id for group in record.groups} for record in written]
+    assert waits == [tasks[0], set(), tasks[2], set()]
+    once_more = [{group.task_id for group in record.replayed} for record in written]
+    assert once_more == [set(), tasks[0], set(), tasks[2]]
+    assert [said[step].metrics["groups"] for step in (2, 3, 4)] == [6, 0, 6]
+    assert said[2].checksum == said[3].checksum != said[4].checksum
+
+
 async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_its_state_saved(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ REWARDS: Final = (0.67, 0.0, 1.0, 0.33)
 SAMPLES: Final = 2 * 2 * len(REWARDS)
 FIRST_TASK: Final = "task/1/0"
 WHO: Final = {"explorer": "explorer-0", "incarnation": "a"}
+SETTINGS: Final = {"explorer.temperature": "0.7", "explorer.workflow_modules": f'"{HOSTILE}"', "explorer.slots": ""}
 TRAINER: Final = {"trainer": "trainer-0", "incarnation": "t", "model": "policy"}
 
 
@@ -55,7 +56,9 @@ async def write_small_log(bus: Bus) -> dict[str, Position]:
     async with bus.producer() as producer:
         log = _Writer(producer)
         places: dict[str, Position] = {}
-        beat = ExplorerHeartbeat(**WHO, state="ready", slots=8, model_version=2, tokens_generated=100)
+        beat = ExplorerHeartbeat(
+            **WHO, state="ready", slots=8, model_version=2, tokens_generated=100, settings=SETTINGS
+        )
         await log.write(EXPLORER_EVENTS, "explorer-0", beat)
         await log.write(COORDINATOR_EVENTS, "c-0", _coordinator())
         for step in (1, 2):

@@ -24,6 +24,8 @@ from typing import Self
 
 import psutil
 
+from tests.support.mesh.broker_choice import is_three
+from tests.support.mesh.broker_cluster import BrokerCluster
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
@@ -106,7 +108,8 @@ class FaultMesh:
         coordinator: Settings of the coordinators.
         explorer: Settings of the explorers.
         engine_delay_s: Longest time that an answer of the fake engine takes.
-        broker: Of an earlier run, to be used again; else one is started.
+        broker: That somebody else starts, kills and stops; else one is started, or three.
+        environment: More variables of every service.
     """
 
     def __init__(
@@ -119,7 +122,8 @@ class FaultMesh:
         coordinator: Mapping[str, object],
         explorer: Mapping[str, object],
         engine_delay_s: float,
-        broker: EmbeddedBroker | None = None,
+        broker: EmbeddedBroker | BrokerCluster | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -128,17 +132,10 @@ class FaultMesh:
         self._broker_serves = True
         """Not while it starts: whoever starts it would take its end for a failure."""
         self._owns_broker = broker is None
-        self.broker = broker or EmbeddedBroker(
-            BrokerSettings(
-                port=0,
-                data_dir=folder / "broker",
-                cache_dir=Settings().broker.cache_dir,
-                heap_mib=384,
-                start_timeout_s=OUTAGE_S,
-            )
-        )
+        self.broker = broker or _broker(folder / "broker")
         self.services: dict[str, Service] = {}
         self._namespace = namespace
+        self._environment_of_all = dict(environment or {})
         self._sections = {"COORDINATOR": coordinator, "EXPLORER": explorer}
         self._engine_delay_s = engine_delay_s
         self._names = (
@@ -166,7 +163,7 @@ class FaultMesh:
         return [service for service in self.services.values() if service.name.partition("-")[0] == role]
 
     def kill_broker(self) -> bool:
-        """SIGKILL to Kafka; whether it ran."""
+        """SIGKILL to Kafka, to one of several in turn; whether it ran."""
         if self.broker.pid is None or not self._broker_serves or self.broker.poll() is not None:
             return False
         try:
@@ -257,4 +254,14 @@ class FaultMesh:
             "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
             "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s),
             **{f"TRINITY_BUS_{role}__{key.upper()}": str(value) for key, value in values.items()},
+            **self._environment_of_all,
         }
+
+
+def _broker(folder: Path) -> EmbeddedBroker | BrokerCluster:
+    if is_three():
+        return BrokerCluster(folder)
+    cache = Settings().broker.cache_dir
+    return EmbeddedBroker(
+        BrokerSettings(port=0, data_dir=folder, cache_dir=cache, heap_mib=384, start_timeout_s=OUTAGE_S)
+    )

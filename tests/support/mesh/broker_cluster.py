@@ -1,100 +1,249 @@
-"""Several Kafka brokers as one cluster, each a process that can be killed: what the embedded broker is one of."""
+"""Several Kafka brokers as one cluster, each a process that can be killed: what the embedded broker is one of.
 
+Every node is broker and controller, so a cluster of three bears the loss of any one; with ``controllers=1`` only the
+last one is, and goes on telling who is in sync when all the others are lost.
+
+::
+
+    node: RUNNING --kill(): SIGKILL------> ENDED --start()--> RUNNING, on the same data and port
+             |-----end(): SIGTERM--------> ENDED
+             |-----fill(): no byte more is written to its files--> ENDED by itself, as with a disk that is full
+             '-----pause(): SIGSTOP------> silent, its connections open --resume()--> RUNNING
+"""
+
+import asyncio
 import contextlib
-import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import java, layout
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.folders import cache_dir
+from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.probe import ask
-from trinity_bus.config import BrokerSettings, Settings
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 
 CLUSTER_ID = "trinity-bus-test-clust"
 HEAP_MIB = 192
-START_LIMIT_S = 120.0
+LIMIT_S = 180.0
+TRANSACTIONS = "__transaction_state"
+TRANSACTION_PARTITIONS = 4
+"""As the embedded broker has them."""
 
 
-@dataclass(slots=True)
 class BrokerCluster:
-    """Brokers, of which the last is the controller too: any of the others may be lost, and the cluster goes on."""
+    """Brokers, formatted and not started. Has what tests ask of an embedded broker: any of the nodes is meant then.
 
-    folders: list[layout.Folder]
-    ports: list[int]
-    children: dict[int, Child]
-    """Node id, from 1, to its process."""
+    Args:
+        root: For the brokers' data.
+        size: How many.
+        controllers: How many of them, the last ones; all where absent.
+        more: Of the brokers' settings.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        size: int = 3,
+        *,
+        controllers: int | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        found = quiet_ports(2 * size)
+        self.ports = found[:size]
+        self.folders = [layout.Folder(root / f"broker-{node}") for node in range(1, size + 1)]
+        self.children: dict[int, Child] = {}
+        """Node id, from 1, to its process."""
+        self._turn = 1
+        """The node that is meant where none is named."""
+        settings = BrokerSettings(port=0, data_dir=root, cache_dir=Settings().broker.cache_dir, heap_mib=HEAP_MIB)
+        self._cache = cache_dir(settings)
+        self._classpath = install(self._cache)
+        quorum = dict(list(zip(self.nodes, found[size:], strict=True))[size - (controllers or size) :])
+        for node in self.nodes:
+            self._format(node, quorum, more or {})
+
+    # -- as the embedded broker --------------------------------------------------------------------------------------
 
     @property
     def bootstrap_servers(self) -> str:
         """All of them."""
         return ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
+    @property
+    def folder(self) -> layout.Folder:
+        """Of the node whose turn it is."""
+        return self.folders[self._turn - 1]
+
+    @property
+    def pid(self) -> int | None:
+        """Of the node whose turn it is to be killed."""
+        return self.children[self._turn].pid if self._turn in self.children else None
+
+    def kafka_settings(self, base: KafkaSettings | None = None) -> KafkaSettings:
+        """Return ``base`` with these addresses."""
+        return (base or KafkaSettings()).model_copy(update={"bootstrap_servers": self.bootstrap_servers})
+
+    def poll(self) -> int | None:
+        """Exit status of a node that has ended; None while all run."""
+        return next((code for child in self.children.values() if (code := child.poll()) is not None), None)
+
+    def start(self) -> "BrokerCluster":
+        """Start every node that does not run, and wait until all serve."""
+        for node in self.nodes:
+            if node not in self.children or self.children[node].poll() is not None:
+                self._turn = node % self.size + 1
+                self._launch(node)
+        try:
+            wait_until(lambda: self.alive() == self.size, f"cluster of {self.size}", LIMIT_S, 0.05)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {tail(self.folders[0].server_log, 20)}") from None
+        return self
+
+    def stop(self) -> None:
+        """End all of them, by force: nobody reads what they hold any more."""
+        while self.children:
+            self.children.popitem()[1].kill()
+
+    # -- each of them ------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are, running or not."""
+        return len(self.ports)
+
+    @property
+    def nodes(self) -> range:
+        """Ids of all nodes, running or not."""
+        return range(1, self.size + 1)
+
     def kill(self, node: int) -> None:
-        """SIGKILL; it does not come back."""
+        """SIGKILL."""
         self.children.pop(node).kill()
 
+    def end(self, node: int) -> None:
+        """Have it hand over what it leads, and end."""
+        self.children.pop(node).stop(LIMIT_S)
+
+    def pause(self, node: int) -> None:
+        """Have it say nothing any more, with all its connections open."""
+        os.kill(self.children[node].pid, signal.SIGSTOP)
+
+    def resume(self, node: int) -> None:
+        """Have it go on where it was."""
+        os.kill(self.children[node].pid, signal.SIGCONT)
+
+    def fill(self, node: int) -> None:
+        """Let no file of it grow any more, as on a disk that is full; once it is started anew, it has room again."""
+        resource.prlimit(self.children[node].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
     def alive(self) -> int:
-        """Brokers that the cluster counts as alive, by the word of one that runs."""
+        """Brokers that the cluster counts as alive, by the word of that one of them that knows of the fewest."""
+        counts = []
         for node in self.children:
             with contextlib.suppress(OSError):
-                return ask(self.ports[node - 1]).brokers
-        return 0
+                counts.append(ask(self.ports[node - 1]).brokers)
+        return min(counts, default=0) if len(counts) == len(self.children) else 0
+
+    # -- what it holds -----------------------------------------------------------------------------------------------
+
+    async def leader(self, topic: str, partition: int) -> int:
+        """Node that leads a partition, by its topic's name on the cluster."""
+        async with self._administrator() as admin:
+            [described] = await admin.describe_topics([topic])
+            [found] = [one["leader"] for one in described["partitions"] if one["partition"] == partition]
+            return int(found)
+
+    async def transaction_leader(self, transactional_id: str) -> int:
+        """Node that coordinates the transactions of this id."""
+        code = 0
+        for character in transactional_id:
+            code = (31 * code + ord(character)) & 0xFFFF_FFFF
+        return await self.leader(TRANSACTIONS, (code & 0x7FFF_FFFF) % TRANSACTION_PARTITIONS)
+
+    async def until_whole(self) -> None:
+        """Wait until every copy of every partition is up to date."""
+        async with asyncio.timeout(LIMIT_S):
+            while not await self._is_whole():  # noqa: ASYNC110 - it happens in another process
+                await asyncio.sleep(0.5)
+
+    async def _is_whole(self) -> bool:
+        with contextlib.suppress(KafkaError):
+            async with self._administrator() as admin:
+                partitions = [one for topic in await admin.describe_topics() for one in topic["partitions"]]
+            return all(len(one["isr"]) == len(one["replicas"]) for one in partitions)
+        return False
+
+    @contextlib.asynccontextmanager
+    async def _administrator(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def _format(self, node: int, quorum: Mapping[int, int], more: Mapping[str, object]) -> None:
+        folder = self.folders[node - 1]
+        for path in (folder.kafka, folder.logs, folder.tmp):
+            path.mkdir(parents=True)
+        copies, in_sync = min(3, self.size), min(2, self.size)
+        properties = layout.server_properties(
+            self.ports[node - 1], quorum.get(node, 0), fsync=False, after_crash=True
+        ) | {
+            "node.id": node,
+            "controller.quorum.voters": ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in quorum.items()),
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": in_sync,
+            "transaction.state.log.num.partitions": TRANSACTION_PARTITIONS,
+            # A follower that is gone is noticed in time for a test.
+            "replica.lag.time.max.ms": 3000,
+            **more,
+        }
+        if node not in quorum:
+            properties |= {
+                "process.roles": "broker",
+                "listeners": f"PLAINTEXT://127.0.0.1:{self.ports[node - 1]}",
+            }
+        folder.properties.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        folder.log4j.write_text(layout._LOG4J)
+        format_folder(folder, self._classpath, HEAP_MIB)
+        own = {"cluster.id": CLUSTER_ID, "node.id": node}
+        lines = [line.partition("=") for line in folder.meta.read_text().splitlines()]
+        folder.meta.write_text("".join(f"{name}={own.get(name, value)}\n" for name, _, value in lines))
+
+    def _launch(self, node: int) -> None:
+        folder = self.folders[node - 1]
+        command = java.command(
+            "kafka.Kafka",
+            [folder.properties.name],
+            self._classpath,
+            heap_mib=HEAP_MIB,
+            options=archive_options(self._cache),
+        )
+        self.children[node] = Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log)
 
 
 @contextlib.contextmanager
-def broker_cluster(root: Path, size: int = 3, *, more: Mapping[str, object] | None = None) -> Iterator[BrokerCluster]:
-    """A cluster for the length of the block.
-
-    Args:
-        root: For the brokers' data.
-        size: How many.
-        more: Of the brokers' settings.
-    """
-    settings = BrokerSettings(port=0, data_dir=root, cache_dir=Settings().broker.cache_dir, heap_mib=HEAP_MIB)
-    cache = cache_dir(settings)
-    classpath = install(cache)
-    *ports, controller = quiet_ports(size + 1)
-    cluster = BrokerCluster([], ports, {})
-    with contextlib.ExitStack() as stack:
-        for node, port in enumerate(ports, 1):
-            folder = layout.Folder(root / f"broker-{node}")
-            for path in (folder.kafka, folder.logs, folder.tmp):
-                path.mkdir(parents=True)
-            properties = layout.server_properties(port, controller, fsync=False, after_crash=True) | {
-                "node.id": node,
-                "controller.quorum.voters": f"{size}@127.0.0.1:{controller}",
-                "offsets.topic.replication.factor": min(3, size),
-                "transaction.state.log.replication.factor": min(3, size),
-                "transaction.state.log.min.isr": min(2, size),
-                # A follower that is gone is noticed in time for a test.
-                "replica.lag.time.max.ms": 3000,
-                **(more or {}),
-            }
-            if node != size:
-                properties |= {"process.roles": "broker", "listeners": f"PLAINTEXT://127.0.0.1:{port}"}
-            folder.properties.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-            folder.log4j.write_text(layout._LOG4J)
-            cluster.folders.append(folder)
-            arguments = ["format", f"--cluster-id={CLUSTER_ID}", "--config", folder.properties.name]
-            command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=HEAP_MIB)
-            subprocess.run(command, cwd=folder.root, env=java.environment(), check=True, capture_output=True)
-            command = java.command(
-                "kafka.Kafka",
-                [folder.properties.name],
-                classpath,
-                heap_mib=HEAP_MIB,
-                options=archive_options(cache),
-            )
-            child = stack.enter_context(Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log))
-            cluster.children[node] = child
-        try:
-            wait_until(lambda: cluster.alive() == size, f"{size} brokers", START_LIMIT_S)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {tail(cluster.folders[0].server_log, 20)}") from None
-        yield cluster
+def broker_cluster(
+    root: Path, size: int = 3, *, controllers: int | None = None, more: Mapping[str, object] | None = None
+) -> Iterator[BrokerCluster]:
+    """A cluster that runs, for the length of the block; with the arguments of :class:`BrokerCluster`."""
+    cluster = BrokerCluster(root, size, controllers=controllers, more=more)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()

@@ -1,22 +1,11 @@
-"""Apache Kafka in a container: the image and the settings of ``deploy/docker-compose``, on a free port of this machine.
-
-Which broker the integration tests run on, by ``TEST_BROKER``::
-
-    embedded     the embedded one
-    container    this one; its image is pulled where it is not there
-    auto         this one where Docker answers and has the images, else the embedded one; nothing is pulled
-
-Tests that kill or restart a broker, or listen to it with TLS, start an embedded one of their own in any case.
-"""
+"""Apache Kafka in a container: image and settings of ``deploy/docker-compose``, on a free port of this machine."""
 
 import contextlib
 import gc
-import os
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import docker
 import yaml
@@ -28,21 +17,26 @@ from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker.probe import ask
 
-VARIABLE = "TEST_BROKER"
 _FOLDER = Path(__file__).parents[3] / "deploy" / "docker-compose"
 _PORT = 9092
 _DOCKER_LIMIT_S = 5
 _START_LIMIT_S = 120.0
 
 
-def choice() -> Literal["embedded", "container"]:
-    """Which broker to run on."""
-    wanted = os.environ.get(VARIABLE, "auto")
-    if wanted == "auto":
-        return "container" if _has_images() else "embedded"
-    if wanted not in {"embedded", "container"}:
-        raise ValueError(f"{VARIABLE}={wanted}: give embedded, container or auto")
-    return wanted  # type: ignore[return-value]  # one of the two
+def has_images() -> bool:
+    """Whether Docker answers and has what is needed; nothing is pulled."""
+    with warnings.catch_warnings():
+        # Where nobody listens, Docker's client leaves its socket to be collected, and that is a warning.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            with contextlib.closing(docker.from_env(timeout=_DOCKER_LIMIT_S)) as client:
+                for image in (_variables()["KAFKA_IMAGE"], testcontainers_config.ryuk_image):
+                    client.images.get(image)
+            found = True
+        except (ImageNotFound, DockerException):
+            found = False
+        gc.collect()
+    return found
 
 
 @contextlib.contextmanager
@@ -60,21 +54,6 @@ def container_broker() -> Iterator[str]:
     with container:
         wait_until(lambda: _serves(port), "broker in a container", _START_LIMIT_S)
         yield f"127.0.0.1:{port}"
-
-
-def _has_images() -> bool:
-    with warnings.catch_warnings():
-        # Where nobody listens, Docker's client leaves its socket to be collected, and that is a warning.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            with contextlib.closing(docker.from_env(timeout=_DOCKER_LIMIT_S)) as client:
-                for image in (_variables()["KAFKA_IMAGE"], testcontainers_config.ryuk_image):
-                    client.images.get(image)
-            found = True
-        except (ImageNotFound, DockerException):
-            found = False
-        gc.collect()
-    return found
 
 
 def _serves(port: int) -> bool:

@@ -1,12 +1,17 @@
 """The first connection to a broker: none is left half closed, whatever the other side does."""
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
-from aiokafka.conn import AIOKafkaConnection
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.errors import KafkaConnectionError
 
+from trinity_bus.bus import internals
 from trinity_bus.bus.connection import check_reachable
+from trinity_bus.bus.internals import LogClient
+from trinity_bus.bus.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 
@@ -28,6 +33,54 @@ async def hangs_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
 async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()
     writer.close()
+
+
+async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Which requests it knows: none."""
+    _size, _key, _version, number = struct.unpack(">ihhi", await reader.readexactly(12))
+    writer.write(struct.pack(">iihi", 10, number, 0, 0))
+    await reader.read()
+    writer.close()
+
+
+async def test_a_broker_that_accepts_and_says_nothing_hides_no_other_one() -> None:
+    async with (
+        await asyncio.start_server(says_nothing, "127.0.0.1", 0) as silent,
+        await asyncio.start_server(answers, "127.0.0.1", 0) as other,
+    ):
+        servers = ",".join(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in (silent, other))
+        async with asyncio.timeout(60):
+            await check_reachable(KafkaSettings(bootstrap_servers=servers, request_timeout_s=600.0), "test")
+
+
+async def test_a_client_gives_a_broker_up_that_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "CONNECT_S", 0.1)
+    async with await asyncio.start_server(says_nothing, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = LogClient(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_ms=600_000)
+        connection = AIOKafkaConnection("127.0.0.1", port, request_timeout_ms=600_000)
+        with pytest.raises(KafkaConnectionError, match=f"127.0.0.1:{port} did not answer in time"):
+            await client.connect(connection)
+        await close_connection(connection)
+
+
+async def test_all_that_a_silent_broker_is_asked_is_broken_off_at_once() -> None:
+    closed = []
+
+    class Open:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def close(self, *, reason: object) -> None:
+            assert reason is CloseReason.CONNECTION_TIMEOUT, "that alone has the client ask who leads now"
+            closed.append(self._name)
+
+    client = LogClient(bootstrap_servers="127.0.0.1:1")
+    client._conns = {(1, "default"): Open("a"), (1, "coordination"): Open("b"), (2, "default"): Open("c")}
+    client.break_off(1)
+    assert closed == ["a", "b"]
+    client.break_off()
+    assert closed == ["a", "b", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("handler", [answers_nonsense, hangs_up, says_nothing])

@@ -33,6 +33,8 @@ ATTRIBUTES = [
     "client._get_conn",
     "client._sync_task",
     "client.bootstrap",
+    "client.send",
+    "connection._closed_fut",
     "connection._protocol",
     "connection.close",
     "connection.connect",

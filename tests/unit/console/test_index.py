@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from schemas import (
     BatchLifecycleState,
@@ -36,6 +38,7 @@ from trinity_bus.console.index import (
     Store,
     StoreBusyError,
     StoreError,
+    Tokens,
 )
 
 State = BatchLifecycleState
@@ -44,7 +47,7 @@ WORDS = {1: "copy", 2: "three", 3: "digits", 4: "the", 5: "answer", 6: "is", 7: 
 PARTS = {"trainer": "trainer-0", "incarnation": "a", "model": "policy"}
 
 
-def texts(tokens: list[list[int]]) -> Sequence[str]:
+def texts(tokens: Sequence[Tokens]) -> Sequence[str]:
     """Stands in for a tokenizer: a word for each token."""
     return [" ".join(WORDS.get(token, "?") for token in each) for each in tokens]
 
@@ -299,6 +302,30 @@ def test_hostile_texts_and_numbers_are_kept_as_far_as_they_can_be(store: Store, 
     assert task.prompt == "a \0 letter"
     assert [row.reward for row in index.samples(SampleFilter(task_id="odd")).rows] == [math.inf, -math.inf, None]
     assert index.reward_histogram(SampleFilter(task_id="odd")).without_reward == 3
+
+
+def test_what_is_held_is_written_with_what_comes_next_or_not_at_all(tmp_path: Path) -> None:
+    log = LogRecords()
+    with Store(tmp_path, texts=texts) as store, Index(tmp_path) as index:
+        log.add(group("t-0", [0.0, 1.0]), 100)
+        store.take(*log.take(), hold=True)
+        assert (store.holds, index.extent().samples) == (True, 0)
+        log.add(group("t-1", [0.5]), 101)
+        store.take(*log.take())
+        assert (store.holds, index.extent().samples) == (False, 3)
+        log.add(group("t-2", [0.5]), 102)
+        store.take(*log.take(), hold=True)
+    with Store(tmp_path, texts=texts) as store, Index(tmp_path) as index:
+        assert (store.positions, index.extent().samples) == ({("experiences", 0): 2}, 3)
+
+
+def test_a_sample_that_is_no_number_spoils_no_other(tmp_path: Path) -> None:
+    log = LogRecords()
+    log.add(replace(group("t-0", [0.5]), logprobs=np.full(2, math.nan, np.float32)), 100)
+    log.add(group("t-1", [0.0, 1.0]), 101)
+    with Store(tmp_path, texts=texts) as store, Index(tmp_path) as index:
+        store.take(*log.take())
+        assert [row.logprob for row in index.samples().rows] == [-1.0, -1.0, None]
 
 
 def test_a_second_console_is_refused_and_told_the_folder(store: Store) -> None:

@@ -1,15 +1,16 @@
 """Groups, samples and tasks as pages show them."""
 
 import json
+from collections.abc import Sequence
 
 from schemas.experience import SampledWith
 from tests.support.fakes.experiences import make_group
-from trinity_bus.console.index import Place, SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.console.index import Place, SamplePlace, TaskEvent, TaskTimeline, Tokens
 from trinity_bus.console.index.answers import EventKind
 from trinity_bus.console.web.rollouts import group_runs, sample_json, task_spans, way_of_drawing
 
 
-def texts(tokens: list[list[int]]) -> list[str]:
+def texts(tokens: Sequence[Tokens]) -> list[str]:
     return [f"{len(each)} tokens" for each in tokens]
 
 

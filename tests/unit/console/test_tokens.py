@@ -1,7 +1,9 @@
 """Tokens, turns and advantages of a sample."""
 
 import math
+from collections.abc import Sequence
 
+from trinity_bus.console.index import Tokens
 from trinity_bus.console.web.advantage import group_advantages, teaches_nothing
 from trinity_bus.console.web.tokens import token_views
 from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces, turns
@@ -48,7 +50,7 @@ def test_what_the_model_said_and_what_it_was_told_are_turns() -> None:
 
 
 def test_what_the_template_has_put_into_a_prompt_is_told_from_the_rest() -> None:
-    def texts(tokens: list[list[int]]) -> list[str]:
+    def texts(tokens: Sequence[Tokens]) -> list[str]:
         return ["".join(map(chr, each)) for each in tokens]
 
     found = prompt_pieces([1, 97, 98, 2, 3, 99], texts, {1, 2, 3})

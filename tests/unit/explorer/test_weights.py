@@ -67,7 +67,7 @@ async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVers
         )
 
     async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as announcements:
-        heartbeats = Heartbeats(producer, interval_s=60, make=beat)  # type: ignore[arg-type]  # a fake one
+        heartbeats = Heartbeats(producer, interval_s=60, make=beat, settings={})  # type: ignore[arg-type]  # a fake one
         follower = WeightFollower(engine, producer, WHO, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]
         following = asyncio.create_task(follower.run(announcements))  # type: ignore[arg-type]
         for count, version in enumerate(versions, 1):

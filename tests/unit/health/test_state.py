@@ -35,6 +35,15 @@ def test_a_lost_broker_fails_readiness_only() -> None:
     assert state.ready(1.0, "no broker answers at kafka:9092").reason == "no broker answers at kafka:9092"
 
 
+def test_a_service_whose_records_wait_for_brokers_is_alive_and_not_ready() -> None:
+    state = working()
+    state.waiting = "a record has waited for 12 s"
+    assert state.alive(1.0).ok
+    assert state.ready(1.0, None).reason == "a record has waited for 12 s"
+    state.waiting = None
+    assert state.ready(1.0, None).ok
+
+
 def test_a_service_that_stops_is_alive_and_not_ready() -> None:
     state = working()
     state.phase = Phase.STOPPING

@@ -374,6 +374,35 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
 )
 
 NEWER: dict[str, Record | ExperienceGroup] = {
+    "event.explorer_heartbeat.v1.settings.msgpack": ExplorerHeartbeat(
+        explorer="explorer-0",
+        incarnation="life",
+        state="ready",
+        slots=4,
+        settings={"explorer.temperature": "0.7", "explorer.slots": ""},
+    ),
+    "event.trainer_heartbeat.v1.settings.msgpack": TrainerHeartbeat(
+        trainer="trainer-0",
+        incarnation="life",
+        state="ready",
+        model="policy",
+        step=2,
+        version=2,
+        master_address="127.0.0.1",
+        master_port=29500,
+        settings={"trainer.learning_rate": "1e-06"},
+    ),
+    "event.coordinator_heartbeat.v1.settings.msgpack": CoordinatorHeartbeat(
+        coordinator="coordinator-0",
+        incarnation="life",
+        open_batches=2,
+        open_tasks=100,
+        running_attempts=64,
+        max_timeout_s=300.0,
+        attempts_per_task=3,
+        dynamic_timeout_s=12.5,
+        settings={"coordinator.batch_size": "32"},
+    ),
     "event.explorer_heartbeat.v1.proved.msgpack": ExplorerHeartbeat(
         explorer="explorer-0",
         incarnation="life",

@@ -30,6 +30,7 @@ from trinity_bus.console.index.answers import (
     SamplePlace,
     SampleRow,
     Series,
+    SettingsRow,
     StepDetail,
     StepRow,
     SyncRow,
@@ -40,6 +41,7 @@ from trinity_bus.console.index.answers import (
 from trinity_bus.console.index.errors import QuestionError, StoreBusyError, StoreError, UnreadableError
 from trinity_bus.console.index.files import store_folder
 from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.group_rows import Texts, Tokens
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
@@ -76,6 +78,7 @@ __all__ = [
     "SamplePlace",
     "SampleRow",
     "Series",
+    "SettingsRow",
     "StepDetail",
     "StepRow",
     "Store",
@@ -84,6 +87,8 @@ __all__ = [
     "SyncRow",
     "TaskEvent",
     "TaskTimeline",
+    "Texts",
+    "Tokens",
     "UnreadableError",
     "VersionDetail",
     "load_texts",

@@ -392,6 +392,16 @@ class ExplorerRow(Struct, frozen=True):
     pool: str | None
 
 
+class SettingsRow(Struct, frozen=True):
+    """What a service was started with."""
+
+    service: str
+    name: str
+    at: float
+    settings: dict[str, str]
+    """By their paths, as TOML writes them; empty where one is not set."""
+
+
 class DeadLetterRow(Struct, frozen=True):
     """A record that could not be taken. All of it is on the log: see ``PastRecords``."""
 

@@ -29,6 +29,7 @@ _PLAIN: Final = (
     "versions",
     "announced",
     "syncs",
+    "settings",
     "fleet",
     "dead_letters",
 )

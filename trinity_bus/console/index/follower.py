@@ -5,7 +5,7 @@
     CONNECTING --the log is another, or ends before what was read--> the store is emptied
         |
         v
-    READING (behind) <--> FOLLOWING (at the end)
+    READING (behind) <--> FOLLOWING (at the end)        READING commits every ``_COMMIT_S``, FOLLOWING what it gets
         |
         |--the broker, a topic or the disk fails--> WAITING (a line says why) --1 s--> CONNECTING, from the store
         '--a defect--> STOPPED: the log has its trace; pages go on with what there is
@@ -27,6 +27,7 @@ from schemas.topic import Topic
 from schemas.topics import (
     ALL_DEAD_LETTERS,
     BATCHES,
+    COORDINATOR_EVENTS,
     EXPERIENCES,
     EXPLORER_EVENTS,
     MODEL_VERSIONS,
@@ -52,6 +53,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
     EXPERIENCES,
     EXPLORER_EVENTS,
     TRAINER_EVENTS,
+    COORDINATOR_EVENTS,
     RESULTS,
     BATCHES,
     STEPS,
@@ -64,6 +66,7 @@ _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
 _PAUSE_S: Final = 0.2
+_COMMIT_S: Final = 0.5
 LOOK_S: Final = 10.0
 """How often it looks whether it is still the same log."""
 _AGAIN_S: Final = 1.0
@@ -147,7 +150,7 @@ class IndexFollower:
             async with self._bus.reader(
                 *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES
             ) as reader:
-                looked_at = time.monotonic()
+                looked_at = committed_at = time.monotonic()
                 while True:
                     began = time.monotonic()
                     if began - looked_at > LOOK_S:
@@ -156,8 +159,11 @@ class IndexFollower:
                         if not self._store.is_of(await self._ids()):
                             raise StoreError("the log was made anew, and so is the index")
                     records = await reader.batch(0 if self._state == "reading" else _WAIT_S)
-                    if records:
-                        await asyncio.to_thread(self._store.take, records, reader.positions)
+                    hold = bool(records) and self._state == "reading" and began - committed_at < _COMMIT_S
+                    if records or self._store.holds:
+                        await asyncio.to_thread(self._store.take, records, reader.positions, hold=hold)
+                    if not hold:
+                        committed_at = time.monotonic()
                     self._behind = sum(reader.lag().values())
                     if self._state == "reading" and not records and await reader.is_at_end():
                         self._tell("following", "up to date")

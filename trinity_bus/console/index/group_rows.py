@@ -17,15 +17,15 @@ from schemas import ExperienceGroup
 from schemas.numbers import MAX_COUNT
 from trinity_bus.bus import Received
 from trinity_bus.console.index.answers import HEAD_CHARS
-from trinity_bus.console.index.rows import Row, cut
+from trinity_bus.console.index.rows import Row
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, sample_number
 
-type Texts = Callable[[list[list[int]]], Sequence[str]]
-"""A tokenizer's: token ids to text, many at a time."""
-type Tokens = NDArray[np.int32]
+type Tokens = Sequence[int] | NDArray[np.int32]
+type Texts = Callable[[Sequence[Tokens]], Sequence[str]]
+"""A tokenizer's: token ids to text, many at a time. Of what is none of its tokens it makes none."""
 
 CHUNK_TOKENS: Final = 1 << 18
-"""Handed to the tokenizer at once, about: as Python's numbers they take ten times their bytes."""
+"""Looked at at once, about: as Python's numbers they take ten times their bytes."""
 
 
 class GroupRows(Struct, frozen=True):
@@ -37,31 +37,28 @@ class GroupRows(Struct, frozen=True):
     words: list[Row]
 
 
-def searched(tokens: Tokens, most: int) -> Tokens:
+def searched(tokens: NDArray[np.int32], most: int) -> NDArray[np.int32]:
     """Return the tokens that text is searched in: all, or the first and the last half of ``most``."""
-    if len(tokens) > most:
-        tokens = np.concatenate([tokens[: most // 2], tokens[len(tokens) - (most - most // 2) :]])
-    # No tokenizer has others; writers may.
-    return tokens if tokens.min(initial=0) >= 0 else tokens[tokens >= 0]
+    return tokens if len(tokens) <= most else np.concatenate([tokens[: most // 2], tokens[-(most - most // 2) :]])
 
 
-def told(group: ExperienceGroup, most: int) -> Iterator[Tokens]:
+def told(group: ExperienceGroup, most: int) -> Iterator[NDArray[np.int32]]:
     """Return the tokens to be made text of: the first sample's prompt, then the response of each."""
-    begin = 0
+    tokens, begin = group.tokens, 0
     for length, prompt in zip(group.lengths.tolist(), group.prompt_lengths.tolist(), strict=True):
         if begin == 0:
-            yield searched(group.tokens[:prompt], most)
-        yield searched(group.tokens[begin + prompt : begin + length], most)
+            yield searched(tokens[:prompt], most)
+        yield searched(tokens[begin + prompt : begin + length], most)
         begin += length
 
 
 def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list[list[str]]:
-    """Return the texts of each group, in the order of ``told``; some ``CHUNK_TOKENS`` of them are numbers at a time."""
+    """Return the texts of each group, in the order of ``told``; some ``CHUNK_TOKENS`` of them at a time."""
     found: list[str] = []
-    waiting: list[list[int]] = []
+    waiting: list[Tokens] = []
     size = 0
     for tokens in (tokens for group in groups for tokens in told(group, most)):
-        waiting.append(tokens.tolist())
+        waiting.append(tokens)
         size += len(tokens)
         if size >= CHUNK_TOKENS:
             found += texts(waiting)
@@ -71,7 +68,13 @@ def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list
     return [found[end - len(group) - 1 : end] for group, end in zip(groups, ends, strict=True)]
 
 
-def group_rows(number: int, received: Received[Any], group: ExperienceGroup, texts: Sequence[str]) -> GroupRows:
+def group_rows(
+    number: int,
+    received: Received[Any],
+    group: ExperienceGroup,
+    texts: Sequence[str],
+    logprobs: Sequence[float | None],
+) -> GroupRows:
     """Return the rows of a group.
 
     Args:
@@ -79,14 +82,15 @@ def group_rows(number: int, received: Received[Any], group: ExperienceGroup, tex
         received: As it was read.
         group: What is in it.
         texts: Of what ``told`` gives of it; none where there is no tokenizer.
+        logprobs: Of its samples, by ``logprobs_of``.
     """
-    samples = _samples(group, number)
+    samples = _samples(group, number, logprobs)
     ids = [number << SAMPLE_BITS | PROMPT, *(row[0] for row in samples)]
     numbered = list(zip(ids, texts, strict=True)) if texts else []
     return GroupRows(
         group=_group(number, received, group),
         samples=samples,
-        heads=[(key, cut(text, HEAD_CHARS)) for key, text in numbered],
+        heads=[(key, text[:HEAD_CHARS]) for key, text in numbered],
         # Words are written in the order of their numbers, which is much the fastest.
         words=numbered[::-1],
     )
@@ -125,33 +129,46 @@ def _spread(rewards: list[float]) -> tuple[float | None, ...]:
     return _number(mean), min(rewards), max(rewards), None if math.isnan(variance) else math.sqrt(variance)
 
 
-def _samples(group: ExperienceGroup, number: int) -> list[Row]:
+def _samples(group: ExperienceGroup, number: int, logprobs: Sequence[float | None]) -> list[Row]:
     drawn: list[tuple[int, int]] = [(-1, -1)] * len(group)
     for owner, _, version in group.versions.tolist():
         low, high = drawn[owner]
         drawn[owner] = version if low < 0 else min(low, version), max(high, version)
-    reasons = [cut(reason, HEAD_CHARS) for reason in group.finish_reasons] or [""] * len(group)
+    reasons = [reason[:HEAD_CHARS] for reason in group.finish_reasons] or [""] * len(group)
     columns = (group.run_ids, group.rewards, group.prompt_lengths, group.lengths)
-    told_of = zip(*(column.tolist() for column in columns), drawn, _logprobs(group), reasons, strict=True)
+    told_of = zip(*(column.tolist() for column in columns), drawn, logprobs, reasons, strict=True)
+    first = sample_number(number, 0)
     return [
-        (sample_number(number, i), run_id, _number(reward), *versions, prompt, length - prompt, logprob, reason)
+        (first - i, run_id, None if math.isnan(reward) else reward, *versions, prompt, length - prompt, logprob, reason)
         for i, (run_id, reward, prompt, length, versions, logprob, reason) in enumerate(told_of)
     ]
 
 
-def _logprobs(group: ExperienceGroup) -> list[float | None]:
-    """Return the mean log-probability of each sample's own tokens, all computed at once."""
-    responses = group.lengths - group.prompt_lengths
-    ends = np.cumsum(responses)
-    mask = group.mask
+def logprobs_of(groups: Sequence[ExperienceGroup]) -> Iterator[list[float | None]]:
+    """Return for each group the mean log-probability of each sample's own tokens; many are computed at once."""
+    waiting: list[ExperienceGroup] = []
+    size = 0
+    for group in groups:
+        waiting.append(group)
+        size += len(group.logprobs)
+        if size >= CHUNK_TOKENS:
+            yield from _logprobs(waiting)
+            waiting, size = [], 0
+    yield from _logprobs(waiting) if waiting else ()
+
+
+def _logprobs(groups: Sequence[ExperienceGroup]) -> Iterator[list[float | None]]:
+    responses = np.concatenate([group.lengths - group.prompt_lengths for group in groups])
+    begins = np.cumsum(responses) - responses
+    # One behind the last, where an empty response at the end begins.
+    mask = np.concatenate([*(group.mask for group in groups), np.zeros(1, np.bool_)])
+    logprobs = np.concatenate([*(group.logprobs for group in groups), np.zeros(1, np.float32)])
     with np.errstate(invalid="ignore"):
-        sums = np.concatenate([[0.0], np.cumsum(np.where(mask, group.logprobs, 0), dtype=np.float64)])
-    counts = np.concatenate([[0], np.cumsum(mask)])
-    begins = ends - responses
-    drawn = counts[ends] - counts[begins]
-    with np.errstate(invalid="ignore"):
-        means = (sums[ends] - sums[begins]) / np.maximum(drawn, 1)
-    return [_number(mean) if n else None for mean, n in zip(means.tolist(), drawn.tolist(), strict=True)]
+        sums = np.add.reduceat(np.where(mask, logprobs, 0), begins, dtype=np.float64)
+        drawn = np.where(responses == 0, 0, np.add.reduceat(mask, begins, dtype=np.int64))
+        means = (sums / np.maximum(drawn, 1)).tolist()
+    found = iter([_number(mean) if n else None for mean, n in zip(means, drawn.tolist(), strict=True)])
+    return (list(itertools.islice(found, len(group))) for group in groups)
 
 
 def _number(value: float) -> float | None:

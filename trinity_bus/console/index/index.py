@@ -33,6 +33,7 @@ from trinity_bus.console.index.answers import (
     SamplePlace,
     SampleRow,
     Series,
+    SettingsRow,
     StepDetail,
     StepRow,
     TaskTimeline,
@@ -169,6 +170,10 @@ class Index:
     def fleet(self, *, until: float | None = None) -> list[ExplorerRow]:
         """Return the explorers as they last said, by name, those too that were long silent."""
         return self._ask(lambda db: mesh.fleet(db, until))
+
+    def settings(self, *, until: float | None = None) -> list[SettingsRow]:
+        """Return what each service was started with last, by service and name."""
+        return self._ask(lambda db: mesh.settings(db, until))
 
     def dead_letters(
         self, wanted: DeadLetterFilter = ALL_DEAD_LETTERS, ask: PageAsk = FIRST_PAGE, *, until: float | None = None

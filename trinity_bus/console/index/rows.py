@@ -6,13 +6,14 @@ first value is the time, in milliseconds. Experiences have a module of their own
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
+    CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ModelVersion,
     PublishedVersion,
@@ -20,6 +21,7 @@ from schemas import (
     StepTrained,
     Task,
     TaskResult,
+    TrainerHeartbeat,
     WeightsSynced,
 )
 from schemas.batch import ResultPart
@@ -89,6 +91,11 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
             yield "syncs", _sync(record, at)
         case ExplorerHeartbeat():
             yield "fleet", _heartbeat(record, at)
+            yield from _settings("explorer", record.explorer, record.settings, at)
+        case TrainerHeartbeat():
+            yield from _settings("trainer", record.trainer, record.settings, at)
+        case CoordinatorHeartbeat():
+            yield from _settings("coordinator", record.coordinator, record.settings, at)
         case _:
             return
 
@@ -186,6 +193,11 @@ def _sync(event: WeightsSynced, at: int) -> Row:
 def _heartbeat(beat: ExplorerHeartbeat, at: int) -> Row:
     seen = (beat.state, beat.model_version, beat.slots, len(beat.running), beat.tokens_generated, beat.pool)
     return (beat.explorer, at // _MINUTE_MS, at, beat.incarnation, *seen)
+
+
+def _settings(service: str, name: str, told: Mapping[str, str], at: int) -> Iterator[TableRow]:
+    if told:
+        yield "settings", (at, service, name, json.dumps(told))
 
 
 def _dead_letter(received: Received[Any]) -> TableRow:

@@ -7,6 +7,7 @@
     positions behind these records ---------+
 
 So whoever is killed at any instant goes on behind the last transaction, and nothing is in the tables twice or missing.
+Who has much to add holds the transaction open over some calls: words are cheaper the more of them are written at once.
 The store belongs to one log: to topics of given ids. Of another log it is emptied, and so is one of another layout.
 """
 
@@ -24,7 +25,7 @@ from typing import Any, Final, Self
 from schemas import ExperienceGroup
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.console.index.files import explained, lock, writing
-from trinity_bus.console.index.group_rows import GroupRows, Texts, group_rows, texts_of
+from trinity_bus.console.index.group_rows import GroupRows, Texts, group_rows, logprobs_of, texts_of
 from trinity_bus.console.index.rows import Row, rows_of
 from trinity_bus.console.index.schema import LAYOUT, NUMBERED, REPLACED, SLOT_BITS, TABLES, first_number
 
@@ -83,6 +84,11 @@ class Store:
         return self._texts if isinstance(self._texts, str) else None
 
     @property
+    def holds(self) -> bool:
+        """Whether it was given something that is not written for good."""
+        return self._db.in_transaction
+
+    @property
     def positions(self) -> dict[tuple[str, int], int]:
         """How far the log is in the tables."""
         with self._one_at_a_time, explained(self.folder):
@@ -130,13 +136,19 @@ class Store:
                     "UPDATE offsets SET lost = lost + ? WHERE topic = ? AND partition = ?", (lost, topic, partition)
                 )
 
-    def take(self, records: Sequence[Received[Any]], positions: Positions) -> None:
+    def take(self, records: Sequence[Received[Any]], positions: Positions, *, hold: bool = False) -> None:
         """Add records, of any topics and in any order, and how far the log is read with them.
 
+        Args:
+            records: May be none, to have what was held written.
+            positions: Behind them.
+            hold: More is to come at once: whatever is written next is written together with these.
+
         Raises:
-            StoreError: They could not be written; then nothing of them is.
+            StoreError: They could not be written; then nothing of them is, nor of what was held.
         """
         found = [(one, one.record) for one in records if isinstance(one.record, ExperienceGroup)]
+        logprobs = logprobs_of([group for _, group in found])
         texts: Sequence[Sequence[str]] = [()] * len(found)
         if not isinstance(self._texts, str):
             texts = texts_of([group for _, group in found], self._texts, self._search_tokens)
@@ -146,14 +158,12 @@ class Store:
             if not isinstance(one.record, Undecodable | ExperienceGroup):
                 for table, row in rows_of(one):
                     tables[table].append(row)
-        with self._transaction() as db:
+        with self._transaction(hold=hold) as db:
             numbers = _Numbers(db)
+            group_numbers = (numbers.next("groups", one.timestamp_ms) for one, _ in found)
             # Texts are written in the order of their numbers, which is much the fastest.
-            numbered = sorted(
-                zip((numbers.next("groups", one.timestamp_ms) for one, _ in found), found, texts, strict=True),
-                key=lambda each: each[0],
-            )
-            self._write_groups(db, [group_rows(number, *one, text) for number, one, text in numbered])
+            numbered = sorted(zip(group_numbers, found, texts, logprobs, strict=True), key=lambda each: each[0])
+            self._write_groups(db, [group_rows(number, *one, text, means) for number, one, text, means in numbered])
             for table, rows in tables.items():
                 numbered_rows = [(numbers.next(table, row[0]), *row[1:]) for row in rows] if table in NUMBERED else rows
                 _write(db, table, numbered_rows)
@@ -205,12 +215,14 @@ class Store:
             return None if row is None else str(row[0])
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, hold: bool = False) -> Iterator[sqlite3.Connection]:
         with self._one_at_a_time, explained(self.folder):
-            self._db.execute("BEGIN IMMEDIATE")
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
-                self._db.execute("COMMIT")
+                if not hold:
+                    self._db.execute("COMMIT")
             except BaseException:
                 # A disk that is full may have ended the transaction already.
                 if self._db.in_transaction:

@@ -8,9 +8,10 @@ from typing import Any, Final
 from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
 from trinity_bus.console.index.answers import SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.charts import Span
-from trinity_bus.console.web.turns import Texts, TurnView, turns
+from trinity_bus.console.web.turns import TurnView, turns
 
 MAX_SPANS: Final = 60
 """Of one timeline."""

@@ -4,13 +4,12 @@ A sample's mask tells the one from the other; what the model said of one turn ma
 ``turn_starts`` says that a new one begins.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, pairwise
 from typing import Final
 
-type Texts = Callable[[list[list[int]]], Sequence[str]]
-"""A tokenizer's: token ids to text, many at a time."""
+from trinity_bus.console.index.group_rows import Texts
 
 MAX_TURNS: Final = 200
 """On one page, of one sample; the rest is one piece."""

@@ -1,5 +1,6 @@
 """The mesh as a whole: how much there is, charts, explorers, dead letters, and the way of one task."""
 
+import json
 import sqlite3
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from trinity_bus.console.index.answers import (
     Point,
     RowPage,
     Series,
+    SettingsRow,
     TaskEvent,
     TaskTimeline,
 )
@@ -146,6 +148,16 @@ def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
         )
         for explorer, at, state, version, slots, running, pool, tokens, before, before_at in found
     ]
+
+
+def settings(db: sqlite3.Connection, until: float | None) -> list[SettingsRow]:
+    """Return what each service was started with last, up to a moment, by name."""
+    found = db.execute(
+        "SELECT max(id), service, name, told FROM settings WHERE id <= ? GROUP BY service, name ORDER BY service, name "
+        "LIMIT ?",
+        (last_number(until), MAX_LIMIT),
+    )
+    return [SettingsRow(service, name, time_of(number), json.loads(told)) for number, service, name, told in found]
 
 
 def dead_letters(

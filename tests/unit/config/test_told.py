@@ -1,0 +1,39 @@
+"""What services tell of their settings."""
+
+import pytest
+from pydantic import SecretStr
+
+from schemas import TrainerHeartbeat
+from schemas.codec import decode, encode
+from trinity_bus.config import ExplorerSettings, MeshSettings, Settings, TrainerSettings, told_settings
+from trinity_bus.config.sections import is_secret, setting_fields
+
+
+def test_no_secret_is_told_and_nothing_without_bounds() -> None:
+    settings = Settings(
+        mesh=MeshSettings(model_path="x" * 5000),
+        explorer=ExplorerSettings(http_key=SecretStr("the-key-of-explorers"), engine_url="http://me:password@there:1"),
+        trainer=TrainerSettings(learning_rate=0.5),
+    )
+    told = told_settings(settings, *Settings.model_fields)
+    text = str(told)
+    assert "the-key-of-explorers" not in text
+    assert "password" not in text
+    assert told["explorer.engine_url"] == '"http://***@there:1"'
+    assert told["trainer.learning_rate"] == "0.5"
+    assert told["explorer.http_port"] == ""
+    assert len(told["mesh.model_path"]) == 300
+    assert set(told) == {path for path, field in setting_fields().items() if not is_secret(field)}
+    assert {path.partition(".")[0] for path in told_settings(settings, "trainer")} == {"trainer"}
+    # All that any service could tell is a record.
+    beat = TrainerHeartbeat(
+        trainer="t", incarnation="i", model="m", state="ready", step=0, version=0, master_address="h", master_port=1,
+        settings=told,
+    )  # fmt: skip
+    assert decode(encode(beat), TrainerHeartbeat) == beat
+
+
+@pytest.mark.parametrize("service", ["coordinator", "explorer", "trainer"])
+def test_what_a_service_tells_is_small(service: str) -> None:
+    told = told_settings(Settings(), "mesh", service, "synchronizer")
+    assert sum(len(path) + len(value) for path, value in told.items()) < 16_384

@@ -1,0 +1,29 @@
+"""What a service tells of its settings, for people who compare runs: no secrets, and nothing without bounds."""
+
+import re
+
+from pydantic_core import to_jsonable_python
+
+from schemas.event import MAX_SETTING_CHARS
+from trinity_bus.config.sections import Sections, is_secret, setting_fields
+from trinity_bus.config.template import toml_value
+
+_WHO = re.compile(r"://[^/@\s]*@")
+"""Who logs in, in an address."""
+
+
+def told_settings(settings: Sections, *sections: str) -> dict[str, str]:
+    """Return the settings of some sections as text, by their paths; empty where one is not set.
+
+    Args:
+        settings: Of the service.
+        sections: That it uses.
+    """
+    told = {}
+    for path, field in setting_fields().items():
+        section, _, name = path.partition(".")
+        if section in sections and not is_secret(field):
+            value = getattr(getattr(settings, section), name)
+            text = "" if value is None else toml_value(to_jsonable_python(value))
+            told[path] = _WHO.sub("://***@", text)[:MAX_SETTING_CHARS]
+    return told
