@@ -17,7 +17,7 @@ lock() {
   say "$output: $(grep -c '==' "$output") packages"
 }
 
-EVERYTHING=(pyproject.toml --extra broker --extra demo --extra runner --extra gateway --extra console --extra tasksets --group dev --override requirements/overrides-all.txt)
+EVERYTHING=(pyproject.toml --extra broker --extra demo --extra runner --extra gateway --extra console --extra tasksets --extra mlflow --group dev --override requirements/overrides-all.txt)
 lock requirements/cpu.lock "${EVERYTHING[@]}" --extra explorer-cpu --extra trainer-cpu \
   --override requirements/overrides.txt "$@"
 lock requirements/gpu.lock "${EVERYTHING[@]}" --extra explorer-gpu --extra trainer-gpu "$@"
@@ -38,6 +38,7 @@ lock requirements/images/build.lock "$PINNED/setuptools.in"
 
 # Tools with an environment of their own.
 lock requirements/tools.lock requirements/tools.in --constraint requirements/cpu.lock "$@"
+lock requirements/shots.lock requirements/shots.in "$@"
 lock requirements/site.lock requirements/site.in --constraint requirements/cpu.lock "$@"
 lock requirements/chart.lock requirements/chart.in --constraint requirements/cpu.lock "$@"
 lock requirements/peers.lock requirements/peers.in --constraint requirements/cpu.lock "$@"
