@@ -7,7 +7,6 @@ over; the same after a SIGKILL anywhere.
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import uuid
@@ -205,7 +204,7 @@ async def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after
                     await (await producer.send(COORDINATOR_EVENTS, "c", wanted))
                     # Another incarnation of the same process passes over batches 2 and 3.
                     said += trained(await until(events, step_is(3), process))
-                    process.send_signal(signal.SIGKILL)
+                    process.kill()
                 await produce(bus, batches[3:], first=4)
                 with trainer.running() as process:
                     return said + trained(await until(events, step_is(4), process))

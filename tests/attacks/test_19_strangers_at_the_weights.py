@@ -10,7 +10,6 @@ import os
 import re
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from rich.console import Console
 from schemas import ModelVersion
 from schemas.codec import decode, encode
 from tests.support.faults.transfers import announcement, settled, source
+from tests.support.mesh.certificates import certificate
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
@@ -359,24 +359,6 @@ def test_wrong_ports_in_settings(value: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TRINITY_BUS_TRAINER__WEIGHTS_PORT", value)
     with pytest.raises(ConfigError, match="expected a port, or a range"):
         Settings()
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate that is its own authority, for the loopback interface."""
-    key, made = folder / f"{name}.key", folder / f"{name}.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    options: list[str | Path] = [
-        "-subj",
-        f"/CN={name}",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-keyout",
-        key,
-        "-out",
-        made,
-    ]
-    subprocess.run([*command.split(), *options], check=True, capture_output=True)
-    return made, key
 
 
 def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: WeightReceiver) -> None:

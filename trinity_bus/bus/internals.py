@@ -13,7 +13,6 @@ a line for each part, and says which is gone or takes other arguments.
 """
 
 import asyncio
-import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -84,6 +83,7 @@ __all__ = [
     "TaggedFields",
     "TransactionManager",
     "abort_transport",
+    "add_to_transaction",
     "ask",
     "calc_crc32c",
     "client_of",
@@ -128,7 +128,8 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._opened: weakref.WeakSet[AIOKafkaConnection] = weakref.WeakSet()
+        # Until they are closed: over TLS that takes an answer, for which the library keeps none of them.
+        self._opened: set[AIOKafkaConnection] = set()
         self._is_stopped = False
 
     async def bootstrap(self) -> None:
@@ -154,14 +155,20 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
             KafkaConnectionError: This client has been stopped, or the broker says nothing.
         """
         self._opened.add(connection)
-        if not self._is_stopped:
-            try:
+        try:
+            if not self._is_stopped:
                 async with asyncio.timeout(CONNECT_S):
                     await connection.connect()
-            except TimeoutError as error:
-                raise KafkaConnectionError(f"{connection.host}:{connection.port} did not answer in time") from error
+        except TimeoutError as error:
+            raise KafkaConnectionError(f"{connection.host}:{connection.port} did not answer in time") from error
+        finally:
+            if was_connected(connection):
+                connection._closed_fut.add_done_callback(lambda _: self._opened.discard(connection))
+            else:
+                self._opened.discard(connection)
+            if self._is_stopped:
+                _abort(connection)
         if self._is_stopped:
-            connection.close()
             raise KafkaConnectionError("the client has been stopped")
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
@@ -190,8 +197,13 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         if self._sync_task is not None:
             self._sync_task.cancel()
         for connection in self._opened:
-            connection.close()
-        self.abort_closing()
+            _abort(connection)
+
+
+def _abort(connection: AIOKafkaConnection) -> None:
+    connection.close()
+    if was_connected(connection):
+        abort_transport(connection)
 
 
 async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnection:
@@ -239,6 +251,11 @@ def abort_transport(connection: AIOKafkaConnection) -> bool:
 def transaction_of(producer: AIOKafkaProducer) -> TransactionManager:
     """Return the state of a producer's transaction."""
     return producer._txn_manager
+
+
+def add_to_transaction(producer: AIOKafkaProducer, partition: TopicPartition) -> None:
+    """Have a partition added to the open transaction before there is a batch for it."""
+    transaction_of(producer).maybe_add_partition_to_txn(partition)
 
 
 def pending_offsets(manager: TransactionManager) -> int:

@@ -5,18 +5,14 @@ plan; ``FAULT_KILLS=30`` has it go on for longer.
 """
 
 import asyncio
-import json
 import os
 import random
 import select
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -35,51 +31,18 @@ PAUSE_S = 0.02
 """Longest time between a point and the kill."""
 
 
-class ForkServer:
-    """``forked_trainers``, and the trainer that it has forked."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.training.forked_trainers"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def __enter__(self) -> Self:
-        assert self._line() == "ready"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._process:  # closes its pipes
-            self._process.kill()
-
-    def run(self, trainer: Trainer, look: Callable[[int, int], None]) -> int:
-        """Run a trainer until it ends; ``look`` gets its process id and its points. Its status."""
-        points = trainer.folder / f"points-{uuid.uuid4().hex[:8]}"
-        os.mkfifo(points)
-        order = {"env": trainer.environment, "log": str(trainer.log), "points": str(points)}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        pid = int(self._line())
+def run_trainer(trainer: Trainer, look: Callable[[int, int], None]) -> int | None:
+    """Run a trainer until it ends; ``look`` gets its process id and its points. Its status."""
+    points = trainer.folder / f"points-{uuid.uuid4().hex[:8]}"
+    os.mkfifo(points)
+    with trainer.running("--tell", str(points)) as process:
+        pid = process.pid  # waits until it is forked
         pipe = os.open(points, os.O_RDONLY)
         try:
             look(pid, pipe)
         finally:
             os.close(pipe)
-        return int(self._line())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as running:
-        yield running
+        return process.wait(DEADLINE_S)
 
 
 def kill_after(points: int, pause_s: float) -> Callable[[int, int], None]:
@@ -125,7 +88,7 @@ def made_of(begun: list[StepBegun]) -> dict[int, object]:
 
 @pytest.mark.parametrize("way", [("durable", 1, 12), ("staged", 3, 24)], ids=["durable", "staged"])
 async def test_killed_at_random_instants_it_trains_the_same(
-    kafka: KafkaSettings, server: ForkServer, tmp_path: Path, way: tuple[str, int, int]
+    kafka: KafkaSettings, tmp_path: Path, way: tuple[str, int, int]
 ) -> None:
     seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"FAULT_SEED={seed}")
@@ -145,9 +108,9 @@ async def test_killed_at_random_instants_it_trains_the_same(
             await produce(bus, batches)
             for _ in range(kills):
                 look = kill_after(plan.randint(1, points), plan.uniform(0, PAUSE_S))
-                assert await asyncio.to_thread(server.run, trainer, look) == -signal.SIGKILL, trainer.log.read_text()
+                assert await asyncio.to_thread(run_trainer, trainer, look) == -signal.SIGKILL, trainer.log.read_text()
             look = until_told(STEPS_TRAINED, trainer)
-            assert await asyncio.to_thread(server.run, trainer, look) == 0, trainer.log.read_text()
+            assert await asyncio.to_thread(run_trainer, trainer, look) == 0, trainer.log.read_text()
             return *await heard(bus), tmp_path / folder / f"checkpoints/step-{STEPS_TRAINED:08d}"
 
     expected, expected_begun, whole = await scenario("undisturbed", 0)

@@ -108,7 +108,7 @@ async def test_a_stop_amid_a_step_ends_all_ranks_in_order(
     kafka, batches = namespaced(), batches_of(2)
     trainer = Trainer(kafka, tmp_path / "two", write_model(tmp_path / "model"), pipeline_parallel=2)
 
-    async def scenario() -> int:
+    async def scenario() -> int | None:
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, batches[:1])
             async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
@@ -118,7 +118,7 @@ async def test_a_stop_amid_a_step_ends_all_ranks_in_order(
                     os.kill(second_rank, signal.SIGSTOP)
                     await produce(bus, batches[1:], first=2)
                     await until(events, lambda r: isinstance(r, TrainerHeartbeat) and r.state == "training", process)
-                    process.send_signal(signal.SIGTERM)
+                    process.terminate()
                     os.kill(second_rank, signal.SIGCONT)
                     return await asyncio.to_thread(process.wait, DEADLINE_S)
 

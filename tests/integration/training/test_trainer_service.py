@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import os
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -47,6 +47,7 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.process import Process
 from trinity_bus.telemetry import load_spans
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
@@ -101,9 +102,7 @@ async def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], Kafka
 
 
 @contextlib.asynccontextmanager
-async def mesh(
-    kafka: KafkaSettings, trainer: Trainer
-) -> AsyncIterator[tuple[Producer, Reader, subprocess.Popen[bytes]]]:
+async def mesh(kafka: KafkaSettings, trainer: Trainer) -> AsyncIterator[tuple[Producer, Reader, Process]]:
     async with (
         Bus(kafka, client_id="test") as bus,
         bus.reader(TRAINER_EVENTS, start="beginning") as events,
@@ -210,7 +209,7 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
         refused = (await until(events, lambda r: isinstance(r, VersionRefused), process))[-1]
         assert isinstance(refused, VersionRefused)
         assert (refused.version, refused.available) == (absent, kept)
-        process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGINT)
         # What a shell expects of Ctrl-C.
         assert await asyncio.to_thread(process.wait, DEADLINE_S) == 130
     assert (tmp_path / "export" / "model.safetensors").exists()
@@ -231,7 +230,7 @@ async def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
     kafka = namespaced()
     trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"))
 
-    async def scenario() -> int:
+    async def scenario() -> int | None:
         async with Bus(kafka, client_id="test") as bus:
             await bus.ensure_topics()
             good = make_group(task_id="task-1")

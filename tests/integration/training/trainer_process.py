@@ -1,12 +1,16 @@
-"""The trainer service as a process that kills itself, hard, at a chosen point of a chosen step.
+"""The trainer service as a command that a preload forks; it may tell its points, or kill itself, hard, at one of them.
 
-Run as ``trainer_process.py [POINT STEP]``. Points, in the order of a step:
+Its arguments are ``POINT STEP``, where it dies, or ``--tell PIPE``, or none. Points to die at, in the order of a step:
 
 * ``begun``: the step's record is durable, no weight has changed;
 * ``trained``: the weights in memory are those of the step, nothing of it is on disk;
 * ``half-written``: some files of the checkpoint are there;
 * ``unnamed``: the checkpoint is whole and durable, but for its name;
 * ``durable``: it has its name, nobody has heard of it.
+
+Points that it tells on the pipe, a byte each: ``b`` a step begins, ``t`` it is trained, ``s`` its weights are copied,
+``c`` a checkpoint is begun, ``w`` half of it is written, ``u`` all of it but for its name, ``d`` it has its name, ``a``
+the step is told of.
 """
 
 import logging
@@ -19,8 +23,18 @@ from typing import Any
 
 from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
-from trinity_bus.training import checkpoint
+from trinity_bus.training import checkpoint, hf_folder, saving
+from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.torch_engine import TorchEngine
+from workers.trainer.announcer import Announcer
 from workers.trainer.service import run
+
+
+def imports() -> None:
+    """What an engine imports when it is made."""
+    import transformers  # noqa: F401
+
+    import trinity_bus.training.megatron_engine  # noqa: F401
 
 
 def die() -> None:
@@ -28,9 +42,6 @@ def die() -> None:
 
 
 def arm(point: str, step: int) -> None:
-    from trinity_bus.training import hf_folder
-    from trinity_bus.training.rank_engine import RankEngine
-
     def dying(function: Callable[..., Any], when: Callable[..., bool], *, before: bool) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if before and when(*args):
@@ -59,8 +70,38 @@ def arm(point: str, step: int) -> None:
         raise SystemExit(f"unknown point {point}")
 
 
-if __name__ == "__main__":
+def report_points(pipe: int) -> None:
+    def reporting(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            os.write(pipe, before.encode())
+            result = function(*args, **kwargs)
+            os.write(pipe, after.encode())
+            return result
+
+        setattr(owner, name, wrapped)
+
+    tell = Announcer.tell
+
+    async def telling(*args: Any, **kwargs: Any) -> None:
+        await tell(*args, **kwargs)
+        os.write(pipe, b"a")
+
+    Announcer.tell = telling  # type: ignore[method-assign]  # the point of it
+    reporting(TorchEngine, "train_step", before="b", after="t")
+    reporting(TorchEngine, "hf_tensors", before="s")
+    reporting(saving.Snapshot, "write", before="c")
+    reporting(hf_folder, "write_weights", before="w")
+    reporting(Path, "rename", before="u")
+    reporting(checkpoint, "commit", after="d")
+
+
+def main() -> None:
     logging.basicConfig(level="INFO")
-    if len(sys.argv) > 1:
-        arm(sys.argv[1], int(sys.argv[2]))
+    match sys.argv[1:]:
+        case ["--tell", pipe]:
+            report_points(os.open(pipe, os.O_WRONLY))
+        case [point, step]:
+            arm(point, int(step))
     run_service(lambda: run(Settings()))

@@ -1,13 +1,13 @@
 """A trainer as a process, what it trains on, and what it says."""
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,22 @@ from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
 from tests.support.fakes.experiences import make_group
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.process import Process
 
 LINKED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 DEADLINE_S = 180.0  # a machine at its limit takes minutes to import Megatron
+
+
+@cache
+def preload() -> Preload:
+    """What all trainers of this session are forked from: torch and Megatron are imported once, not at each start."""
+    here = f"{__package__}.trainer_process"
+    begun = Preload.begin(
+        [f"{here}:imports"], name="trainers", main=f"{here}:main", env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    atexit.register(begun.close)
+    return begun
 
 
 class Trainer:
@@ -55,19 +68,10 @@ class Trainer:
         }
 
     @contextlib.contextmanager
-    def running(self, *die_at: str) -> Iterator[subprocess.Popen[bytes]]:
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("trainer_process.py")), *die_at],
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-            )
-        try:
+    def running(self, *arguments: str) -> Iterator[Process]:
+        """It is up to ``trainer_process`` what the arguments are."""
+        with preload().start(arguments, name="trainer", env=self.environment, output=self.log) as process:
             yield process
-        finally:
-            process.kill()
-            process.wait()
 
     def dies(self, point: str, step: int) -> None:
         with self.running(point, str(step)) as process:
@@ -119,7 +123,7 @@ def batches_of(steps: int) -> list[list[ExperienceGroup]]:
     ]
 
 
-async def until(reader: Reader, wanted: Callable[[Any], bool], process: subprocess.Popen[bytes]) -> list[Any]:
+async def until(reader: Reader, wanted: Callable[[Any], bool], process: Process) -> list[Any]:
     """The records up to and with the first that is wanted."""
     seen: list[Any] = []
     deadline = time.monotonic() + DEADLINE_S
@@ -145,7 +149,7 @@ async def train_to_the_end(bus: Bus, trainer: Trainer, steps: int) -> list[StepT
     async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
         with trainer.running() as process:
             said = trained(await until(events, step_is(steps), process))
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, trainer.log.read_text()
     return said
 
@@ -154,7 +158,7 @@ def deterministic(step: StepTrained) -> dict[str, float]:
     return {name: value for name, value in step.metrics.items() if name != "seconds"}
 
 
-async def until_logged(trainer: Trainer, text: str, process: subprocess.Popen[bytes]) -> None:
+async def until_logged(trainer: Trainer, text: str, process: Process) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while text not in trainer.log.read_text():
         assert process.poll() is None
