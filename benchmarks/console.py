@@ -231,7 +231,7 @@ def questions(index: Index, samples: int) -> tuple[dict[str, Callable[[], Any]],
             index.reward_histogram(SampleFilter(step=steps)),
         ),
         "a task": lambda: index.task(task),
-        "samples": index.samples,
+        "samples and their histogram": lambda: (index.samples(), index.reward_histogram()),
         "samples of half the time ago": lambda: index.samples(until=half),
         "the page far behind": lambda: index.samples(SampleFilter(), PageAsk(after=str(int(half * 1000) << 22))),
     }

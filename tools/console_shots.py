@@ -2,7 +2,8 @@
 
     make console-shots URL=http://127.0.0.1:8900         # pictures go to build/console
 
-It fails where a page logs an error, is wider than its window, or has something to press or fill in without a name.
+It fails where a page logs an error, is wider than its window, has something to press or fill in without a name, or
+grows: after news by the hundred it has to have the nodes and listeners that it had.
 Chromium is no Python package, so this is a tool and no test: Debian's `chromium` will do.
 """
 
@@ -39,6 +40,17 @@ _UNNAMED: Final = """
   !(one.textContent.trim() || one.getAttribute("aria-label") || one.title || one.hasAttribute("alt")
     || one.labels?.length || one.querySelector?.("img[alt]"))).map((one) => one.outerHTML.slice(0, 120))
 """
+_REFRESHED: Final = """
+(async () => {
+  const content = document.getElementById("content");
+  for (let i = 0; i < %d; i++) await new Promise((replaced) => {
+    new MutationObserver((_, one) => { one.disconnect(); replaced(); }).observe(content, { childList: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+  });
+})()
+"""
+"""A page that is seen again asks for what is new, as one does that is told of it."""
+_NEWS: Final = 200
 _START_S: Final = 60.0
 _SETTLE_S: Final = 0.5
 
@@ -104,7 +116,35 @@ async def _visit(http: aiohttp.ClientSession, browser: str, url: str, folder: Pa
                     ]
                     wrong += [f"{path}: {error}" for error in errors]
                     errors.clear()
+        wrong += [f"{path} {fault}" for path in _LISTS[:4] for fault in await _grown(call, url, path)]
+        wrong += errors
     return wrong
+
+
+async def _grown(call: Call, url: str, path: str) -> list[str]:
+    """Return what a page has more of after much news."""
+    await _open(call, f"{url}{path}")
+    await call("Performance.enable")
+    counts = []
+    for times in (3, _NEWS):
+        await call("Runtime.evaluate", expression=_REFRESHED % times, awaitPromise=True)
+        await call("HeapProfiler.collectGarbage")
+        told = (await call("Performance.getMetrics"))["metrics"]
+        counts.append({one["name"]: one["value"] for one in told if one["name"] in {"Nodes", "JSEventListeners"}})
+    before, after = counts
+    # A list that is still filling has some rows more.
+    return [
+        f"has {after[name]:.0f} {name}, and had {before[name]:.0f}"
+        for name in before
+        if after[name] > 1.5 * before[name]
+    ]
+
+
+async def _open(call: Call, url: str) -> None:
+    await call("Page.navigate", url=url)
+    while (await call("Runtime.evaluate", expression="document.readyState"))["result"]["value"] != "complete":  # noqa: ASYNC110 - asked
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(_SETTLE_S)
 
 
 async def _shoot(call: Call, url: str, path: str, *, width: int, theme: str, folder: Path) -> list[str]:
@@ -112,10 +152,7 @@ async def _shoot(call: Call, url: str, path: str, *, width: int, theme: str, fol
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     await call("Emulation.setDeviceMetricsOverride", **size)
     await call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    await call("Page.navigate", url=f"{url}{path}")
-    while (await call("Runtime.evaluate", expression="document.readyState"))["result"]["value"] != "complete":  # noqa: ASYNC110 - asked
-        await asyncio.sleep(0.1)
-    await asyncio.sleep(_SETTLE_S)
+    await _open(call, f"{url}{path}")
     shown = (await call("Runtime.evaluate", expression="document.documentElement.scrollWidth"))["result"]["value"]
     unnamed = await call("Runtime.evaluate", expression=_UNNAMED, returnByValue=True)
     picture = await call("Page.captureScreenshot", format="png")
