@@ -29,7 +29,6 @@ async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
                     await answer.read()
         return len(asyncio.all_tasks())
 
-    async with TestClient(TestServer(made.app())) as client:
-        async with client.get("/live") as stream:
-            before = await news(2)
-            assert await news(100) <= before
+    async with TestClient(TestServer(made.app())) as client, client.get("/live") as stream:
+        before = await news(2)
+        assert await news(100) <= before
