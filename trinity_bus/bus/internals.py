@@ -85,6 +85,7 @@ __all__ = [
     "TaggedFields",
     "TransactionManager",
     "abort_transport",
+    "add_to_transaction",
     "ask",
     "calc_crc32c",
     "client_of",
@@ -271,6 +272,11 @@ def abort_transport(connection: AIOKafkaConnection) -> bool:
 def transaction_of(producer: AIOKafkaProducer) -> TransactionManager:
     """Return the state of a producer's transaction."""
     return producer._txn_manager
+
+
+def add_to_transaction(producer: AIOKafkaProducer, partition: TopicPartition) -> None:
+    """Have a partition added to the open transaction before there is a batch for it."""
+    transaction_of(producer).maybe_add_partition_to_txn(partition)
 
 
 def pending_offsets(manager: TransactionManager) -> int:

@@ -7,7 +7,8 @@
                   '--the transaction ends without hand_over(), because its body has raised--> SendError
 
 Handed over together, all partitions of a transaction are added to it with one request and written with one, where
-records that come one by one cost a request for each partition that is new. And a record costs a few microseconds,
+records that come one by one cost a request for each partition that is new; ``announce`` makes that first request while
+something else is waited for. And a record costs a few microseconds,
 where one that is sent by itself costs two futures and a callback.
 
 A batch that is full is handed over, with all others, before the next record is taken: that bounds the memory.
@@ -17,13 +18,13 @@ import asyncio
 from collections.abc import Generator
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from schemas.event import Position
 from schemas.topic import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.delivery import Delivery
-from trinity_bus.bus.internals import BatchBuilder
+from trinity_bus.bus.internals import BatchBuilder, add_to_transaction
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import SendError
@@ -64,6 +65,11 @@ class Outgoing:
             if batch.builder.append(timestamp=None, key=key, value=value, headers=headers) is not None:
                 return Placed(batch, batch.builder.record_count() - 1)
             await self.hand_over()
+
+    def announce(self, topic: Topic) -> None:
+        """Have the partitions of what was collected, and that of this topic, added to the transaction already."""
+        for name, partition in {*self._collected, (topic.name, 0)}:
+            add_to_transaction(self._client, TopicPartition(f"{self._settings.namespace}.{name}", partition))
 
     async def hand_over(self) -> None:
         """Give everything that was collected to the client.

@@ -208,6 +208,16 @@ class Producer:
             check(topic, raw_key, value, partition, [], max_message_bytes=limit)
             await self._outgoing.add(topic, partition, raw_key, value, [])
 
+    def announce(self, topic: Topic) -> None:
+        """Have the open transaction prepared by the brokers, for a body that is about to wait for something else.
+
+        Args:
+            topic: Of one partition, that it will write to, besides those that it has written to so far.
+        """
+        if self._outgoing is None:
+            raise BusError(f"announce {topic.name}: no transaction is open")
+        self._outgoing.announce(topic)
+
     async def send_dead_letter(
         self, received: Received[Any], reason: str, detail: str, *, to: Topic = DEAD_LETTERS
     ) -> Awaitable[Position]:

@@ -7,7 +7,8 @@
 
 What somebody waits for (an explorer for orders, a client for an answer) is committed as soon as there may be another
 transaction; what nobody waits for is kept a little for company. There is one transaction at a time, and what is pending
-is bounded: when there is enough of it, no more is read until it is under way.
+is bounded: when there is enough of it, no more is read until it is under way. A long transaction puts the next one off,
+but for the end of a batch: that is what a trainer and clients wait for, and there are few of them.
 
 A transaction that takes as long as a heartbeat says that the broker is away. Then nobody's silence says anything, and
 no time is counted: nothing is read, and nothing ticks, until it has ended.
@@ -28,6 +29,9 @@ COMMIT_SHARE: Final = 0.5
 ones leave more of them to the work itself."""
 COMMIT_LATEST_S: Final = 0.03
 """After so long the next one begins, whatever the last one took."""
+MAX_AHEAD: Final = 64
+"""With so many commands and events at most, the end of a batch does not wait for more of them: with more, ends come in
+every transaction, and the machines have no time to lose."""
 LINGER_S: Final = 0.05
 """How long what nobody waits for is kept for company: tasks of a batch that is not full yet, signs of life."""
 TASKS_EVERY_S: Final = 0.025
@@ -70,6 +74,7 @@ class CommitPlan:
 class _Pending:
     since: float | None = None
     is_awaited: bool = False
+    ends_batch: bool = False
     tasks: int = 0
     task_bytes: int = 0
     signals: int = 0
@@ -151,8 +156,9 @@ class CommitSchedule:
 
     def decided(self, effects: Iterable[Effect]) -> None:
         """Note what was decided."""
-        if not self._pending.is_awaited:
-            self._pending.is_awaited = any(_is_awaited(effect) for effect in effects)
+        for effect in effects:
+            self._pending.is_awaited = self._pending.is_awaited or _is_awaited(effect)
+            self._pending.ends_batch = self._pending.ends_batch or _ends_batch(effect)
 
     def begin(self, now: float, *, has_news: bool) -> CommitPlan | None:
         """Return the transaction that begins now, with all that is pending; None where there is nothing to tell.
@@ -186,9 +192,19 @@ class CommitSchedule:
 
     def _commit_at(self) -> float:
         """When the next transaction begins, as far as it is decided."""
-        if self._pending.since is None or self._pending.is_awaited:
+        pending = self._pending
+        if pending.ends_batch and pending.signals <= MAX_AHEAD:
+            return min(self._soonest, self._began_at + COMMIT_EVERY_S)
+        if pending.since is None or pending.is_awaited:
             return self._soonest
-        return max(self._soonest, min(self._pending.since + LINGER_S, self._beat_at + self.heartbeat_s))
+        return max(self._soonest, min(pending.since + LINGER_S, self._beat_at + self.heartbeat_s))
+
+
+def _ends_batch(effect: Effect) -> bool:
+    return isinstance(effect, PublishBatch) and effect.record.state in _ENDS
+
+
+_ENDS = (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED)
 
 
 def _is_awaited(effect: Effect) -> bool:

@@ -13,6 +13,8 @@ forks commands of its own.
     a command:  WAITING --Loaded, and there is room for its order--> STARTED --CommandExited--> ENDED
                    '--told to end--> ENDED, never started
 
+An order is one datagram, which Linux lets have about 200 KB: one with more is refused before anything waits for it.
+
 It has one thread and no CUDA context, so nothing is lost by the fork; what an import reads from the environment is what
 this process had when it started. Linux only.
 """
@@ -31,11 +33,12 @@ from typing import Self
 
 import msgspec
 
-from trinity_bus.runtime.frames import Dialect
-from trinity_bus.runtime.process import Child, Process
+from trinity_bus.runtime.frames import Dialect, ProtocolError
+from trinity_bus.runtime.process import Child, Process, ProcessError
 
 _POLL_S = 0.005
-_LIMIT = 1 << 20
+_LIMIT = 192 << 10
+"""Of a message. Sockets take 212,992 bytes in all (``net.core.wmem_default``), the kernel's own for them included."""
 
 
 class ForkCommand(msgspec.Struct, tag=1, frozen=True):
@@ -178,6 +181,9 @@ class Preload:
             env: Its whole environment.
             output: File that its output is appended to.
             passed: A socket that it is given, and this process no longer has; its number there is the last argument.
+
+        Raises:
+            ProcessError: Arguments and environment are larger than an order may be.
         """
         return self._fork(lambda serial: ForkCommand(serial, name, list(arguments), dict(env)), output, passed=passed)
 
@@ -185,7 +191,15 @@ class Preload:
         self, order: Callable[[int], Fork], output: Path, *, passed: socket.socket | None = None
     ) -> "ForkedCommand":
         with self._lock:
-            command = ForkedCommand(self, order(len(self._commands)), output, passed)
+            fork = order(len(self._commands))
+            try:
+                TO_PRELOAD.encode(fork)
+            except ProtocolError as error:
+                raise ProcessError(
+                    f"{fork.name} cannot be forked: its arguments and environment are too large ({error}); put what is "
+                    "large into a file, and give its path"
+                ) from error
+            command = ForkedCommand(self, fork, output, passed)
             self._commands.append(command)
         self.look()
         return command

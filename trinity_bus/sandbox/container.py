@@ -10,12 +10,14 @@ without a network, all of it read-only but the sandbox's folder, which is ``/san
             this process, for as long as the command may take
 
 So a container ends with its command, at its limit, and with whoever has started it. A command that stops its lifeline
-is killed at its limit all the same (``docker kill``).
+is killed at its limit all the same (``docker kill``). A Docker that does not answer that within ``_KILL_S`` is not
+waited for any longer: its container is named in the log, and left to whoever mends Docker.
 
 Failures: where there is no Docker, none that answers, or not this image, it is a ``SandboxError``, and nothing is run.
 """
 
 import asyncio
+import logging
 import os
 import tempfile
 import uuid
@@ -23,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trinity_bus.runtime.execution import Executed, Process, execute
+from trinity_bus.runtime.execution import Executed, Process, execute, kill
 from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
 
 _FOLDER: Final = "/sandbox"
@@ -31,6 +33,10 @@ _INPUT: Final = "/input"
 _LIFELINE: Final = 'exec 3<&0; (cat <&3 >/dev/null; kill -KILL -1) & "$@" <"$0" 3<&-; exit $?'
 """The first process of a container cannot be killed from within: so the shell stays, and ends with its command."""
 _REFUSED: Final = 125
+_KILL_S: Final = 10.0
+"""How long Docker may take to kill."""
+
+log = logging.getLogger(__name__)
 
 
 class ContainerSandbox(Sandbox):
@@ -104,5 +110,17 @@ class ContainerSandbox(Sandbox):
             return
         # One that has ended meanwhile is no container any more, which it says and nobody needs to know.
         nowhere = asyncio.subprocess.DEVNULL
-        killing = await asyncio.create_subprocess_exec(self._docker, "kill", *names, stdout=nowhere, stderr=nowhere)
-        await killing.wait()
+        killing = await asyncio.create_subprocess_exec(
+            self._docker, "kill", *names, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(_KILL_S):
+                await killing.wait()
+        except TimeoutError:
+            log.warning(
+                "%s kill does not answer for %g s; it may have left %s", self._docker, _KILL_S, ", ".join(names)
+            )
+        finally:
+            if killing.returncode is None:
+                await kill(killing)
+                await killing.wait()

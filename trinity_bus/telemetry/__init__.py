@@ -1,6 +1,6 @@
 """Traces, metrics and log lines, through OpenTelemetry."""
 
-from trinity_bus.telemetry.context import links, parent_context, span_context, traceparent
+from trinity_bus.telemetry.context import as_current, links, parent_context, span_context, traceparent
 from trinity_bus.telemetry.jaeger import load_task_spans
 from trinity_bus.telemetry.setup import Telemetry, setup_telemetry
 from trinity_bus.telemetry.spans import SpanRecord, load_spans
@@ -10,6 +10,7 @@ __all__ = [
     "SpanRecord",
     "TaskNotTracedError",
     "Telemetry",
+    "as_current",
     "links",
     "load_spans",
     "load_task_spans",

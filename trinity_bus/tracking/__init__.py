@@ -2,7 +2,7 @@
 
 ::
 
-    log --table--> ledger: a JSON line for each record that has metrics  --> TensorBoard, Weights & Biases
+    log --table--> ledger: a JSON line for each record that has metrics  --> TensorBoard, Weights & Biases, MLflow
 
 The ledger is the only thing that reads the log, and all else is written from it, line by line. So what holds of the
 ledger, that nothing is missing or double whenever it is killed, has to be shown of each of the others from there alone:
@@ -10,11 +10,12 @@ each says how many lines it has.
 """
 
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
-from trinity_bus.tracking.sinks import Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.table import TOPICS, MetricsLine, line_of
 
 __all__ = [
     "TOPICS",
+    "MLflow",
     "MetricsLedger",
     "MetricsLedgerError",
     "MetricsLine",

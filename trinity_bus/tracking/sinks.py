@@ -7,19 +7,29 @@ TensorBoard          an event for each line, all in one folder: events are count
                      its first damaged record, which readers pass over; a new file takes the rest
 Weights & Biases     a row for each line, numbered by it. Online a run is resumed, and its server says the last row.
                      Offline nobody can be asked: the folder of the run is written anew from the ledger
+MLflow               a value of each metric for each line. The run's tag says how many lines it has; it is set behind
+                     them, and a value that is written again is the one that is there
 ===================  ==================================================================================================
 
 Their packages are imported when they are asked for.
 """
 
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import batched
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trinity_bus.tracking.table import MetricsLine
+
+_MLFLOW_METRICS: Final = 1000
+"""That MLflow takes at once."""
+_MLFLOW_NAME: Final = 250
+"""Characters of a metric's name there."""
+_NOT_OF_A_NAME: Final = re.compile(r"[^\w\-. :/]")
 
 
 class Sink(ABC):
@@ -101,3 +111,60 @@ class WeightsAndBiases(Sink):
     def close(self) -> None:
         """See ``Sink``."""
         self._run.finish()
+
+
+class MLflow(Sink):
+    """A run of MLflow: where ``MLFLOW_TRACKING_URI`` says, else in a SQLite file for ``mlflow server``.
+
+    Args:
+        folder: Of that file.
+        experiment: That it belongs to.
+        run: Its name, the same over restarts.
+    """
+
+    _LINES: Final = "trinity_bus.lines"
+    _RUN: Final = "trinity_bus.run"
+
+    def __init__(self, folder: Path, experiment: str, run: str) -> None:
+        # It would tell its makers that it is used.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            uri = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+        self._metric = Metric
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        of = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        runs = self._client.search_runs([of], filter_string=f"tags.`{self._RUN}` = '{run}'", max_results=1)
+        self._run = runs[0] if runs else self._client.create_run(of, run_name=run, tags={self._RUN: run})
+        self.lines = int(self._run.data.tags.get(self._LINES, 0))
+
+    def write(self, lines: Sequence[MetricsLine]) -> None:
+        """See ``Sink``."""
+        for metrics in batched(self._metrics(lines), _MLFLOW_METRICS):
+            self._client.log_batch(self._run.info.run_id, metrics=metrics)
+        self.lines += len(lines)
+        self._client.set_tag(self._run.info.run_id, self._LINES, str(self.lines))
+
+    def close(self) -> None:
+        """See ``Sink``. The run goes on: nobody knows whether the mesh has ended."""
+
+    def _metrics(self, lines: Sequence[MetricsLine]) -> Iterator[Any]:
+        for line in lines:
+            for name, value in line.metrics.items():
+                yield self._metric(mlflow_name(name), value, round(line.at * 1000), line.step)
+
+
+def mlflow_name(name: str) -> str:
+    """Return a metric's name as MLflow takes it.
+
+    >>> mlflow_name("rollout/reward/mean"), mlflow_name("/a//../b{c}")
+    ('rollout/reward/mean', 'a/_/b_c_')
+    """
+    known = _NOT_OF_A_NAME.sub("_", name)
+    parts = (("_" if set(part) <= {"."} else part) for part in known.split("/") if part)
+    return "/".join(parts)[:_MLFLOW_NAME].rstrip("/") or "_"

@@ -1,4 +1,4 @@
-"""``trinity-bus track``: metrics of a mesh for TensorBoard, Weights & Biases, or whoever reads JSON lines."""
+"""``trinity-bus track``: metrics of a mesh for TensorBoard, Weights & Biases, MLflow, or as JSON lines."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +8,14 @@ import typer
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.tracking import TOPICS, Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking import TOPICS, MLflow, Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.follow import track as follow
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 
-app = typer.Typer(add_completion=False, help="Write metrics for TensorBoard, Weights & Biases, or as JSON lines.")
+app = typer.Typer(
+    add_completion=False, help="Write metrics for TensorBoard, Weights & Biases, MLflow, or as JSON lines."
+)
 
 
 @app.command()
@@ -25,6 +27,12 @@ def track(
     wandb: Annotated[
         str | None,
         typer.Option("--wandb", metavar="PROJECT", help="Also a run of this project. WANDB_MODE=offline: in wandb/."),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            "--mlflow", metavar="EXPERIMENT", help="Also a run of it, at MLFLOW_TRACKING_URI, or in mlflow/mlflow.db."
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all is written that the log holds.")] = False,
 ) -> None:
@@ -43,6 +51,8 @@ def track(
             found.append(TensorBoard(out / "tensorboard"))
         if wandb is not None:
             found.append(WeightsAndBiases(out / "wandb", wandb, namespace))
+        if mlflow is not None:
+            found.append(MLflow(out / "mlflow", mlflow, namespace))
         return found
 
     async def main() -> None:

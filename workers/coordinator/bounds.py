@@ -3,10 +3,13 @@
 The end is asked for each time: what an explorer has written a moment ago lies just before it. The beginning is asked
 for once in ``BEGIN_S``: it moves when brokers delete, every few minutes, and what goes after a batch has ended is
 as gone as what went a second before.
+
+An answer takes a round to the brokers, in which the transaction that waits for it is prepared.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus.offsets import HasEnds
@@ -30,6 +33,16 @@ class ExperienceBounds:
         self._clock = clock
         self._begins: Offsets = {}
         self._asked_at = float("-inf")
+
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[asyncio.Task[tuple[Offsets, Offsets]]]:
+        """Ask, and provide the answer as a task, so that something else can be done meanwhile."""
+        asking = asyncio.create_task(self.now(), name="bounds of experiences")
+        try:
+            yield asking
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def now(self) -> tuple[Offsets, Offsets]:
         """Return where each partition begins, and where it ends.

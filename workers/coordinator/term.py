@@ -19,11 +19,19 @@ from dataclasses import asdict
 from typing import Any
 
 from schemas import CoordinatorHeartbeat, TrainerHeartbeat
-from schemas.topics import COORDINATOR_INPUTS
+from schemas.topics import BATCHES, COORDINATOR_INPUTS
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings, told_settings
-from trinity_bus.coordination import CommitPlan, CommitSchedule, CoordinatorMachine, Leadership, Tick
+from trinity_bus.coordination import (
+    CommitPlan,
+    CommitSchedule,
+    CoordinatorMachine,
+    Leadership,
+    PublishBatch,
+    Skip,
+    Tick,
+)
 from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
@@ -278,17 +286,14 @@ class Term:
     ) -> None:
         forgotten = self._keeper.take_tombstones()
         with pending.spans:
-            commands = pending.effects
-            if pending.ends_batches:
-                commands = without_lost(commands, *await self._bounds.now())
             async with self._producer.transaction():
                 outputs = Outputs(self._producer)
                 await outputs.refuse(pending.unreadable, pending.upsetting)
-                await outputs.carry_out(commands, pending.originals, pending.spans)
                 await outputs.record_changes(changes, positions)
                 await outputs.forget(forgotten)
                 if plan.beats:
                     await self._beat(outputs)
+                await self._carry_out(outputs, pending)
                 if plan.marks:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
         self._changelog.committed(changes, positions)
@@ -298,6 +303,19 @@ class Term:
             self._leadership.committed(now)
         if plan.since is not None:
             observations.LATENCY.record(now - plan.since)
+
+    async def _carry_out(self, outputs: Outputs, pending: PendingCommit) -> None:
+        """Write what was decided; manifests last, once it is known that what they name is still there."""
+        if not pending.ends_batches:
+            await outputs.carry_out(pending.effects, pending.originals, pending.spans)
+            return
+        async with self._bounds.asked() as asked:
+            of_batches = [effect for effect in pending.effects if isinstance(effect, PublishBatch | Skip)]
+            others = [effect for effect in pending.effects if not isinstance(effect, PublishBatch | Skip)]
+            await outputs.carry_out(others, pending.originals, pending.spans)
+            self._producer.announce(BATCHES)
+            found = await asked
+        await outputs.carry_out(without_lost(of_batches, *found), pending.originals, pending.spans)
 
     # -- after an upset ----------------------------------------------------------------------------------------------
 

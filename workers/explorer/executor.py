@@ -40,8 +40,8 @@ from trinity_bus.rollout.answer import decode_answer
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.errors import WorkflowRaisedError
 from trinity_bus.runners.service import AttemptResult, Runners
+from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry import parent_context, traceparent
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
 from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome
@@ -160,18 +160,20 @@ class RolloutExecutor:
     async def _run_attempt(self, order: Dispatch, raw: bytes, parent: str | None) -> None:
         with (
             self._slots.unit(WAITING) as slot,
-            _tracer.start_as_current_span(
-                f"rollout {order.task.workflow}",
-                context=parent_context(parent),
-                kind=SpanKind.CONSUMER,
-                attributes={
-                    names.RL_TASK_ID: order.task.task_id,
-                    names.RL_ATTEMPT: order.attempt,
-                    names.RL_BATCH_ID: order.batch_id,
-                    names.RL_BATCH_TYPE: order.batch_type,
-                    names.RL_WORKFLOW: order.task.workflow,
-                    names.RL_EXPLORER: self._who.explorer,
-                },
+            as_current(
+                _tracer.start_span(
+                    f"rollout {order.task.workflow}",
+                    context=parent_context(parent),
+                    kind=SpanKind.CONSUMER,
+                    attributes={
+                        names.RL_TASK_ID: order.task.task_id,
+                        names.RL_ATTEMPT: order.attempt,
+                        names.RL_BATCH_ID: order.batch_id,
+                        names.RL_BATCH_TYPE: order.batch_type,
+                        names.RL_WORKFLOW: order.task.workflow,
+                        names.RL_EXPLORER: self._who.explorer,
+                    },
+                )
             ) as span,
         ):
             began = time.perf_counter()

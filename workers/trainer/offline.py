@@ -34,6 +34,9 @@ class ExampleSteps:
     async def wait(self, _step: int) -> None:
         """See :class:`StepSource`: it is known from the beginning."""
 
+    async def look_ahead(self, _step: int) -> None:
+        """See :class:`StepSource`: there is little to fetch."""
+
     async def begin(self, step: int) -> StepInput:
         """See :class:`StepSource`."""
         shown = await self._examples.chosen(seed=self._settings.seed, step=step)

@@ -4,7 +4,7 @@
 
     start:  load the model -> load the newest checkpoint, of this run -> what was written on `steps`
     step:   its source says what it is made of -------------------------------------------------> steps
-            train            (a thread; the event loop stays free)
+            train            (a thread; meanwhile its source fetches what it can of the next step)
             its figures are a line of `metrics.jsonl`, beside the checkpoints
             checkpoint       (at each `checkpoint_interval`, and after the last step; written beside the next step)
     end:    after `total_steps`; without that, never
@@ -81,6 +81,10 @@ class StepSource(Protocol):
         """Return that, once it is durable that the step begins."""
         ...
 
+    async def look_ahead(self, step: int) -> None:
+        """Fetch what is there already of a step that is to come, while the one before it is trained."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
@@ -151,7 +155,7 @@ class QuietTrainer:
         ):
             taken = await self._source.begin(step)
             now.move("training")
-            metrics = await self._thread.call(lambda: self._train(taken))
+            metrics = await self._train_and_look_ahead(taken)
             progress = self._engine.progress
             now.move("checkpointing")
             skipped = int(metrics["updates_skipped_in_a_row"])
@@ -168,6 +172,18 @@ class QuietTrainer:
                 "step %d, %s: loss %.6g, %d tokens, %.2f s",
                 *(step, taken.begun.batch_id, metrics.get("loss", 0.0), metrics["trained_tokens"], seconds),
             )
+
+    async def _train_and_look_ahead(self, taken: StepInput) -> Metrics:
+        step = taken.begun.step
+        if self._settings.is_done(step):
+            return await self._thread.call(lambda: self._train(taken))
+        ahead = asyncio.create_task(self._source.look_ahead(step + 1))
+        try:
+            metrics = await self._thread.call(lambda: self._train(taken))
+            await ahead
+        finally:
+            ahead.cancel()
+        return metrics
 
     def _train(self, taken: StepInput) -> Metrics:
         begun = taken.begun

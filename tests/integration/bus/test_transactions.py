@@ -89,6 +89,31 @@ async def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSett
                 await bus.fetch(BATCHES, [Position(partition=0, offset=hole)])
 
 
+async def test_partitions_that_are_announced_may_be_written_or_not(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus, bus.producer(transactional_id="coordinator") as producer:
+        with pytest.raises(BusError, match="no transaction is open"):
+            producer.announce(BATCHES)
+        async with producer.transaction():
+            await producer.send_raw(COORDINATOR_STATE, "b", b"one")
+            producer.announce(BATCHES)
+            await asyncio.sleep(0)
+            await producer.send_raw(BATCHES, "b", b"two")
+        async with producer.transaction():
+            producer.announce(BATCHES)
+
+        async def fail() -> None:
+            async with producer.transaction():
+                producer.announce(BATCHES)
+                raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await fail()
+        async with producer.transaction():
+            await producer.send_raw(BATCHES, "b", b"three")
+        assert await everything_committed(bus, [b"two", b"three"], BATCHES) == [b"two", b"three"]
+        assert await everything(bus, COORDINATOR_STATE) == [b"one"]
+
+
 def test_sends_need_a_transaction_and_one_follows_the_other(settings: KafkaSettings) -> None:
     async def scenario() -> None:
         async with Bus(settings, client_id="test") as bus, bus.producer(transactional_id="c") as producer:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from mlflow import MlflowClient
 
 from schemas import StepTrained
 from schemas.topics import TRAINER_EVENTS
@@ -41,7 +42,7 @@ async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
     file = tmp_path / "metrics.jsonl"
 
     async def tracker(*more: str) -> asyncio.subprocess.Process:
-        command = [sys.executable, "-m", "workers.cli.app", "track", "--out", str(tmp_path), *more]
+        command = [sys.executable, "-m", "workers.cli.app", "track", "--out", str(tmp_path), "--mlflow", "runs", *more]
         return await asyncio.create_subprocess_exec(*command, env=environment)
 
     def written(process: asyncio.subprocess.Process, wanted: int) -> bool:
@@ -80,6 +81,15 @@ async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
         assert process.returncode == -signal.SIGKILL
         process = await tracker("--once")
         assert await process.wait() == 0
+        client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}")
+        (run,) = client.search_runs([client.get_experiment_by_name("runs").experiment_id])
+        # As one that was killed after it had written values, and before it had said so.
+        client.set_tag(run.info.run_id, "trinity_bus.lines", "17")
+        process = await tracker("--once")
+        assert await process.wait() == 0
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted((one.step, one.value) for one in losses) == [(step, 1 / step) for step in range(1, STEPS + 1)]
+    assert client.get_run(run.info.run_id).data.tags["trinity_bus.lines"] == str(STEPS)
     found = lines(file)
     assert [one["step"] for one in found] == list(range(1, STEPS + 1))
     assert found[3]["metrics"] == {"loss": 0.25}

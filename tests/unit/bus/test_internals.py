@@ -51,6 +51,7 @@ ATTRIBUTES = [
     "producer._txn_manager.fatal_error",
     "producer._txn_manager.increment_sequence_number",
     "producer._txn_manager.is_fatal_error",
+    "producer._txn_manager.maybe_add_partition_to_txn",
     "producer._txn_manager.needs_transaction_commit",
     "producer._txn_manager.partitions_to_add",
     "producer._txn_manager.wait_for_transaction_end",

@@ -14,6 +14,7 @@ from trinity_bus.coordination.commit_schedule import (
     COMMIT_LATEST_S,
     COMMIT_SHARE,
     LINGER_S,
+    MAX_AHEAD,
     MAX_SIGNALS,
     MAX_TASK_BYTES,
     MAX_TASKS,
@@ -88,6 +89,34 @@ def test_the_longer_one_takes_the_later_the_next_begins_up_to_a_limit(took_s: fl
     one.ended(1.0 + took_s)
     assert not one.is_due(1.0 + after_s - EPSILON)
     assert one.is_due(1.0 + after_s + EPSILON)
+
+
+@pytest.mark.parametrize("state", [BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED])
+def test_the_end_of_a_batch_waits_for_the_one_under_way_alone_unless_there_is_much_else(
+    state: BatchLifecycleState,
+) -> None:
+    one = schedule()
+    one.begin(1.0, has_news=True)
+    one.took(1.0, signals=MAX_AHEAD)
+    one.decided([ORDER, moved(state), ORDER])
+    one.tick(1.0)
+    assert not one.is_due(2.0), "one at a time"
+    one.ended(1.0 + 2 * COMMIT_EVERY_S)
+    assert one.plan(1.0, wants_tasks=False).until == pytest.approx(1.0 + COMMIT_EVERY_S)
+    assert one.is_due(1.0 + 2 * COMMIT_EVERY_S)
+    one.took(1.0, signals=1)
+    assert not one.is_due(1.0 + 2 * COMMIT_EVERY_S)
+    assert one.is_due(1.0 + COMMIT_LATEST_S + EPSILON)
+
+
+def test_the_end_of_a_batch_too_leaves_the_least_time_between_two() -> None:
+    one = schedule()
+    one.begin(1.0, has_news=True)
+    one.ended(1.001)
+    one.took(1.001, signals=1)
+    one.decided([moved(BatchLifecycleState.FINALIZED)])
+    assert not one.is_due(1.0 + COMMIT_EVERY_S - EPSILON)
+    assert one.is_due(1.0 + COMMIT_EVERY_S + EPSILON)
 
 
 def test_no_more_is_read_than_a_transaction_may_hold() -> None:

@@ -6,11 +6,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
+import pytest
+
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Bus, Received
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine
+from trinity_bus.errors import BusError
 from workers.coordinator.bounds import BEGIN_S, ExperienceBounds
 from workers.coordinator.retention import Commits, Keeper
 
@@ -67,6 +70,20 @@ async def test_the_end_is_asked_for_each_time_and_the_beginning_once_in_a_while(
     now += BEGIN_S / 2
     assert (await bounds.now())[0] != first[0]
     assert log.asked[3:] == [begin, end]
+
+
+async def test_a_question_that_nobody_waits_for_any_more_ends_and_one_that_fails_tells_who_waits() -> None:
+    class Away(FakeLog):
+        async def end_offsets(self, topic: Topic) -> dict[int, int]:
+            raise BusError("no broker")
+
+    with pytest.raises(BusError, match="no broker"):
+        async with ExperienceBounds(Away(), lambda: 0.0).asked() as asked:
+            await asked
+    with pytest.raises(ValueError, match="something else"):
+        async with ExperienceBounds(FakeLog(), lambda: 0.0).asked() as asked:
+            raise ValueError("something else")
+    assert asked.cancelled()
 
 
 async def test_nobody_listens_between_two_looks_at_what_may_be_deleted() -> None:

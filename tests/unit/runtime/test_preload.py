@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.runtime.preload import ForkedCommand, Preload
+from trinity_bus.runtime.process import ProcessError
 
 HERE = __name__
 LIMIT_S = 60.0
@@ -87,6 +88,18 @@ def test_it_ends_as_it_ends(preload: Callable[..., Preload], tmp_path: Path) -> 
     assert "ValueError: of the command's" in (tmp_path / "raise.log").read_text()
     os.kill(codes[2].pid, signal.SIGSEGV)
     assert codes[2].wait(LIMIT_S) == -signal.SIGSEGV
+
+
+def test_an_order_that_no_datagram_holds_is_refused_with_the_remedy_and_others_go_on(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    made = preload()
+    env = {f"VARIABLE_{number}": "x" * 100_000 for number in range(2)}
+    with pytest.raises(ProcessError, match=r"mine cannot be forked: .* too large .*; put what is large into a file"):
+        made.start(["exit", "7"], name="mine", env=env, output=tmp_path / "exit.log")
+    env = {"VARIABLE": "x" * 190_000}
+    assert made.start(["exit", "3"], name="mine", env=env, output=tmp_path / "log").wait(LIMIT_S) == 3
+    assert start(made, tmp_path, "exit", "7").wait(LIMIT_S) == 7
 
 
 @pytest.mark.parametrize("way", ["terminate", "kill", "guard", "close", "preload"])

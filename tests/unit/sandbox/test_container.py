@@ -1,5 +1,6 @@
 """Sandboxes in containers: refused where there is no Docker; else like those in processes. With a FAKE Docker, too."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -89,6 +90,18 @@ async def test_what_takes_too_long_is_killed(fake: Path) -> None:
     async with ContainerSandbox("an-image", SandboxLimits(wall_s=2), docker=str(fake)) as box:
         done = await box.exec(["sh", "-c", "echo so; sleep 1000"])
     assert (done.timed_out, done.returncode, done.stdout) == (True, -1, "so\n")
+
+
+async def test_a_docker_that_does_not_answer_when_it_is_to_kill_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trinity_bus.sandbox.container._KILL_S", 0.2)
+    hangs = tmp_path / "docker"
+    hangs.write_text('#!/bin/sh\n[ "$1" = kill ] || exec cat\nexec sleep 1000\n')
+    hangs.chmod(0o755)
+    async with asyncio.timeout(60), ContainerSandbox("an-image", SandboxLimits(wall_s=0.2), docker=str(hangs)) as box:
+        assert (await box.exec(["true"])).timed_out
+    assert "kill does not answer for 0.2 s; it may have left sandbox-" in caplog.text
 
 
 @pytest.mark.skipif(not docker_images(), reason="not run: no Docker that answers, or no image python:*")

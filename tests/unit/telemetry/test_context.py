@@ -4,7 +4,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from trinity_bus.telemetry import links, parent_context, span_context, traceparent
+from trinity_bus.telemetry import as_current, links, parent_context, span_context, traceparent
 
 ONE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TWO = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-00"
@@ -35,3 +35,18 @@ def test_a_broken_parent_is_none(broken: str | None) -> None:
 def test_links_are_the_parsable_ones_each_once() -> None:
     found = links([ONE, None, "nonsense", TWO, ONE])
     assert [trace.format_span_id(link.context.span_id) for link in found] == ["b7ad6b7169203331", "00f067aa0ba902b7"]
+
+
+def test_a_span_is_the_current_one_in_its_block_and_ends_with_it() -> None:
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+    with as_current(tracer.start_span("x", context=parent_context(None))) as span:
+        assert traceparent() == traceparent(span)
+        assert span.is_recording()
+    assert not span.is_recording()
+    assert traceparent() is None
+
+
+@pytest.mark.parametrize("parent", [None, ONE])
+def test_where_nothing_is_traced_what_came_in_is_handed_on(parent: str | None) -> None:
+    with as_current(trace.NoOpTracer().start_span("x", context=parent_context(parent))):
+        assert traceparent() == parent
