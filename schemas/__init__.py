@@ -42,7 +42,7 @@ from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, 
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
-from schemas.rollout import Cancel, Dispatch
+from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
 from schemas.step import LeftOut, StepBegun, StepGroup
@@ -96,6 +96,7 @@ __all__ = [
     "Sample",
     "SampledWith",
     "Sampling",
+    "SetPace",
     "SkipBatch",
     "SkippedBatch",
     "StepBegun",

@@ -42,7 +42,7 @@ from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
 from schemas.result import TaskResult
-from schemas.rollout import Cancel, Dispatch
+from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
@@ -64,6 +64,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     CommandReply,
     Dispatch,
     Cancel,
+    SetPace,
     ExperienceGroup,
     Turn,
     ExplorerHeartbeat,

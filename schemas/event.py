@@ -35,6 +35,11 @@ MAX_TOLD_SETTINGS = 1000
 MAX_SETTING_CHARS = 300
 """Of the value of one of them; more is cut."""
 
+MAX_PACE_S = 64.0
+MISSED = 3
+"""Heartbeats that must be missing, where the coordinator has set the pace, before their sender is taken to be gone."""
+
+type Pause = Annotated[float, Field(ge=0, le=MAX_PACE_S, allow_inf_nan=False)]
 type Follows = Literal["trainer", "none"]
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
@@ -115,7 +120,18 @@ class ExplorerHeartbeat(Record):
     """Where it answers requests that come by no topic, ``host:port``; empty: nowhere."""
     address_proof: Annotated[str, Field(max_length=64)] = ""
     """That it answers there, for those who have the same ``explorer.http_key``."""
+    pace_s: Pause | None = None
+    """The least time between two heartbeats that tell nothing new, as the coordinator has set it (``SetPace``); 0:
+    it has set none. Absent: the sender knows nothing of this."""
     settings: ToldSettings = Field(default_factory=dict)
+
+    def silent_after_s(self, timeout_s: float) -> float:
+        """Return how long its sender may say nothing before it is taken to be gone.
+
+        Args:
+            timeout_s: Where no pace is set.
+        """
+        return max(timeout_s, MISSED * (self.pace_s or 0.0))
 
 
 class RunnerState(Record):

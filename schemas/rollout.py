@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from schemas.event import Position
+from schemas.event import Pause, Position
 from schemas.numbers import MAX_SECONDS, Count, Positive, Version
 from schemas.record import BatchType, Identifier, Record
 from schemas.task import MAX_REPEAT_TIMES, Task
@@ -51,3 +51,14 @@ class Cancel(Record):
     reason: str
     restart_runner: bool = False
     """Whether a runner that is at it is stopped at once, rather than given the time to let go."""
+
+
+class SetPace(Record):
+    """Send heartbeats that tell nothing new no more often than this: so many explorers are there."""
+
+    SCHEMA: ClassVar[str] = "rollout.set_pace"
+
+    explorer: Identifier
+    incarnation: Identifier
+    pace_s: Pause
+    """0: as often as its own settings say."""

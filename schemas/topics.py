@@ -48,7 +48,7 @@ from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.result import TaskResult
-from schemas.rollout import Cancel, Dispatch
+from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
@@ -115,8 +115,9 @@ ROLLOUTS = Topic(
     cleanup="delete",
     retention_ms=DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + ROOM,
-    description="Orders to one explorer: run this task now, stop it, or end because another has your name.",
-    records=(Dispatch, Cancel, Superseded),
+    description="Orders to one explorer: run this task now, stop it, send fewer heartbeats, or end because another has "
+    "your name.",
+    records=(Dispatch, Cancel, SetPace, Superseded),
     writers=("coordinator",),
     readers=("explorer", "operator"),
 )

@@ -38,7 +38,7 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.dispatch.fleet import Explorer
+from trinity_bus.coordination.dispatch.explorer import Explorer
 
 GOLDEN = Path(__file__).with_suffix("")
 HISTORIES = {"choosing": 44, "holding": 48}

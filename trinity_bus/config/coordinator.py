@@ -50,6 +50,9 @@ class CoordinatorSettings(Section):
     a second one on an idle explorer; the first to end counts. Unset: never."""
     explorer_timeout_s: Seconds = 10.0
     """An explorer that says nothing for this long is dead; its tasks go to others."""
+    explorer_beats_per_s: Count = 2000
+    """Heartbeats of all explorers together: where there are more explorers than can send two a second each within it,
+    they are told to send fewer, and count as dead after three that are missing, where that takes longer."""
     task_timeout_s: Seconds = 300.0
     """Limit of one attempt at a task that names none."""
     max_attempts: Count = 3

@@ -58,6 +58,11 @@ class ExplorerSettings(Section):
     """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
     max_num_seqs: Size = 256
     """Sequences that the engine computes at once; the others wait."""
+    caches: Literal["recomputed", "kept"] = "recomputed"
+    """What becomes of the keys and values of responses under way when the engine takes a version. ``recomputed``: they
+    are computed anew, so that every token is of one version alone. ``kept``: they stay, which costs nothing; what is
+    drawn from then on is of the new weights over what the old ones have cached, as its log-probabilities are. A new
+    request finds nothing of an older version in either case. A server of ``engine_url`` ends its responses first."""
     cpu_threads: Count = 1
     """Threads of the engine's arithmetic on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None

@@ -21,6 +21,7 @@ from trinity_bus.coordination.effects import (
     SendOrder,
     SendReply,
     Skip,
+    TellPace,
 )
 from trinity_bus.coordination.inputs import (
     CommandArrived,
@@ -80,6 +81,7 @@ __all__ = [
     "StateError",
     "SyncPolicy",
     "TaskArrived",
+    "TellPace",
     "Tick",
     "Transition",
     "Uncountable",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from schemas import BatchLifecycleState
-from trinity_bus.coordination.effects import Effect, Observe, PublishBatch, RejectTask
+from trinity_bus.coordination.effects import Effect, Observe, PublishBatch, RejectTask, TellPace
 
 COMMIT_EVERY_S: Final = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
@@ -211,6 +211,6 @@ def _is_awaited(effect: Effect) -> bool:
     match effect:
         case PublishBatch(record=batch):
             return batch.state is not BatchLifecycleState.PENDING
-        case Observe() | RejectTask():
+        case Observe() | RejectTask() | TellPace():
             return False
     return True

@@ -17,6 +17,7 @@ from schemas import (
     Dispatch,
     ModelVersion,
     PublishedVersion,
+    SetPace,
     Superseded,
     Task,
     TaskResult,
@@ -31,6 +32,12 @@ class SendOrder(Struct, frozen=True):
     record: Dispatch | Cancel
     traceparent: str | None
     """Context of the task."""
+
+
+class TellPace(Struct, frozen=True):
+    """To ``rollouts``, into the lane of ``record.explorer``: how often it is to send heartbeats."""
+
+    record: SetPace
 
 
 class PublishBatch(Struct, frozen=True):
@@ -149,6 +156,7 @@ class Observe(Struct, frozen=True):
 
 type Effect = (
     SendOrder
+    | TellPace
     | PublishBatch
     | Skip
     | PublishResult

@@ -47,6 +47,7 @@ from schemas import (
     PublishVersion,
     RollBack,
     RolloutFinished,
+    SetPace,
     UnservedPool,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
@@ -56,7 +57,8 @@ from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
-from trinity_bus.coordination.dispatch.fleet import Explorer, HeartbeatOutcome
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
 from trinity_bus.coordination.dispatch.stragglers import slow_attempts
 from trinity_bus.coordination.effects import (
     AnnounceVersion,
@@ -66,6 +68,7 @@ from trinity_bus.coordination.effects import (
     PublishBatch,
     RejectionReason,
     RejectTask,
+    TellPace,
 )
 from trinity_bus.coordination.inputs import (
     CommandArrived,
@@ -182,6 +185,11 @@ class CoordinatorMachine:
         """Whether more tasks should be read now; the others are safe in the log."""
         return self.ledger.wants_tasks()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more follows from the state, though nothing comes: what follows at once is bounded."""
+        return self._dispatcher.is_cut_short
+
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries of the state that changed since the last call, with their present values; None: no longer there."""
         self.ledger.pages.turn()
@@ -276,8 +284,12 @@ class CoordinatorMachine:
             self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts)
         elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
-        if outcome is not HeartbeatOutcome.ZOMBIE:
-            self.fleet.note_turns(beat)
+        if outcome is HeartbeatOutcome.ZOMBIE:
+            return
+        self.fleet.note_turns(beat)
+        if beat.pace_s not in (None, self.fleet.pace_s):
+            pace = SetPace(explorer=beat.explorer, incarnation=beat.incarnation, pace_s=self.fleet.pace_s)
+            self._out.add(TellPace(pace))
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)
@@ -312,7 +324,7 @@ class CoordinatorMachine:
         self._endings.finalize()
         announcement = self._choice.settle() or self._released()
         if announcement is None:
-            announcement = self.sync.next_round(self.fleet.followers(), now)
+            announcement = self.sync.next_round(self.fleet, now)
         if announcement is not None:
             self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
         self._settle_batches()

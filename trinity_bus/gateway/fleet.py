@@ -68,7 +68,7 @@ class ServingFleet:
             return
         self._doubted.discard(beat.explorer)
         explorer = ServingExplorer(beat.explorer, beat.incarnation, beat.address, beat.model_version, len(beat.running))
-        self._known[beat.explorer] = explorer, now
+        self._known[beat.explorer] = explorer, now + beat.silent_after_s(self._silence_s)
 
     def _pass_over(self, beat: ExplorerHeartbeat) -> None:
         if beat.explorer not in self._unproved and len(self._unproved) < _MOST_TOLD:
@@ -92,7 +92,7 @@ class ServingFleet:
 
     def usable(self, now: float) -> list[ServingExplorer]:
         """Return those that can be asked, by name."""
-        for name in [name for name, (_, at) in self._known.items() if now - at > self._silence_s]:
+        for name in [name for name, (_, until) in self._known.items() if now > until]:
             del self._known[name]
             self._doubted.discard(name)
         return [self._known[name][0] for name in sorted(self._known) if name not in self._doubted]

@@ -43,7 +43,7 @@ from trinity_bus.inference.errors import (
     GenerationError,
     RequestRefusedError,
 )
-from trinity_bus.inference.launch import launch
+from trinity_bus.inference.launch import launch, private_sockets
 from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
@@ -92,6 +92,8 @@ class InferenceEngine:
         self._syncing = asyncio.Lock()
         self._dead: EngineDeadError | None = None
         self._first_version = self._version = first_version
+        self._taken = 0
+        """Versions, since the start; after going back to one its number may come again, with other weights."""
 
     @property
     def model_name(self) -> str:
@@ -123,6 +125,10 @@ class InferenceEngine:
     def tokens_cached(self) -> int:
         """Tokens of prompts that were found in the prefix cache, and not computed again, since the start."""
         return self._counter.cached
+
+    @property
+    def _keep_caches(self) -> bool:
+        return self._settings.caches == "kept"
 
     @property
     def load(self) -> EngineLoad:
@@ -157,6 +163,10 @@ class InferenceEngine:
             ConfigError: There is no model path.
             EngineStartError: vLLM cannot start, or not in time.
         """
+        with private_sockets():
+            await self._start()
+
+    async def _start(self) -> None:
         limit = self._settings.start_timeout_s
         before = set(multiprocessing.active_children())
         abandoned = threading.Event()
@@ -291,9 +301,12 @@ class InferenceEngine:
         from vllm.v1.engine.exceptions import EngineGenerateError
 
         llm = self.llm
+        # Prefixes are found by those alone who ask with the same salt.
+        salt = str(self._taken) if self._keep_caches else None
         try:
             parameters = vllm_parameters(arguments, stream=stream)
-            outputs = llm.generate(tokens_input(list(prompt_token_ids)), parameters, str(next(self._numbers)))
+            prompt = tokens_input(list(prompt_token_ids), cache_salt=salt)
+            outputs = llm.generate(prompt, parameters, str(next(self._numbers)))
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output
@@ -326,9 +339,11 @@ class InferenceEngine:
                     timeout_s=self._sync_timeout_s,
                     cafile=self._weights_cafile,
                     fan_out=self._weights_fan_out,
+                    keep_caches=self._keep_caches,
                 )
             except EngineDeadError as error:
                 self._dead = error
                 raise
             self._version = announced.version
+            self._taken += 1
             return outcome

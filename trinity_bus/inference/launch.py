@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ _IMPORTS = (
     "vllm.v1.worker.gpu_worker",
 )
 """What a start imports of vLLM, some of it only as it goes on."""
+_MEETING = "VLLM_RPC_BASE_PATH"
+"""Where vLLM's processes have the sockets by which they speak to each other."""
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
 _KV_BLOCK_TOKENS = 128
 """Tokens of a KV cache block on CPUs, vLLM's own choice there."""
@@ -74,6 +77,24 @@ def prepare_environment(settings: ExplorerSettings) -> None:
         defaults["HF_HUB_OFFLINE"] = "1"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def private_sockets() -> Iterator[None]:
+    """Have vLLM's processes meet in a folder that this user alone may enter, and that is gone when they are connected.
+
+    Otherwise they meet in the folder of everybody's temporary files, where each engine that is killed leaves its
+    sockets for good. What the user has set stays.
+    """
+    if _MEETING in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="trinity-bus-") as folder:
+        os.environ[_MEETING] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_MEETING]
 
 
 def preload() -> None:

@@ -10,7 +10,8 @@
 The pause is the load alone; on a CPU, that is to exchange the weights for those that were loaded beside them
 (``trinity_bus.weights.vllm.loading``). ``pause`` with ``keep`` freezes the requests in flight and drops every cached
 key and value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever
-drawn from a mixture of two versions, and no cached prefix outlives its version.
+drawn from a mixture of two versions, and no cached prefix outlives its version. Where caches are kept, they go on with
+theirs, and the engine salts prefixes, so that no other request finds them.
 """
 
 import asyncio
@@ -61,6 +62,7 @@ async def sync_weights(
     timeout_s: float,
     cafile: Path | None = None,
     fan_out: bool = True,
+    keep_caches: bool = False,
 ) -> SyncOutcome:
     """Receive a version and serve it. One at a time.
 
@@ -72,13 +74,14 @@ async def sync_weights(
         timeout_s: Limit of each step.
         cafile: Certificates to trust, where versions are pulled by TLS.
         fan_out: Whether to pass on to other members what is pulled.
+        keep_caches: Whether requests in flight keep their keys and values.
 
     Raises:
         WeightTransferError: It did not arrive whole; the engine serves what it served before.
         EngineDeadError: The engine is gone, or its weights are a mix of two versions.
     """
     began = time.monotonic()
-    session = _Session(llm, timeout_s)
+    session = _Session(llm, timeout_s, keep_caches=keep_caches)
     try:
         progress = await control.receive(source_of(announced, member, timeout_s, cafile, fan_out=fan_out))
     except (WeightTransferError, asyncio.CancelledError):
@@ -113,9 +116,10 @@ async def to_its_end[T](work: Coroutine[Any, Any, T]) -> T:
 class _Session:
     """The phases of one transfer, each within a limit."""
 
-    def __init__(self, llm: "AsyncLLM", timeout_s: float) -> None:
+    def __init__(self, llm: "AsyncLLM", timeout_s: float, *, keep_caches: bool) -> None:
         self._llm = llm
         self._timeout_s = timeout_s
+        self._keep_caches = keep_caches
 
     async def load(self, announced: ModelVersion) -> float:
         """Pause, load, resume; returns the seconds of the pause.
@@ -129,7 +133,7 @@ class _Session:
         try:
             # What ``AsyncLLM.pause_generation`` does, but for its sleep of 20 ms, in which outputs may reach their
             # readers before it returns: each output carries its version in any case.
-            await self._ask(core.pause_scheduler_async(mode="keep", clear_cache=True))
+            await self._ask(core.pause_scheduler_async(mode="keep", clear_cache=not self._keep_caches))
             # Until now, steps went on; from now on, none does.
             stopped_at = time.monotonic()
             await self._ask(self._llm.collective_rpc("trinity_transfer_load", args=(info,)))

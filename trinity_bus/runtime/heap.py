@@ -9,6 +9,11 @@ collections find nothing, and take an eighth of the time.
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import Final
+
+_FULL_AFTER: Final = 100
+"""Collections of what is young, of some 7,000 objects each, before everything is looked at: what circles of garbage may
+take until then is 70 MiB."""
 
 
 @contextlib.contextmanager
@@ -31,6 +36,16 @@ def freeze_gc() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def collect_all_rarely() -> None:
+    """Have full collections come ten times less often, in a service that holds very much, and hardly any in circles.
+
+    With twenty thousand open tasks each takes a tenth of a second, and all of them together were a fifth of the
+    coordinator's time while it took them in.
+    """
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _FULL_AFTER)
 
 
 def unfreeze_gc() -> None:

@@ -118,6 +118,8 @@ class ExplorerView:
     address: str = ""
     address_proof: str = ""
     heard_at: float = 0.0
+    patience_s: float = 0.0
+    """It may be silent for so long at least."""
     syncs: int = 0
     sync_failures: int = 0
     samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))

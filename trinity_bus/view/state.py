@@ -156,7 +156,7 @@ class MeshState:
 
     def is_alive(self, explorer: ExplorerView) -> bool:
         """Whether an explorer has spoken lately, and not said that it leaves."""
-        return explorer.state != "left" and self.now - explorer.heard_at <= self.alive_s
+        return explorer.state != "left" and self.now - explorer.heard_at <= max(self.alive_s, explorer.patience_s)
 
     def alive(self) -> Iterator[ExplorerView]:
         """Explorers that are alive, in the order of their names."""
@@ -247,9 +247,10 @@ class MeshState:
         explorer.pool, explorer.follows, explorer.model = beat.pool, beat.follows, beat.model
         explorer.abilities, explorer.max_model_len = tuple(beat.abilities), beat.max_model_len
         explorer.address, explorer.address_proof = beat.address, beat.address_proof
+        explorer.patience_s = beat.silent_after_s(0.0)
         explorer.running, explorer.attempts = frozenset(one.task_id for one in beat.running), len(beat.running)
         explorer.samples.append((at, beat.tokens_generated))
-        while explorer.samples[0][0] < at - RATE_WINDOW_S:
+        while len(explorer.samples) > 2 and explorer.samples[0][0] < at - RATE_WINDOW_S:
             explorer.samples.popleft()
 
     def _left(self, event: ExplorerLeft) -> None:

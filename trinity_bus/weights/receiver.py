@@ -100,11 +100,13 @@ class _Transfer:
         overlap: bool,
         prepare: Prepare | None,
         limit_bytes: int | None,
+        device: "torch.device | None",
         ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
         self._prepare = prepare
         self._limit_bytes = limit_bytes
+        self._device = device
         self.overlap = overlap
         self.resources = resources
         self._relay = relay
@@ -159,6 +161,11 @@ class _Transfer:
         self._ended(self._progress)
 
     def _receive(self, transport: WeightTransport) -> TransferProgress:
+        if self._device is not None and self._device.type == "cuda":
+            import torch
+
+            # Every thread begins with the machine's first GPU, whichever its process works on.
+            torch.cuda.set_device(self._device)
         source, resources = self.source, self.resources
         base = resources.held
         offer = transport.open(source, None if base is None else base.checksum, self.cancelled)
@@ -262,13 +269,20 @@ class WeightReceiver:
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
+        device: That the model lies on. Its memory is what NCCL writes to.
     """
 
     def __init__(
-        self, *, overlap: bool | None = None, prepare: Prepare | None = None, limit_bytes: int | None = None
+        self,
+        *,
+        overlap: bool | None = None,
+        prepare: Prepare | None = None,
+        limit_bytes: int | None = None,
+        device: "torch.device | None" = None,
     ) -> None:
         self._prepare = prepare
         self._limit_bytes = limit_bytes
+        self._device = device
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
         self._resources = _Resources()
         self._relay = Relay()
@@ -298,6 +312,7 @@ class WeightReceiver:
             overlap=self._overlap,
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
+            device=self._device,
             ended=ended,
         )
         self._resources = _Resources()

@@ -11,7 +11,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from schemas import BatchLifecycleState, BatchRecord
 from trinity_bus.coordination import CoordinatorMachine
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.dispatch.fleet import Explorer
+from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import BATCH_DURATION
 

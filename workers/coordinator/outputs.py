@@ -39,6 +39,7 @@ from trinity_bus.coordination import (
     SendOrder,
     SendReply,
     Skip,
+    TellPace,
     retention,
 )
 from trinity_bus.coordination.versions import history
@@ -81,7 +82,7 @@ class Outputs:
                     observations.answered(result)
                 case SendReply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
-                case Skip() | Dismiss():
+                case Skip() | Dismiss() | TellPace():
                     await self._tell_service(effect)
                 case AnnounceVersion() | RequestVersion() | RecordVersion():
                     await self._tell_of_version(effect, spans)
@@ -91,12 +92,14 @@ class Outputs:
                 case Observe():
                     observations.observe(effect)
 
-    async def _tell_service(self, effect: Skip | Dismiss) -> None:
+    async def _tell_service(self, effect: Skip | Dismiss | TellPace) -> None:
         match effect:
             case Skip(record=skipped):
                 # Beside the batch's own record, which compaction must not take: no identifier has a blank.
                 await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
                 log.warning("batch %s is to be passed over: %s", skipped.batch_id, skipped.reason)
+            case TellPace(record=told):
+                await self._producer.send(ROLLOUTS, told.explorer, told, partition=lane_partition(told.explorer))
             case Dismiss(record=over) if over.service == "explorer":
                 await self._producer.send(ROLLOUTS, over.name, over, partition=lane_partition(over.name))
             case Dismiss(record=over):

@@ -232,7 +232,7 @@ class Term:
             return
         plan = self._schedule.plan(now, wants_tasks=self.machine.wants_tasks())
         received = await intake.next(
-            plan.until - now,
+            0.0 if self.machine.has_more else plan.until - now,
             signals=plan.signals,
             commands=plan.signals and not self._contributions.full,
             tasks=plan.tasks,
@@ -241,8 +241,8 @@ class Term:
         received = self._contributions.sift(received)
         now = self._clock()
         ticks = self._schedule.tick(now)
-        # Nothing follows from nothing: whatever follows from the state was decided with the last input.
-        if received or ticks:
+        # Nothing follows from nothing: the last input has decided what follows from the state, or has left more.
+        if received or ticks or self.machine.has_more:
             self._decide(pending, received, now, ticks=ticks)
 
     def _decide(

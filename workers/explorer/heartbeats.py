@@ -1,4 +1,7 @@
-"""Heartbeats: that an explorer lives, its state, and the version that it serves; at once when one of these changes."""
+"""Heartbeats: that an explorer lives, its state, and the version that it serves; at once when one of these changes.
+
+Where there are very many explorers, the coordinator has them send the others less often (``SetPace``).
+"""
 
 import asyncio
 import time
@@ -15,7 +18,7 @@ class Heartbeats:
 
     Args:
         producer: Connected.
-        interval_s: Longest silence.
+        interval_s: Longest silence, unless the coordinator has set a longer one.
         make: Makes the next heartbeat for a state, all but its time.
         settings: That the first one tells.
     """
@@ -33,11 +36,17 @@ class Heartbeats:
         self._make = make
         self._settings = settings
         self._changed = asyncio.Event()
+        self._pace_s = 0.0
         self.state: ExplorerState = "ready"
 
     def set_state(self, state: ExplorerState) -> None:
         """Enter a state and say so at once."""
         self.state = state
+        self._changed.set()
+
+    def set_pace(self, pace_s: float) -> None:
+        """Keep to the pace that the coordinator has set, and say so at once."""
+        self._pace_s = pace_s
         self._changed.set()
 
     def tell(self) -> None:
@@ -47,7 +56,8 @@ class Heartbeats:
     async def send(self) -> None:
         """Send one and wait until it is durable."""
         told, self._settings = self._settings, {}
-        record = self._make(self.state).model_copy(update={"sent_at": time.time(), "settings": told})
+        news = {"sent_at": time.time(), "pace_s": self._pace_s, "settings": told}
+        record = self._make(self.state).model_copy(update=news)
         await (await self._producer.send(EXPLORER_EVENTS, record.explorer, record))
 
     async def run(self) -> None:
@@ -56,7 +66,7 @@ class Heartbeats:
             self._changed.clear()
             await self.send()
             try:
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(max(self._interval_s, self._pace_s)):
                     await self._changed.wait()
             except TimeoutError:
                 continue

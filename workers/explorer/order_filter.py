@@ -7,7 +7,7 @@ explorer. It carries out those to this very incarnation, each once.
 from collections import OrderedDict
 from typing import Any
 
-from schemas import Cancel, Dispatch, Superseded
+from schemas import Cancel, Dispatch, SetPace, Superseded
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 
 REMEMBERED = 65_536
@@ -51,6 +51,12 @@ class OrderFilter:
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return record
+
+    def paced(self, record: Any) -> float | None:
+        """Return the pace of heartbeats that this incarnation is to keep; None where the record tells of none."""
+        if isinstance(record, SetPace) and (record.explorer, record.incarnation) == (self._explorer, self._incarnation):
+            return record.pace_s
+        return None
 
     def dismissed(self, record: Any) -> bool:
         """Whether the coordinator says that another incarnation of this explorer has begun."""

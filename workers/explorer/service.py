@@ -253,7 +253,7 @@ class ExplorerService:
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
-                loops.create_task(self._handle_orders(lane, executor, producer), name="orders")
+                loops.create_task(self._handle_orders(lane, executor, producer, heartbeats), name="orders")
                 if versions is not None:
                     follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
                     loops.create_task(follower.run(versions), name="weights")
@@ -277,7 +277,9 @@ class ExplorerService:
             await asyncio.gather(*drained)
             await self._leave(producer, reason)
 
-    async def _handle_orders(self, lane: Reader, executor: RolloutExecutor, producer: Producer) -> None:
+    async def _handle_orders(
+        self, lane: Reader, executor: RolloutExecutor, producer: Producer, heartbeats: Heartbeats
+    ) -> None:
         while True:
             for received in await lane.batch(_POLL_S):
                 if isinstance(received.record, Undecodable):
@@ -293,6 +295,9 @@ class ExplorerService:
                     executor.start(order, received.raw, received.traceparent)
                 elif order is not None:
                     executor.cancel(order)
+                pace_s = self._orders.paced(received.record)
+                if pace_s is not None:
+                    heartbeats.set_pace(pace_s)
 
     async def _report(self, producer: Producer, runners: Runners) -> None:
         while True:

@@ -142,22 +142,25 @@ def test_a_synced_version_is_the_trainers_bytes_and_draws_as_they_do(rig: Rig) -
     assert [completion.versions for completion in completions] == [[(0, announced.version)]] * 2
 
 
+async def across_a_version(rig: Rig) -> list[EngineCompletion]:
+    """Responses that begin with one version, and end with another."""
+    # Many more tokens than a transfer takes.
+    sampling = Sampling(max_tokens=480)
+    flying = [asyncio.create_task(rig.engine.generate(PROMPT, sampling, 4)) for _ in range(2)]
+    counted = rig.engine.tokens_generated
+    while rig.engine.tokens_generated < counted + 100:  # noqa: ASYNC110 - a counter has no event
+        await asyncio.sleep(0.005)
+    await rig.transfer(rig.announce(1))
+    drawn = [completion for group in await asyncio.gather(*flying) for completion in group]
+    crossing = [completion for completion in drawn if len(completion.versions) == 2]
+    assert crossing
+    return crossing
+
+
 def test_generation_goes_on_across_a_version_and_no_token_is_of_both(rig: Rig) -> None:
     rig.sync(0)
     old = rig.version
-
-    async def both() -> list[EngineCompletion]:
-        # Many more tokens than a transfer takes.
-        sampling = Sampling(max_tokens=480)
-        flying = [asyncio.create_task(rig.engine.generate(PROMPT, sampling, 4)) for _ in range(2)]
-        counted = rig.engine.tokens_generated
-        while rig.engine.tokens_generated < counted + 100:  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0.005)
-        await rig.transfer(rig.announce(1))
-        return [completion for group in await asyncio.gather(*flying) for completion in group]
-
-    crossing = [completion for completion in rig.run(both()) if len(completion.versions) == 2]
-    assert crossing
+    crossing = rig.run(across_a_version(rig))
     for completion in crossing:
         (first, before), (switch, after) = completion.versions
         assert (first, before, after) == (0, old, rig.version)
@@ -173,6 +176,27 @@ def test_a_cached_prefix_does_not_outlive_its_version(rig: Rig) -> None:
         rig.sync(model)
         for _ in range(2):
             rig.assert_draws_from(model, rig.generate(prompt, max_tokens=8), prompt=prompt)
+
+
+def test_caches_that_are_kept_are_computed_no_second_time_and_found_by_nobody_else(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.sync(0)
+    monkeypatch.setattr(rig.engine, "_settings", rig.engine._settings.model_copy(update={"caches": "kept"}))
+    preempted = rig.engine.load.preempted
+    for completion in rig.run(across_a_version(rig)):
+        (_, _), (switch, _) = completion.versions
+        assert rig.mismatch(0, completion)[:switch].max() < TOLERANCE
+        # The first one after the switch is of the new weights over what the old ones have cached: of neither alone.
+        assert min(rig.mismatch(model, completion)[switch:].max() for model in (0, 1)) > TOLERANCE
+    assert rig.engine.load.preempted == preempted
+    prompt = [3 + i % 500 for i in range(400)]
+    rig.generate(prompt, max_tokens=1)
+    cached = rig.engine.tokens_cached
+    rig.generate(prompt, max_tokens=1)
+    assert rig.engine.tokens_cached > cached
+    rig.sync(0)
+    rig.assert_draws_from(0, rig.generate(prompt, max_tokens=8), prompt=prompt)
 
 
 def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works(rig: Rig) -> None:

@@ -10,8 +10,8 @@ from trinity_bus.coordination.batches.parts import Attempt, split
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.dispatch_queue import batch_priority
-from trinity_bus.coordination.dispatch.fleet import Explorer
-from trinity_bus.coordination.dispatch.placement import Placement, Rooms
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.placement import Rooms
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
 from trinity_bus.coordination.pools import kind_of
@@ -112,6 +112,13 @@ def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | No
     return opened
 
 
+def room(explorers: list[Explorer]) -> Rooms:
+    rooms = Rooms()
+    for one in explorers:
+        rooms.changed(one)
+    return rooms
+
+
 @pytest.mark.parametrize(
     ("explorers", "chosen"),
     [
@@ -127,15 +134,15 @@ def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | No
 def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
     task = open_task("t")
     task.parts[0].failed_on = "failed"
-    assert Placement(explorers, min_version=0, trained=True).place(task, task.parts[0]).name == chosen
+    assert room(explorers).of(0, trained=True).place(task, task.parts[0]).name == chosen
 
 
 def test_room_is_fair_over_many_tasks() -> None:
     explorers = [explorer("a", slots=30), explorer("b", slots=10)]
-    rooms = Rooms(explorers, trained=True)
+    rooms = room(explorers)
     for number in range(20):
         task = open_task(f"t{number}", number)
-        taker = rooms.of(0).place(task, task.parts[0])
+        taker = rooms.of(0, trained=True).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task.task_id, 1): Attempt(task.task.task_id, 0, 1, 1.0)}
-        rooms.taken(taker)
+        rooms.changed(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5]

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import Cancel, Dispatch, ExplorerLeft, Task
+from schemas import Cancel, Dispatch, ExplorerLeft, SetPace, Task
 from trinity_bus.runners.attempt_key import key_of
 from workers.explorer.order_filter import OrderFilter
 
@@ -66,3 +66,13 @@ def test_other_records_and_unreadable_ones_are_passed_over() -> None:
     mine = OrderFilter(ME, INCARNATION)
     assert mine.handle(None) is None
     assert mine.handle(ExplorerLeft(explorer=ME, incarnation=INCARNATION)) is None
+
+
+def test_the_pace_is_for_this_incarnation_alone() -> None:
+    mine = OrderFilter(ME, INCARNATION)
+    paces = [
+        SetPace(explorer=e, incarnation=i, pace_s=2.0) for e in (ME, "explorer-1") for i in (INCARNATION, "life-1")
+    ]
+    assert [mine.paced(record) for record in paces] == [2.0, None, None, None]
+    assert [mine.handle(record) for record in paces] == [None] * 4
+    assert mine.paced(dispatch()) is None

@@ -92,3 +92,11 @@ def test_what_is_noted_is_bounded_and_beginnings_are_kept_longest(monkeypatch: p
     prompt = list(range(BLOCK * 20))
     router.choose(prompt, [one], {})
     assert list(reversed(router._prefixes["e0"])) == list(digests_of(prompt))[:10]
+
+
+def test_who_was_told_to_send_fewer_heartbeats_is_waited_for() -> None:
+    fleet = ServingFleet("policy", model="policy", key=KEY, silence_s=2.0)
+    beat = ExplorerHeartbeat(explorer="e0", incarnation="life", state="ready", slots=1, address="e0:1", pace_s=4.0)
+    fleet.heard(with_proof(beat, KEY), 0.0)
+    assert [one.name for one in fleet.usable(12.0)] == ["e0"]
+    assert fleet.usable(12.1) == []

@@ -46,6 +46,7 @@ from schemas import (
     RunnerState,
     RunningAttempt,
     Sampling,
+    SetPace,
     SkipBatch,
     StepBegun,
     StepGroup,
@@ -332,6 +333,7 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
     ),
     SkipBatch(client="cli-1", command_id="2", batch_id="batch-1", reason="its rewards are wrong"),
     RollBack(client="cli-1", command_id="3", model="policy", version=2, reason="it diverged"),
+    SetPace(explorer="explorer-0", incarnation="life-1", pace_s=8.0),
     Superseded(service="explorer", name="explorer-0", incarnation="life-1", by="life-2"),
     BatchSkipped(batch_id="batch-1", sequence=1, reason="its rewards are wrong", client="cli-1"),
     VersionWanted(model="policy", at_least=3, sent_at=1.5),
@@ -410,6 +412,9 @@ NEWER: dict[str, Record | ExperienceGroup] = {
         slots=4,
         address="127.0.0.1:8100",
         address_proof="0" * 64,
+    ),
+    "event.explorer_heartbeat.v1.paced.msgpack": ExplorerHeartbeat(
+        explorer="explorer-0", incarnation="life", state="ready", slots=4, pace_s=8.0
     ),
     "experience.v1.full.msgpack": full_group(),
     "task.v1.tools.msgpack": Task(

@@ -47,6 +47,7 @@ from schemas import (
     RunnerState,
     RunningAttempt,
     Sampling,
+    SetPace,
     SkipBatch,
     SkippedBatch,
     StepBegun,
@@ -284,7 +285,9 @@ records = st.one_of(
         workflows=st.lists(identifiers, max_size=3),
         tokens_generated=counts,
         sent_at=times,
+        pace_s=st.none() | st.floats(0, 64),
     ),
+    st.builds(SetPace, **senders, pace_s=st.floats(0, 64)),
     st.builds(ExplorerLeft, **senders, reason=text),
     st.builds(
         RolloutFinished,

@@ -105,3 +105,23 @@ def test_a_preparation_that_is_cancelled_ends_at_the_next_tensor(server: WeightS
     assert len(preparation.seen[0]) == 1
     assert pull(server, receiver, 1, server.stage(1, model(2).items())).state == "ready"
     assert len(preparation.seen[1]) == 3
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_transfer_works_on_the_gpu_of_its_worker_and_not_on_the_first(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """In place of GPUs: which one a thread chooses, before anything of a transfer lies on it."""
+    chosen: list[tuple[str, torch.device]] = []
+
+    def choose(device: torch.device) -> None:
+        chosen.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr(torch.cuda, "set_device", choose)
+    receiver = WeightReceiver(device=torch.device("cuda", rank))
+    checksum = server.stage(1, model(1.0).items())
+    assert pull(server, receiver, 1, checksum).state == "ready"
+    assert chosen == [("receive-weights", torch.device("cuda", rank))]
+    on_cpu = WeightReceiver(device=torch.device("cpu"))
+    assert pull(server, on_cpu, 1, checksum).state == "ready"
+    assert len(chosen) == 1

@@ -34,7 +34,7 @@ from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatch_queue import batch_priority
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
-from trinity_bus.coordination.dispatch.fleet import Explorer
+from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, PublishBatch, PublishResult
 from trinity_bus.coordination.limits import short_error
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState

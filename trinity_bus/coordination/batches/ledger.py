@@ -39,7 +39,8 @@ from trinity_bus.coordination import pools
 from trinity_bus.coordination.batches.admission import Admission
 from trinity_bus.coordination.batches.backlog import Backlog
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
-from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, PartAnswer
+from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer
+from trinity_bus.coordination.batches.running_attempts import RunningAttempts
 from trinity_bus.coordination.batches.shares import Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
@@ -70,7 +71,7 @@ class Ledger:
 
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, dirty: DirtyKeys) -> None:
         self.tasks: dict[str, OpenTask] = {}
-        self.running: dict[AttemptKey, Attempt] = {}
+        self.running = RunningAttempts()
         self.batches: Table[Batch] = Table("batch", Batch, dirty, named="batch_id")
         self.handed_out: dict[int, Batch] = {}
         """RUNNING batches that are not open, by number."""
@@ -196,12 +197,8 @@ class Ledger:
         """
         if self._policy.style == "fixed":
             return min((batch.min_version for batch in self.handed_out.values()), default=None)
-        evaluations = {b.batch_id: b.min_version for b in self.handed_out.values() if b.batch_type == "eval"}
-        if not evaluations:
-            return None
-        at_it = {task.batch_id for key in self.running if (task := self.tasks[key[0]]).kind[0] == pools.OWN}
-        at_it |= {b.batch_id for b in self.handed_out.values() if any(pool == pools.OWN for pool, _ in b.queued)}
-        return min((evaluations[batch_id] for batch_id in at_it & evaluations.keys()), default=None)
+        evaluations = (batch for batch in self.handed_out.values() if batch.batch_type == "eval")
+        return min((batch.min_version for batch in evaluations if self._is_at_work(batch)), default=None)
 
     def newest_drawn_for(self) -> int:
         """Return the newest version that an attempt needs which is running; 0 where none is."""
@@ -270,7 +267,7 @@ class Ledger:
 
     def overdue(self, now: float) -> list[Attempt]:
         """Return running attempts whose time is up, in the order of their tasks."""
-        late = [attempt for attempt in self.running.values() if attempt.deadline <= now]
+        late = self.running.overdue(now)
         return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
 
     def rebuild(self, running: Iterable[Attempt]) -> None:
@@ -302,6 +299,12 @@ class Ledger:
         self.done.rebuild()
         self.closed.rebuild()
 
+    def _is_at_work(self, batch: Batch) -> bool:
+        """Whether anything of a batch is queued or running in the pool of the model that is trained."""
+        return any(pool == pools.OWN for pool, _ in batch.queued) or any(
+            task.kind[0] == pools.OWN and any(part.running for part in task.parts) for task in batch.open_tasks.values()
+        )
+
     def _rebuild_tasks(self, running: Iterable[Attempt]) -> None:
         self.pages.rebuild(self._open_again)
         for task_id, progress in self._progress.items():
@@ -315,7 +318,7 @@ class Ledger:
         for attempt in running:
             task = self.tasks[attempt.task_id]
             task.resume(attempt)
-            self.running[attempt.key] = attempt
+            self.running.add(attempt)
             self.shares.take(self.batches[task.batch_id].owner)
         self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
 

@@ -5,7 +5,9 @@ in the share of the producer whose batch it is of. All changes to them are made 
 """
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partial
+from typing import Final
 
 from schemas import Cancel, Dispatch, Position
 from trinity_bus.coordination.batches.batch import Batch
@@ -13,10 +15,17 @@ from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
-from trinity_bus.coordination.dispatch.fleet import Explorer, Fleet
-from trinity_bus.coordination.dispatch.placement import Placement, Rooms
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.fleet import Fleet
+from trinity_bus.coordination.dispatch.placement import Placement
 from trinity_bus.coordination.effects import Effects, SendOrder
 from trinity_bus.coordination.limits import short_error
+
+MOST_STARTED: Final = 256
+"""Attempts that one pass starts: a thousand explorers that have room at once are not to keep all others waiting."""
+
+type _Finder = Callable[[int], Placement]
+"""Finds the room for a version, in one pass."""
 
 
 class _Turn:
@@ -42,43 +51,48 @@ class Dispatcher:
         self._fleet = fleet
         self._timeouts = timeouts
         self._out = out
+        self.is_cut_short = False
+        """Whether the last pass has ended with more to hand out, because it was long enough."""
+        self._started = 0
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
-        """Hands out parts until there is no more room, or nothing that fits it; producers take turns.
+        """Hands out parts until there is no more room, nothing that fits it, or enough; producers take turns.
 
         Args:
             newest_version: That explorers are told to serve.
             now: The time.
             ceiling: What needs a newer version than this stays where it is; None for all versions.
         """
+        self.is_cut_short, self._started = False, 0
         line, shares = self._ledger.queue, self._ledger.shares
         shares.forget_idle(line.producers)
         if not line:
             return
-        rooms = Rooms(self.with_room(), trained=newest_version >= 0)
+        rooms = self._fleet.rooms
         if not rooms:
             return
+        find = cache(partial(rooms.of, trained=newest_version >= 0))
         # What does not fit now fits no better later in this pass: room only shrinks.
         turns = [(shares.rank(producer), _Turn(line.of(producer))) for producer in line.producers]
         heapq.heapify(turns)
-        while len(turns) > 1 and rooms:
+        while len(turns) > 1 and rooms and not self.is_cut_short:
             (*_, producer), turn = turns[0]
-            if self._hand_out(turn, rooms, newest_version, now, ceiling, alone=False):
+            if self._hand_out(turn, find, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
                 heapq.heapreplace(turns, (shares.rank(producer), turn))
             else:
                 heapq.heappop(turns)
-        if rooms:
-            self._hand_out(turns[0][1], rooms, newest_version, now, ceiling, alone=True)
+        if rooms and not self.is_cut_short:
+            self._hand_out(turns[0][1], find, newest_version, now, ceiling, alone=True)
 
     def _hand_out(
-        self, turn: "_Turn", rooms: Rooms, newest_version: int, now: float, ceiling: int | None, *, alone: bool
+        self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
         """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
         while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
-                placement = rooms.of(min_version)
+                placement = find(min_version)
                 while (queued := batch.next_in_line(placement.kinds)) is not None:
                     _, index, task_id = queued
                     task = self._ledger.tasks[task_id]
@@ -86,8 +100,8 @@ class Dispatcher:
                     explorer = placement.place(task, part)
                     self._ledger.queue.take(batch, task.kind)
                     self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
-                    rooms.taken(explorer)
-                    if not (alone and rooms):
+                    self.is_cut_short = self._started >= MOST_STARTED
+                    if self.is_cut_short or not (alone and self._fleet.rooms):
                         return True
             turn.go_on()
         return False
@@ -97,18 +111,13 @@ class Dispatcher:
         task = self._ledger.tasks[attempt.task_id]
         batch = self._ledger.batches[task.batch_id]
         min_version = _min_version(batch, newest_version)
-        others = [explorer for explorer in self.with_room() if explorer.name != attempt.explorer]
-        placement = Placement(others, min_version, trained=newest_version >= 0)
-        if task.kind not in placement.kinds:
-            return False
+        placement = self._fleet.rooms.of(min_version, trained=newest_version >= 0)
         part = task.parts[attempt.part]
-        explorer = placement.place(task, part)
+        explorer = placement.find(task, part, beside=attempt.explorer)
+        if explorer is None:
+            return False
         self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
         return True
-
-    def with_room(self) -> list[Explorer]:
-        """Explorers with a free slot."""
-        return [explorer for explorer in self._fleet.live() if explorer.free > 0]
 
     def stop(self, attempt: Attempt) -> tuple[OpenTask, Part]:
         """Note that the attempt is over; its explorer has a slot more. Return its task and part."""
@@ -139,9 +148,10 @@ class Dispatcher:
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
+        self._started += 1
         timeout_s = self._timeouts.limit(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
-        self._ledger.running[attempt.key] = attempt
+        self._ledger.running.add(attempt)
         self._ledger.shares.take(batch.owner)
         self._fleet.assign(explorer, attempt)
         dispatch = Dispatch(

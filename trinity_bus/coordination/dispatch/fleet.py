@@ -10,76 +10,32 @@ the explorer; an earlier incarnation that still speaks is a zombie and is ignore
                                +--ExplorerLeft--> GONE (left)         +--heartbeat of a new incarnation--> LIVE
                                +--heartbeat of a new incarnation--> LIVE, as that one
 
-Silence is measured from the arrival of the last heartbeat. A restart of the coordinator counts as a sign of life, so
+Silence is measured from the arrival of the last heartbeat, and lasts three of them where the coordinator has set their
+:mod:`pace <trinity_bus.coordination.dispatch.pace>`. A restart of the coordinator counts as a sign of life, so
 that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
 knew: tasks for them wait rather than fail while it restarts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
 from schemas import ExplorerHeartbeat
-from schemas.event import ExplorerState
+from schemas.event import MAX_PACE_S, MISSED, ExplorerState
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
+from trinity_bus.coordination.deadlines import Deadlines
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.pace import pace
+from trinity_bus.coordination.dispatch.placement import Rooms
 from trinity_bus.coordination.limits import MAX_SLOTS
-from trinity_bus.coordination.pools import OWN, Kind, pool_of
+from trinity_bus.coordination.pools import Kind, pool_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.state.tables import Groups, Row, Table
+from trinity_bus.coordination.state.tables import Groups, Table
 
 GONE_KEPT_S = 3600.0
 ZOMBIES_KEPT = 32
 """Earlier incarnations remembered of each explorer, and of the trainer. One that wakes up after more incarnations than
 that is taken for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as
 it starts."""
-
-
-class Explorer(Row):
-    """What is known of one explorer."""
-
-    name: str
-    incarnation: str
-    state: ExplorerState
-    slots: int
-    version: int
-    workflows: tuple[str, ...]
-    """Sorted, each once."""
-    gone: bool = False
-    zombies: tuple[str, ...] = ()
-    distrusted: int | None = None
-    """A version that it believes to serve, but whose bytes did not arrive as they were sent."""
-    pool: str = OWN
-    """As :mod:`trinity_bus.coordination.pools` calls it."""
-    fixed: bool = False
-    """Whether it serves one checkpoint for good."""
-
-    def __post_init__(self) -> None:
-        self.find_kinds()
-        self.last_seen = 0.0
-        self.assigned: Mapping[AttemptKey, Attempt] = {}
-        """Attempts that it was handed and has not answered, in the order of their dispatch; kept by the fleet."""
-
-    @property
-    def free(self) -> int:
-        """Attempts that it may be handed now."""
-        return self.slots - len(self.assigned) if self.state == "ready" and not self.gone else 0
-
-    @property
-    def can_sync(self) -> bool:
-        """Whether it can take part in moving weights."""
-        return not self.gone and not self.fixed and self.state in ("ready", "syncing")
-
-    def find_kinds(self) -> None:
-        """Find again what follows from its pool and its workflows."""
-        self.kinds: frozenset[Kind] = frozenset((self.pool, workflow) for workflow in self.workflows)
-        """What it can run."""
-
-    def needs_no_version(self, *, trained: bool) -> bool:
-        """Whether it may be handed what it serves no version for.
-
-        Args:
-            trained: Whether a version was published.
-        """
-        return self.fixed and (self.pool != OWN or not trained)
 
 
 class HeartbeatOutcome(Enum):
@@ -100,14 +56,24 @@ class Fleet:
         timeout_s: Silence after which an explorer is dead.
         dirty: Told of every change; heartbeats that change nothing leave no trace.
         model: That is trained.
+        beats_per_s: Heartbeats that all may send together.
     """
 
-    def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str) -> None:
+    def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str, beats_per_s: int) -> None:
         self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty, named="name")
         self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)
         """Running attempts by explorer."""
         self._timeout_s = timeout_s
         self._model = model
+        self._beats_per_s = beats_per_s
+        self._live: set[str] = set()
+        self.pace_s = 0.0
+        """That explorers are to have; see :mod:`trinity_bus.coordination.dispatch.pace`."""
+        self.rooms = Rooms()
+        self.revision = 0
+        """Grows whenever anything of an explorer changes but the attempts that it has."""
+        self._silence: Deadlines[str] = Deadlines()
+        """When each is silent for too long, or forgotten."""
         self.membership_changes = 0
         """Grows when explorers that know other workflows, or serve another pool, come or go."""
         self._known: frozenset[Kind] | None = None
@@ -125,7 +91,8 @@ class Fleet:
             explorer = self._join(beat, zombies=(*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:])
         else:
             outcome = self._update(explorer, beat)
-        explorer.last_seen = now
+        explorer.last_seen, explorer.patience_s = now, beat.silent_after_s(self._timeout_s)
+        self._watch(explorer)
         return outcome
 
     def is_replaced_by(self, beat: ExplorerHeartbeat) -> Explorer | None:
@@ -145,6 +112,7 @@ class Fleet:
     def assign(self, explorer: Explorer, attempt: Attempt) -> None:
         """Note that it is handed an attempt."""
         self._assigned.of(explorer.name).add(attempt)
+        self.rooms.changed(explorer)
 
     def note_turns(self, beat: ExplorerHeartbeat) -> None:
         """Take in where the first turns lie that attempts have completed; of those that it was handed."""
@@ -159,17 +127,21 @@ class Fleet:
     def release(self, name: str, key: AttemptKey) -> None:
         """Note that an attempt that this explorer was handed is over."""
         del self._assigned.of(name)[key]
+        self.rooms.changed(self.explorers[name])
 
     def depart(self, explorer: Explorer, *, for_good: bool) -> None:
         """Note that it is gone. ``for_good``: this incarnation never comes back."""
         explorer.gone = True
         if for_good:
             explorer.zombies = (*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:]
+        self._changed(explorer)
+        self._watch(explorer)
 
     def set_version(self, explorer: Explorer, version: int) -> None:
         """Note that it says that it serves ``version`` now, and is done with syncing."""
         state: ExplorerState = "ready" if explorer.state == "syncing" else explorer.state
         explorer.version, explorer.state, explorer.distrusted = version, state, None
+        self._changed(explorer)
 
     def distrust(self, explorer: Explorer, version: int) -> None:
         """Note that it took wrong bytes for ``version``.
@@ -177,6 +149,7 @@ class Fleet:
         Nothing may be drawn with them, whatever its heartbeats say.
         """
         explorer.version, explorer.distrusted = -1, version
+        self._changed(explorer)
 
     def discard_after(self, version: int) -> None:
         """Note that what explorers serve of versions after this one is void: nothing may be drawn with it any more."""
@@ -192,12 +165,16 @@ class Fleet:
 
     def silent(self, now: float) -> list[Explorer]:
         """Live explorers that were not heard of for too long; also forgets those that are gone for an hour."""
-        forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]
-        for explorer in forgotten:
-            del self.explorers[explorer.name]
-            self._assigned.take(explorer.name)
-            self._forget_known()
-        silent = [e for e in self.live() if now - e.last_seen > self._timeout_s]
+        silent = []
+        for name in self._silence.take(now):
+            explorer = self.explorers[name]
+            silence = now - explorer.last_seen
+            if explorer.gone and silence > GONE_KEPT_S:
+                self._forget(explorer)
+                continue
+            self._watch(explorer)
+            if not explorer.gone and silence > explorer.patience_s:
+                silent.append(explorer)
         return sorted(silent, key=lambda e: e.name)
 
     def live(self) -> Iterator[Explorer]:
@@ -239,6 +216,11 @@ class Fleet:
         for explorer in self.explorers.values():
             explorer.assigned = self._assigned.of(explorer.name)
             explorer.last_seen = now
+            self._changed(explorer)
+        for explorer in self.explorers.values():
+            # Nobody remembers which pace each had: that of now, or the next one, which the fleet had grown out of.
+            explorer.patience_s = max(self._timeout_s, MISSED * min(2 * self.pace_s, MAX_PACE_S))
+            self._watch(explorer)
         self._forget_known()
 
     def attempts(self) -> Iterator[Attempt]:
@@ -259,6 +241,7 @@ class Fleet:
         )
         explorer.assigned = self._assigned.of(beat.explorer)
         self.explorers[beat.explorer] = explorer
+        self._changed(explorer)
         self._forget_known()
         return explorer
 
@@ -275,8 +258,28 @@ class Fleet:
         explorer.pool, explorer.fixed = serves
         explorer.find_kinds()
         explorer.gone = False
+        self._changed(explorer)
         self._forget_known()
         return HeartbeatOutcome.JOINED if rejoined else HeartbeatOutcome.CHANGED
+
+    def _changed(self, explorer: Explorer) -> None:
+        self.revision += 1
+        self.rooms.changed(explorer)
+        if explorer.gone:
+            self._live.discard(explorer.name)
+        else:
+            self._live.add(explorer.name)
+        self.pace_s = pace(len(self._live), self._beats_per_s, self.pace_s)
+
+    def _watch(self, explorer: Explorer) -> None:
+        patience_s = GONE_KEPT_S if explorer.gone else explorer.patience_s
+        self._silence.set(explorer.name, explorer.last_seen + patience_s)
+
+    def _forget(self, explorer: Explorer) -> None:
+        del self.explorers[explorer.name]
+        self._assigned.take(explorer.name)
+        self.rooms.forget(explorer.name)
+        self._forget_known()
 
     def _forget_known(self) -> None:
         self._known = None

@@ -13,63 +13,87 @@ knows the workflow and serves at least the version that the batch needs, if its 
 3. one that has another part of the same task, because it may have the prompt in its prefix cache;
 4. the one with the smallest share of its slots taken, so that all get the same share;
 5. the first by name, so that the same history always gives the same decisions.
+
+Nothing here looks at all explorers. Those with room that are alike, in what they can run and what they serve, are a
+*crowd*, and a heap in each has the one with the smallest share taken at its top.
 """
 
-from collections.abc import Collection, Iterable
+import heapq
+from collections.abc import Collection, Container, Iterable
 
 from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask
-from trinity_bus.coordination.dispatch.fleet import Explorer
+from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.pools import Kind
+
+type _Alike = tuple[frozenset[Kind], str, int, bool]
+"""Kinds, pool, version, and whether they are fixed."""
+
+_SPARE = 4
+"""Entries of a heap that are out of date, besides one for each member, before it is made anew."""
 
 
 class Rooms:
-    """The explorers with free slots during one pass, for each version that batches need.
+    """The explorers with free slots. Whoever changes one says so."""
 
-    Args:
-        explorers: Each with a free slot.
-        trained: Whether a version was published.
-    """
-
-    def __init__(self, explorers: Iterable[Explorer], *, trained: bool) -> None:
-        self._explorers = list(explorers)
-        self._trained = trained
-        self._rooms: dict[int, Placement] = {}
-        self._left = len(self._explorers)
+    def __init__(self) -> None:
+        self._crowds: dict[_Alike, _Crowd] = {}
+        self._crowd_of: dict[str, _Crowd] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any room left."""
-        return self._left > 0
+        """Whether there is any room."""
+        return bool(self._crowd_of)
 
-    def of(self, min_version: int) -> "Placement":
-        """Return the room for what needs this version."""
-        placement = self._rooms.get(min_version)
-        if placement is None:
-            placement = self._rooms[min_version] = Placement(self._explorers, min_version, trained=self._trained)
-        return placement
+    def changed(self, explorer: Explorer) -> None:
+        """Take note of an explorer as it is now."""
+        alike = explorer.kinds, explorer.pool, explorer.version, explorer.fixed
+        crowd = self._crowd_of.get(explorer.name)
+        if crowd is None or crowd.alike != alike or explorer.free <= 0:
+            self.forget(explorer.name)
+            if explorer.free <= 0:
+                return
+            crowd = self._crowds.get(alike)
+            if crowd is None:
+                crowd = self._crowds[alike] = _Crowd(alike)
+            self._crowd_of[explorer.name] = crowd
+        crowd.add(explorer)
 
-    def taken(self, explorer: Explorer) -> None:
-        """Note that a slot of this explorer was taken."""
-        if explorer.free <= 0:
-            self._left -= 1
-            for placement in self._rooms.values():
-                placement.close(explorer)
+    def forget(self, name: str) -> None:
+        """Take note that nothing is known of an explorer any more."""
+        crowd = self._crowd_of.pop(name, None)
+        if crowd is not None:
+            del crowd.members[name]
+            if not crowd.members:
+                del self._crowds[crowd.alike]
+
+    def of(self, min_version: int, *, trained: bool) -> "Placement":
+        """Return the room for what needs this version, as long as no more room is made.
+
+        Args:
+            min_version: The version.
+            trained: Whether a version was published.
+        """
+        return Placement(self._crowds.values(), min_version, trained=trained)
 
 
 class Placement:
-    """The explorers with free slots that serve a version, or need not."""
+    """The explorers with free slots that serve a version, or need not, while room only shrinks."""
 
-    def __init__(self, explorers: Iterable[Explorer], min_version: int, *, trained: bool) -> None:
+    def __init__(self, crowds: Iterable["_Crowd"], min_version: int, *, trained: bool) -> None:
         self._min_version = min_version
         self._trained = trained
-        self._open = [e for e in explorers if e.free > 0 and self._serves(e)]
+        self._crowds = sorted(
+            (c for c in crowds if c.version >= min_version or c.any.needs_no_version(trained=trained)),
+            key=lambda c: -c.version,
+        )
         self._kinds: frozenset[Kind] | None = None
 
     @property
     def kinds(self) -> frozenset[Kind]:
         """Those that somebody with room can run."""
-        if self._kinds is None:
-            self._kinds = frozenset[Kind]().union(*(e.kinds for e in self._open))
+        if self._kinds is None or not all(crowd.members for crowd in self._crowds):
+            self._crowds = [crowd for crowd in self._crowds if crowd.members]
+            self._kinds = frozenset[Kind]().union(*(crowd.kinds for crowd in self._crowds))
         return self._kinds
 
     def version_for(self, explorer: Explorer) -> int:
@@ -78,24 +102,81 @@ class Placement:
 
     def place(self, task: OpenTask, part: Part) -> Explorer:
         """Return the explorer for this part, of a task whose kind is one of ``kinds``."""
+        explorer = self.find(task, part)
+        if explorer is None:
+            raise ValueError(f"nobody with room can run {task.kind}")
+        return explorer
+
+    def find(self, task: OpenTask, part: Part, *, beside: str | None = None) -> Explorer | None:
+        """Return the explorer for this part; None where nobody with room can run it.
+
+        Args:
+            task: Of the part.
+            part: To be run.
+            beside: An explorer that is at it already, and is not asked a second time.
+        """
         homes: Collection[str] = task.homes if len(task.parts) > 1 else ()
-        kind, failed_on = task.kind, part.failed_on
-        able = (e for e in self._open if kind in e.kinds)
-        return min(able, key=lambda e: _preference(e, failed_on, homes))
+        failed_on = part.failed_on
+        best: Explorer | None = None
+        for crowd in self._crowds:
+            if best is not None and best.name != failed_on and best.version > crowd.version:
+                break
+            if task.kind in crowd.kinds:
+                found = crowd.best(failed_on, beside, homes)
+                if found is not None and (
+                    best is None or _preference(found, failed_on, homes) < _preference(best, failed_on, homes)
+                ):
+                    best = found
+        return best
 
-    def close(self, explorer: Explorer) -> None:
-        """Note that this explorer has no slot left."""
-        if self._serves(explorer):
-            # Not ``remove``: it would compare the explorers before this one field by field.
-            self._open = [other for other in self._open if other is not explorer]
-            self._kinds = None
 
-    def _serves(self, explorer: Explorer) -> bool:
-        return explorer.version >= self._min_version or explorer.needs_no_version(trained=self._trained)
+class _Crowd:
+    """Explorers with room that are alike."""
+
+    def __init__(self, alike: _Alike) -> None:
+        self.alike = alike
+        self.kinds, _, self.version, _ = alike
+        self.members: dict[str, Explorer] = {}
+        self._heap: list[tuple[float, str]] = []
+        """Share taken and name: of each member as it is, and of some as they were."""
+
+    @property
+    def any(self) -> Explorer:
+        """One of them, to ask what is the same of all."""
+        return next(iter(self.members.values()))
+
+    def add(self, explorer: Explorer) -> None:
+        self.members[explorer.name] = explorer
+        heapq.heappush(self._heap, (explorer.load, explorer.name))
+        if len(self._heap) > 2 * len(self.members) + _SPARE:
+            self._heap = [(e.load, e.name) for e in self.members.values()]
+            heapq.heapify(self._heap)
+
+    def best(self, failed_on: str | None, beside: str | None, homes: Collection[str]) -> Explorer | None:
+        """Return the one that is preferred."""
+        at_home = [name for name in homes if name in self.members and name not in (failed_on, beside)]
+        if at_home:
+            return min((self.members[name] for name in at_home), key=lambda e: (e.load, e.name))
+        found = self._least_taken((failed_on, beside))
+        return self.members.get(failed_on or "") if found is None and failed_on != beside else found
+
+    def _least_taken(self, but: Container[str | None]) -> Explorer | None:
+        passed, found = [], None
+        while self._heap:
+            load, name = self._heap[0]
+            member = self.members.get(name)
+            if member is not None and member.load == load:
+                if name not in but:
+                    found = member
+                    break
+                passed.append((load, name))
+            heapq.heappop(self._heap)
+        for entry in dict.fromkeys(passed):
+            heapq.heappush(self._heap, entry)
+        return found
 
 
 def _preference(
     explorer: Explorer, failed_on: str | None, homes: Collection[str]
 ) -> tuple[bool, int, bool, float, str]:
-    load = len(explorer.assigned) / explorer.slots
-    return explorer.name == failed_on, -explorer.version, explorer.name not in homes, load, explorer.name
+    return explorer.name == failed_on, -explorer.version, explorer.name not in homes, explorer.load, explorer.name

@@ -18,18 +18,19 @@ def slow_attempts(settings: CoordinatorSettings, ledger: Ledger, now: float) -> 
     if factor is None:
         return []
     slow = []
-    for attempt in ledger.running.values():
-        task = ledger.tasks[attempt.task_id]
-        part, batch = task.parts[attempt.part], ledger.batches[task.batch_id]
-        alone = len(part.running) == 1 and part.tries < settings.max_attempts
-        if attempt.started is None or not alone or not _near_its_end(batch):
-            continue
-        if now - attempt.started > factor * batch.durations[len(batch.durations) // 2]:
-            slow.append((attempt.started, task.order, attempt.number, attempt))
+    for batch in filter(_is_near_its_end, ledger.batches.values()):
+        limit = factor * batch.durations[len(batch.durations) // 2]
+        for task in batch.open_tasks.values():
+            for part in task.parts:
+                if len(part.running) != 1 or part.tries >= settings.max_attempts:
+                    continue
+                attempt = part.running[0]
+                if attempt.started is not None and now - attempt.started > limit:
+                    slow.append((attempt.started, task.order, attempt.number, attempt))
     return [attempt for *_, attempt in sorted(slow, key=lambda found: found[:3])]
 
 
-def _near_its_end(batch: Batch) -> bool:
+def _is_near_its_end(batch: Batch) -> bool:
     if batch.expected is None or batch.queued or not batch.durations:
         return False
     return 2 * batch.finished >= batch.expected

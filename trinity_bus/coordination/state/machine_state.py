@@ -41,7 +41,7 @@ class MachineState:
         self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings, policy: SyncPolicy, dirty: DirtyKeys
     ) -> None:
         self.ledger = Ledger(settings, policy, dirty)
-        self.fleet = Fleet(settings.explorer_timeout_s, dirty, settings.model)
+        self.fleet = Fleet(settings.explorer_timeout_s, dirty, settings.model, settings.explorer_beats_per_s)
         self.sync = WeightSync(settings.model, policy, synchronizer.sync_timeout_s, dirty)
         self.waiters = BatchWaiters(dirty)
         self.outcomes = Outcomes(dirty)

@@ -34,6 +34,10 @@ class Row(Value, dict=True):
                 mark()
         _set(self, name, value)
 
+    def touch(self) -> None:
+        """Mark the entry as changed: something in a field was changed in place, because it is too large to replace."""
+        self.__dict__[_MARK]()
+
 
 class Table[V](dict[str, V]):
     """Entries of one kind, by name: ``kind/<name>`` in the changelog.

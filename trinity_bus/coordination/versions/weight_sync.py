@@ -49,7 +49,8 @@ from msgspec import field
 
 from schemas import Member, ModelVersion, Rollback, StepTrained, VersionWanted
 from schemas.model_version import MAX_MEMBERS
-from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT, Explorer
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT, Fleet
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -143,6 +144,8 @@ class WeightSync:
         self._deadline = 0.0
         self._retry_at: dict[MemberKey, float] = {}
         self._trainer_seen: float | None = None
+        self._content: tuple[int, int] | None = None
+        """Revision of the fleet at which all served a version, and which."""
 
     @property
     def version(self) -> int:
@@ -297,26 +300,29 @@ class WeightSync:
             self._settle(name, ok=False)
         return late
 
-    def next_round(self, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
+    def next_round(self, fleet: Fleet, now: float) -> ModelVersion | None:
         """Return the announcement for those who do not serve the version, if nobody is at it and they need not wait."""
         release = self.state.release
         if release is None or self.state.pending or self._trainer_is_silent(now) or self.is_zombie(release.incarnation):
             return None
-        laggards = [
-            explorer
-            for explorer in explorers
-            if explorer.can_sync
-            and explorer.version != release.version
-            and self._retry_at.get((explorer.name, explorer.incarnation), now) <= now
-        ]
-        return self._announce(release, laggards, now) if laggards else None
+        if self._content == (fleet.revision, release.version):
+            return None
+        laggards = [e for e in fleet.followers() if e.can_sync and e.version != release.version]
+        if not laggards:
+            # As long as no explorer changes, there is nobody to be looked for.
+            self._content = fleet.revision, release.version
+            return None
+        ready = [e for e in laggards if self._retry_at.get((e.name, e.incarnation), now) <= now]
+        return self._announce(release, ready, now) if ready else None
 
     def rebuild(self, now: float) -> None:
         """Give the round under way, of a changelog, its whole time again."""
         self._deadline = now + self._timeout_s
 
     def _settle(self, name: str, *, ok: bool) -> None:
-        self.state.pending = {other: member for other, member in self.state.pending.items() if other != name}
+        # In place: a thousand members may answer, and each time all others would be copied.
+        del self.state.pending[name]
+        self.state.touch()
         self.state.intact = self.state.intact and ok
 
     def _trainer_is_silent(self, now: float) -> bool:

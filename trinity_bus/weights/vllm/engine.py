@@ -77,6 +77,7 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         self.receiver = WeightReceiver(
             prepare=self._load_beside if self._beside else None,
             limit_bytes=_most_bytes(self.model, self.parallel_config),
+            device=self.device,
         )
         self._loading = threading.Lock()
         """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""

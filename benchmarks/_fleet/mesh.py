@@ -1,0 +1,332 @@
+"""A fleet of explorers that are numbers, and one trainer, around the coordinator: what they write, and when.
+
+Explorers write what real ones do: heartbeats at their interval and whenever their state or version changes, a result
+for each attempt, and that they have taken a version. Bytes are made beforehand as far as possible: none of what they
+cost is the coordinator's.
+"""
+
+import heapq
+import random
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks._fleet.coordinator import SimulatedCoordinator, Spent, arrive
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    Dispatch,
+    ExplorerHeartbeat,
+    ModelVersion,
+    Position,
+    Record,
+    RolloutFinished,
+    SetPace,
+    StepTrained,
+    Task,
+    WeightsSynced,
+)
+from schemas.codec import encode
+from schemas.event import RunningAttempt
+from schemas.topic import Topic
+from schemas.topics import EXPLORER_EVENTS, TASKS, TRAINER_EVENTS
+from trinity_bus.config import CoordinatorSettings, ExplorerSettings
+
+LIFE: Final = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+WORKFLOWS: Final = [f"workflow-{number}" for number in range(8)]
+MARK: Final = 1234567.0
+"""Stands for the time in prepared heartbeats."""
+SYNC_S: Final = 2.0
+BATCH: Final = 512
+BACKLOG: Final = 4
+"""Batches that wait for slots."""
+
+
+@dataclass(slots=True)
+class SimulatedExplorer:
+    """One."""
+
+    name: str
+    slots: int
+    key: bytes
+    running: dict[tuple[str, int], Dispatch] = field(default_factory=dict)
+    freed: deque[float] = field(default_factory=deque)
+    """When results were written whose slots are free since."""
+    version: int = -1
+    syncing: bool = False
+    alive: bool = True
+    life: str = LIFE
+    pace_s: float = 0.0
+    beat: tuple[bytes, int] | None = None
+    """The heartbeat of now, and where its time stands."""
+
+    def heartbeat(self, now: float) -> bytes:
+        """Return the next one."""
+        if self.beat is None:
+            value = encode(
+                ExplorerHeartbeat(
+                    explorer=self.name,
+                    incarnation=self.life,
+                    state="syncing" if self.syncing else "ready",
+                    slots=self.slots,
+                    running=[RunningAttempt(task_id=task_id, attempt=number) for task_id, number in self.running],
+                    model_version=self.version,
+                    workflows=WORKFLOWS,
+                    tokens_generated=1 << 20,
+                    sent_at=MARK,
+                    model="policy",
+                    abilities=["logprobs", "tools"],
+                    max_model_len=32768,
+                    address=f"10.0.0.1:{8000 + len(self.name)}",
+                    address_proof="0" * 64,
+                    pace_s=self.pace_s,
+                )
+            )
+            self.beat = value, value.index(struct.pack(">d", MARK))
+        value, at = self.beat
+        return value[:at] + struct.pack(">d", now) + value[at + 8 :]
+
+
+class SimulatedMesh:
+    """All of them.
+
+    Args:
+        explorers: How many.
+        slots: Of each.
+        seed: Of the order in which attempts end.
+    """
+
+    def __init__(self, explorers: int, slots: int, seed: int) -> None:
+        self.capacity = explorers * slots
+        self.batch = min(BATCH, self.capacity)
+        settings = CoordinatorSettings(
+            batch_size=self.batch,
+            group_size=1,
+            max_staleness=1_000_000,
+            max_inflight_batches=2 * self.capacity // self.batch + 2 * BACKLOG,
+            max_open_tasks=2 * self.capacity + 2 * BACKLOG * BATCH,
+            max_open_bytes=4 << 30,
+            task_timeout_s=1e6,
+        )
+        self.coordinator = SimulatedCoordinator(settings, self._heard)
+        self.explorers = {
+            name: SimulatedExplorer(name, slots, name.encode())
+            for name in (f"explorer-{number:05d}" for number in range(explorers))
+        }
+        self.interval_s = ExplorerSettings().heartbeat_s
+        self.trains = False
+        """Whether the trainer trains on what is finalized, and publishes what comes of it."""
+        self.dispatched: list[float] = []
+        """How long each free slot was free, until the order was committed that takes it."""
+        self.sent = self.answered = self.lives = 0
+        self.version = -1
+        self._random = random.Random(seed)  # noqa: S311 - no secret
+        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._count = 0
+
+    # -- what is done to it ------------------------------------------------------------------------------------------
+
+    def join(self, within_s: float) -> Spent:
+        """Start all explorers, and the trainer; return when all of them are known."""
+        for number, explorer in enumerate(self.explorers.values()):
+            self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(0))
+        spent = self.run(within_s)
+        machine = self.coordinator.machine
+        return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
+
+    def publish(self) -> Spent:
+        """Have the trainer publish a version; return when all serve it."""
+        self.version += 1
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
+        alive = [explorer for explorer in self.explorers.values() if explorer.alive]
+        return self.run_until(lambda: all(explorer.version == self.version for explorer in alive))
+
+    def fill(self) -> Spent:
+        """Send tasks for all slots, and some that wait; return when all slots are taken."""
+        batches = -(-self.capacity // self.batch) + BACKLOG
+        for _ in range(batches * self.batch):
+            self.send(self.now)
+        return self.run_until(lambda: self.running >= self.capacity)
+
+    def kill(self, share: float) -> Spent:
+        """End some without a word; return when they are known to be gone."""
+        for explorer in self._random.sample(list(self.explorers.values()), max(1, int(len(self.explorers) * share))):
+            explorer.alive = False
+        gone = {name for name, explorer in self.explorers.items() if not explorer.alive}
+        fleet = self.coordinator.machine.fleet
+        return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
+
+    def start_anew(self, number: int) -> None:
+        """Kill an explorer, and start it again under its name."""
+        explorer = self.explorers[f"explorer-{number:05d}"]
+        self.lives += 1
+        explorer.life, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
+        explorer.running.clear()
+        self._tell(explorer, self.now)
+
+    def work(self, rate: float, seconds: float) -> Spent:
+        """Have attempts end at this rate, and send as many tasks, for so long."""
+        self.dispatched.clear()
+        busy = [explorer for explorer in self.explorers.values() if explorer.alive]
+        at = self.now
+        while (at := at + self._random.expovariate(rate)) < self.now + seconds:
+            self._at(at, lambda now: self._end_one(self._random.choice(busy), now))
+        return self.run(seconds)
+
+    def send(self, now: float) -> None:
+        """One more task."""
+        self.sent += 1
+        name = f"task-{self.sent:08d}"
+        self._write(now, TASKS, name.encode(), Task(task_id=name, workflow=WORKFLOWS[0], prompt="What is 17 + 25?"))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds."""
+        return self.coordinator.now
+
+    @property
+    def running(self) -> int:
+        """Attempts."""
+        return sum(len(explorer.running) for explorer in self.explorers.values())
+
+    def run(self, seconds: float) -> Spent:
+        """Let time pass, then all be read that has come until then."""
+        self.coordinator.spent = spent = Spent()
+        until = self.now + seconds
+        while self.now < until:
+            self._step(until)
+        inbox = self.coordinator.inbox
+        while inbox.first(signals=True, tasks=False) <= until:
+            self.coordinator.step(until)
+        return spent
+
+    def run_until(self, condition: Callable[[], bool], spent: Spent | None = None) -> Spent:
+        """Let time pass until something is so."""
+        self.coordinator.spent = spent = spent or Spent()
+        while not condition():
+            for _ in range(20):
+                self._step(self.now + 1.0)
+        return spent
+
+    def _step(self, until: float) -> None:
+        while self._queue and self._queue[0][0] <= self.now:
+            at, _, happens = heapq.heappop(self._queue)
+            happens(at)
+        if self._queue:
+            until = min(until, self._queue[0][0])
+        self.coordinator.step(until)
+
+    def _at(self, when: float, happens: Callable[[float], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (when, self._count, happens))
+
+    # -- what explorers do -------------------------------------------------------------------------------------------
+
+    def _write(self, now: float, topic: Topic, key: bytes, record: Record | bytes) -> None:
+        value = record if isinstance(record, bytes) else encode(record)
+        arrive(self.coordinator.inbox, (now, topic, key, value))
+
+    def _beating(self, explorer: SimulatedExplorer) -> Callable[[float], None]:
+        def beat(now: float) -> None:
+            if explorer.alive:
+                self._write(now, EXPLORER_EVENTS, explorer.key, explorer.heartbeat(now))
+                self._at(now + max(self.interval_s, explorer.pace_s), beat)
+
+        return beat
+
+    def _tell(self, explorer: SimulatedExplorer, now: float) -> None:
+        explorer.beat = None
+        self._write(now, EXPLORER_EVENTS, explorer.key, explorer.heartbeat(now))
+
+    def _heard(self, now: float, record: Record) -> None:
+        match record:
+            case Dispatch(explorer=name, incarnation=life) if self.explorers[name].life == life:
+                explorer = self.explorers[name]
+                explorer.running[record.task.task_id, record.attempt] = record
+                explorer.beat = None
+                if explorer.freed:
+                    self.dispatched.append(now - explorer.freed.popleft())
+            case SetPace(explorer=name, pace_s=pace_s):
+                explorer = self.explorers[name]
+                explorer.pace_s = pace_s
+                self._tell(explorer, now)
+            case BatchRecord(state=BatchLifecycleState.FINALIZED) if self.trains:
+                self.version += 1
+                self._write(now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
+            case ModelVersion(members=members):
+                for member in members:
+                    explorer = self.explorers[member.explorer]
+                    if explorer.alive and explorer.life == member.incarnation:
+                        explorer.syncing = True
+                        self._tell(explorer, now)
+                        self._at(now + SYNC_S, self._synced(explorer, record))
+
+    def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
+        life = explorer.life
+
+        def synced(now: float) -> None:
+            if explorer.life != life:
+                return
+            explorer.version, explorer.syncing = version.version, False
+            answer = WeightsSynced(
+                explorer=explorer.name,
+                incarnation=life,
+                model="policy",
+                version=version.version,
+                epoch=version.epoch,
+                ok=True,
+                checksum=version.checksum,
+            )
+            self._write(now, EXPLORER_EVENTS, explorer.key, answer)
+            self._tell(explorer, now)
+
+        return synced
+
+    def _end_one(self, explorer: SimulatedExplorer, now: float) -> None:
+        if not explorer.running:
+            return
+        order = explorer.running.pop(next(iter(explorer.running)))
+        explorer.beat = None
+        explorer.freed.append(now)
+        self.answered += 1
+        self._write(now, EXPLORER_EVENTS, explorer.key, _answer(order, explorer.version))
+        self.send(now)
+
+
+def _answer(order: Dispatch, version: int) -> RolloutFinished:
+    fields: dict[str, Any] = {"version_min": version, "version_max": version}
+    return RolloutFinished(
+        explorer=order.explorer,
+        incarnation=order.incarnation,
+        task_id=order.task.task_id,
+        attempt=order.attempt,
+        batch_id=order.batch_id,
+        batch_type="train",
+        status="completed",
+        completed_runs=order.repeat_times,
+        total_runs=order.repeat_times,
+        metrics=[{"reward": 1.0}],
+        experience=Position(partition=0, offset=0),
+        samples=order.repeat_times,
+        seconds=1.0,
+        **fields,
+    )
+
+
+def _trained(version: int) -> StepTrained:
+    return StepTrained(
+        trainer="trainer-0",
+        incarnation=LIFE,
+        model="policy",
+        step=version,
+        version=version,
+        publish=True,
+        checksum=f"{version:064x}",
+        master_address="127.0.0.1",
+        master_port=1,
+    )

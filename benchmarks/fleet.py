@@ -1,0 +1,112 @@
+"""Fleet: what a thousand, four thousand and ten thousand explorers cost the one coordinator.
+
+The coordinator's machine, schedule, codecs and what it writes are the real ones, in simulated time that their processor
+time is part of; explorers are numbers that write what real ones do, and brokers are a constant (``_fleet``). So a share
+of processor time is that of one core like this one, without what fetching and sending cost, and a latency has no
+network in it. Processor time is that of the thread alone: other programs of a busy machine slow it, but are not in it.
+
+Of each size, in this order: all join; a version is published, and all take it; nothing happens; tasks fill the slots;
+nothing happens while all slots are taken; attempts end, and as many tasks come, at ``RATE``; one explorer of a hundred
+is killed; another coordinator takes over.
+"""
+
+import logging
+import statistics
+
+from benchmarks._fleet.coordinator import Spent
+from benchmarks._fleet.mesh import SimulatedMesh
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from trinity_bus.runtime.heap import collect_all_rarely, freeze_gc
+
+SIZES = ((1000, 64), (4000, 64), (10_000, 8))
+"""Explorers, and slots of each."""
+RATE = 2500.0
+STRETCH_S = 5.0
+"""Simulated seconds of each stretch in which something is measured a second."""
+JOIN_S = 10.0
+SEED = 1
+GOAL_LONGEST_MS = 100.0
+GOAL_IDLE_SHARE = 0.5
+GOAL_RECORD_KIB = 1024.0
+
+
+def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[Row]:
+    """Measure a fleet of one size."""
+    mesh = SimulatedMesh(explorers, slots, SEED)
+    joined = mesh.join(JOIN_S)
+    published = mesh.publish()
+    mesh.run(JOIN_S)
+    idle = mesh.run(stretch_s)
+    handed_out = mesh.fill()
+    mesh.run(JOIN_S)
+    taken = mesh.run(stretch_s)
+    working = mesh.work(rate, stretch_s)
+    waits = sorted(mesh.dispatched)
+    killed = mesh.kill(0.01)
+    took_over_s = mesh.coordinator.restored_s()
+    all_spent = (joined, published, idle, handed_out, taken, working, killed)
+    name = f"{explorers:,} explorers of {slots} slots"
+
+    def longest(what: str, spent: Spent) -> Row:
+        return Row(
+            f"{name}: {what}: longest decision", spent.longest_s * 1e3, "ms", goal=GOAL_LONGEST_MS, better="lower"
+        )
+
+    def share(what: str, spent: Spent, goal: float | None) -> Row:
+        return Row(f"{name}: {what}: share of a core", spent.cpu_s / stretch_s, "", goal=goal, better="lower")
+
+    return [
+        longest("all join", joined),
+        longest("all take a version", published),
+        Row(f"{name}: all take a version: processor time", published.cpu_s, "s", better="lower"),
+        share("idle", idle, GOAL_IDLE_SHARE),
+        Row(f"{name}: idle: heartbeats", idle.signals / stretch_s, "1/s", better="lower"),
+        longest("tasks fill the slots", handed_out),
+        Row(f"{name}: tasks fill the slots: rate of one core", mesh.capacity / handed_out.cpu_s, "tasks/s", goal=RATE),
+        share("idle, slots taken", taken, GOAL_IDLE_SHARE),
+        share(f"at {rate:g} tasks/s", working, 1.0),
+        longest(f"at {rate:g} tasks/s", working),
+        Row(f"{name}: free slot to order committed, p50", statistics.median(waits) * 1e3, "ms", better="lower"),
+        Row(
+            f"{name}: free slot to order committed, p99",
+            _p99(waits) * 1e3,
+            "ms",
+            better="lower",
+        ),
+        Row(f"{name}: written for each task", working.written / (rate * stretch_s) / 1024, "KiB", better="lower"),
+        longest("one of a hundred is killed", killed),
+        Row(f"{name}: another coordinator takes over", took_over_s, "s", better="lower"),
+        Row(
+            f"{name}: largest record",
+            max(spent.largest for spent in all_spent) / 1024,
+            "KiB",
+            goal=GOAL_RECORD_KIB,
+            better="lower",
+        ),
+    ]
+
+
+def _p99(waits: list[float]) -> float:
+    return waits[int(0.99 * (len(waits) - 1))]
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--explorers", type=int, nargs="+", help="only these sizes")
+    options = arguments.parse_args()
+    # As the service does.
+    freeze_gc()
+    collect_all_rarely()
+    # What dies here dies on purpose, by the dozen.
+    logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
+    rows: list[Row] = []
+    for explorers, slots in ((20, 2),) if options.short else SIZES:
+        if options.explorers is None or explorers in options.explorers:
+            rows += rows_of(explorers, slots, 50.0 if options.short else RATE, 1.0 if options.short else STRETCH_S)
+    report("fleet", "The coordinator with very many explorers, in simulated time", rows, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What keeps decisions short where there are very many explorers: heaps, bounds, and fewer heartbeats."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import Dispatch, SetPace, Task
+from schemas.event import MAX_PACE_S, MISSED
+from tests.support.simulation.harness import Harness, dispatches, facts
+from trinity_bus.coordination import Effect, Fact, Origin, TellPace
+from trinity_bus.coordination.batches.parts import Attempt, split
+from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.coordination.deadlines import Deadlines
+from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.dispatch.pace import OWN_S, pace
+from trinity_bus.coordination.dispatch.placement import Rooms
+from trinity_bus.coordination.pools import kind_of
+
+NAMES = ["a", "b", "c", "d", "e"]
+changes = st.tuples(
+    st.sampled_from(NAMES),
+    st.sampled_from(["ready", "syncing"]),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.sampled_from([("math",), ("math", "code")]),
+)
+
+
+def paces(effects: list[Effect]) -> dict[str, float]:
+    told = [effect.record for effect in effects if isinstance(effect, TellPace)]
+    assert all(isinstance(record, SetPace) for record in told)
+    return {record.explorer: record.pace_s for record in told}
+
+
+@given(
+    st.lists(changes, max_size=40),
+    st.none() | st.sampled_from(NAMES),
+    st.none() | st.sampled_from(NAMES),
+    st.sets(st.sampled_from(NAMES)),
+    st.integers(0, 2),
+)
+def test_the_heaps_find_whom_a_look_at_everybody_finds(
+    history: list[tuple[str, str, int, int, int, tuple[str, ...]]],
+    failed_on: str | None,
+    beside: str | None,
+    homes: set[str],
+    min_version: int,
+) -> None:
+    task = OpenTask(Task(task_id="t", workflow="code", prompt="1"), "b", 1, Origin(0, 0), None, split(4, 2), "1", 9)
+    task.kind = kind_of(task.task, "policy")
+    task.homes = dict.fromkeys(homes, 1)
+    task.parts[0].failed_on = failed_on
+    rooms, known = Rooms(), dict[str, Explorer]()
+    for name, state, slots, busy, version, workflows in history:
+        one = known[name] = Explorer(name, "life", state, slots, version, workflows)  # type: ignore[arg-type]
+        one.assigned = {(f"{name}-{i}", 1): Attempt(f"{name}-{i}", 0, 1, 1.0) for i in range(busy)}
+        rooms.changed(one)
+    able = [e for e in known.values() if e.free > 0 and e.version >= min_version and task.kind in e.kinds]
+    expected = min(
+        (e for e in able if e.name != beside),
+        key=lambda e: (e.name == failed_on, -e.version, e.name not in homes, e.load, e.name),
+        default=None,
+    )
+    room = rooms.of(min_version, trained=True)
+    assert (task.kind in room.kinds) == bool(able)
+    assert room.find(task, task.parts[0], beside=beside) is expected
+    assert room.find(task, task.parts[0], beside=beside) is expected, "looking changes nothing"
+    assert bool(rooms) == any(e.free > 0 for e in known.values())
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.none() | st.integers(0, 9) | st.just(-1)), max_size=60))
+def test_what_is_due_is_what_a_look_at_all_times_finds(history: list[tuple[str, int | None]]) -> None:
+    deadlines, times, now = Deadlines[str](), dict[str, int](), 0
+    for key, after in history:
+        if after is None:
+            deadlines.forget(key)
+            times.pop(key, None)
+        elif after >= 0:
+            times[key] = now + after
+            deadlines.set(key, now + after)
+        else:
+            now += 3
+            due = {name for name, at in times.items() if at <= now}
+            assert set(deadlines.take(now)) == due
+            times = {name: at for name, at in times.items() if name not in due}
+
+
+def test_putting_off_again_and_again_keeps_nothing() -> None:
+    deadlines = Deadlines[str]()
+    for now in range(1000):
+        deadlines.set("x", 1000 - now)
+        deadlines.set("y", now)
+    assert len(deadlines._heap) < 40
+    deadlines.forget("x")
+    deadlines.forget("y")
+    assert not deadlines._heap
+
+
+@pytest.mark.parametrize(
+    ("explorers", "before", "after"),
+    [(1, 0, 0), (1000, 0, 0), (1001, 0, 1), (4000, 0, 2), (4001, 2, 4), (1500, 4, 1), (2001, 4, 4), (10_000, 0, 8)],
+)
+def test_the_pace_bounds_all_heartbeats_and_does_not_swing(explorers: int, before: float, after: float) -> None:
+    assert pace(explorers, 2000, before) == after
+    assert explorers / max(after, OWN_S) <= 2000
+
+
+def test_the_pace_has_an_end() -> None:
+    assert pace(10**9, 1, 0) == MAX_PACE_S
+
+
+def test_explorers_are_told_their_pace_until_they_keep_it_and_old_ones_are_not() -> None:
+    harness = Harness(explorer_beats_per_s=1)
+    assert paces(harness.beat("e0", pace_s=0.0)) == {"e0": 1.0}
+    assert paces(harness.beat("old")) == {}
+    assert paces(harness.beat("e0", pace_s=1.0)) == {"e0": 2.0}
+    assert paces(harness.beat("e0", pace_s=2.0)) == {}
+
+
+def test_who_keeps_a_slow_pace_is_given_the_time_of_three_heartbeats() -> None:
+    harness = Harness(explorer_timeout_s=4.0)
+    harness.beat("slow", pace_s=4.0)
+    harness.beat("fast", pace_s=0.0)
+    assert facts(harness.wait(5)) == [Fact.EXPLORER_LOST]
+    assert [e.name for e in harness.machine.fleet.live()] == ["slow"]
+    harness.restart()
+    harness.beat("slow", pace_s=4.0)
+    assert facts(harness.wait(MISSED * 4)) == []
+    assert facts(harness.wait(1)) == [Fact.EXPLORER_LOST]
+
+
+def test_one_decision_starts_so_many_attempts_and_says_that_there_is_more() -> None:
+    harness = Harness(batch_size=1, max_inflight_batches=1000, max_staleness=1000)
+    for number in range(MOST_STARTED + 44):
+        harness.task(f"t{number}")
+    first = dispatches(harness.beat("e0", slots=1000))
+    assert len(first) == MOST_STARTED
+    assert harness.machine.has_more
+    rest: list[Dispatch] = dispatches(harness.machine.handle_all((), harness.now))
+    assert len(rest) == 44
+    assert not harness.machine.has_more
