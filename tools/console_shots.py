@@ -2,13 +2,16 @@
 
     make console-shots URL=http://127.0.0.1:8900         # pictures go to build/console
 
-It fails where a page logs an error, is wider than its window, or has something to press or fill in without a name.
+It fails where a page logs an error, is wider than its window, has something to press or fill in without a name, or
+where axe-core finds a serious or critical fault of accessibility. A console that asks for a token is shown
+``CONSOLE_TOKEN``, of the environment.
 Chromium is no Python package, so this is a tool and no test: Debian's `chromium` will do.
 """
 
 import argparse
 import asyncio
 import base64
+import os
 import re
 import shutil
 import sys
@@ -39,13 +42,18 @@ _UNNAMED: Final = """
   !(one.textContent.trim() || one.getAttribute("aria-label") || one.title || one.hasAttribute("alt")
     || one.labels?.length || one.querySelector?.("img[alt]"))).map((one) => one.outerHTML.slice(0, 120))
 """
+_JUDGE: Final = """
+axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
+  .filter((one) => one.impact === "serious" || one.impact === "critical")
+  .map((one) => `${one.id}: ${one.nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" | ")}`))
+"""
 _START_S: Final = 60.0
 _SETTLE_S: Final = 0.5
 
 type Call = Callable[..., Awaitable[Any]]
 
 
-async def _look(url: str, folder: Path, chromium: str) -> list[str]:
+async def _look(url: str, folder: Path, chromium: str, axe: str) -> list[str]:
     """Return what is wrong with the pages."""
     with tempfile.TemporaryDirectory() as profile:
         process = await asyncio.create_subprocess_exec(
@@ -60,17 +68,21 @@ async def _look(url: str, folder: Path, chromium: str) -> list[str]:
                 port_file = Path(profile) / "DevToolsActivePort"
                 while not port_file.is_file() or not (said := port_file.read_text().split()):  # noqa: ASYNC110 - Chromium sets no event
                     await asyncio.sleep(0.1)
+            token = os.environ.get("CONSOLE_TOKEN")
+            shown = {"Authorization": f"Bearer {token}"} if token else {}
             async with aiohttp.ClientSession() as http:
-                return await _visit(http, f"http://127.0.0.1:{said[0]}", url, folder)
+                return await _visit(http, f"http://127.0.0.1:{said[0]}", url, folder, axe, shown)
         finally:
             process.kill()
             await process.wait()
 
 
-async def _visit(http: aiohttp.ClientSession, browser: str, url: str, folder: Path) -> list[str]:
+async def _visit(  # noqa: PLR0917
+    http: aiohttp.ClientSession, browser: str, url: str, folder: Path, axe: str, shown: dict[str, str]
+) -> list[str]:
     paths, looked_at = list(_LISTS), ["/samples", "/steps"]
     for page in looked_at:
-        async with http.get(f"{url}{page}") as answer:
+        async with http.get(f"{url}{page}", headers=shown) as answer:
             html = await answer.text()
         found = (re.search(pattern, html) for pattern in _DETAILS)
         paths += [match[0] for match in found if match is not None and match[0] not in paths]
@@ -93,21 +105,22 @@ async def _visit(http: aiohttp.ClientSession, browser: str, url: str, folder: Pa
                 if told.get("id") == number:
                     return told.get("result", {})
 
-        for domain in ("Page", "Log", "Runtime"):
+        for domain in ("Page", "Log", "Runtime", "Network"):
             await call(f"{domain}.enable")
+        await call("Network.setExtraHTTPHeaders", headers=shown)
         for path in paths:
             for width in _WIDTHS:
                 for theme in ("light", "dark"):
                     wrong += [
                         f"{path} {fault}"
-                        for fault in await _shoot(call, url, path, width=width, theme=theme, folder=folder)
+                        for fault in await _shoot(call, url, path, axe, width=width, theme=theme, folder=folder)
                     ]
                     wrong += [f"{path}: {error}" for error in errors]
                     errors.clear()
     return wrong
 
 
-async def _shoot(call: Call, url: str, path: str, *, width: int, theme: str, folder: Path) -> list[str]:
+async def _shoot(call: Call, url: str, path: str, axe: str, *, width: int, theme: str, folder: Path) -> list[str]:
     """Take one picture; return what is wrong with the page."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     await call("Emulation.setDeviceMetricsOverride", **size)
@@ -118,17 +131,21 @@ async def _shoot(call: Call, url: str, path: str, *, width: int, theme: str, fol
     await asyncio.sleep(_SETTLE_S)
     shown = (await call("Runtime.evaluate", expression="document.documentElement.scrollWidth"))["result"]["value"]
     unnamed = await call("Runtime.evaluate", expression=_UNNAMED, returnByValue=True)
+    await call("Runtime.evaluate", expression=axe)
+    judged = await call("Runtime.evaluate", expression=_JUDGE, awaitPromise=True, returnByValue=True)
     picture = await call("Page.captureScreenshot", format="png")
     name = re.sub(r"\W+", "-", path.strip("/")) or "overview"
     (folder / f"{name}-{width}-{theme}.png").write_bytes(base64.b64decode(picture["data"]))
     too_wide = [f"is {shown} wide in a window of {width}"] if shown > width else []
-    return too_wide + [f"has no name for {one}" for one in unnamed["result"]["value"]]
+    faults = [f"({theme}, {width}) {one}" for one in judged["result"]["value"]]
+    return too_wide + [f"has no name for {one}" for one in unnamed["result"]["value"]] + faults
 
 
 def main() -> int:
     """Look, and say what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="of the console, such as http://127.0.0.1:8900")
+    parser.add_argument("--axe", type=Path, required=True, help="axe-core's script")
     parser.add_argument("--folder", type=Path, default=Path("build/console"))
     options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -136,7 +153,9 @@ def main() -> int:
         sys.stderr.write("there is no Chromium on this machine: on Debian, apt-get install chromium\n")
         return 2
     options.folder.mkdir(parents=True, exist_ok=True)
-    wrong = asyncio.run(_look(options.url.rstrip("/"), options.folder, chromium))
+    wrong = asyncio.run(
+        _look(options.url.rstrip("/"), options.folder, chromium, options.axe.read_text(encoding="utf-8"))
+    )
     sys.stdout.write("".join(f"{one}\n" for one in wrong) or f"nothing is wrong; pictures are in {options.folder}\n")
     return 1 if wrong else 0
 

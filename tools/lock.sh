@@ -38,6 +38,7 @@ lock requirements/images/build.lock "$PINNED/setuptools.in"
 
 # Tools with an environment of their own.
 lock requirements/tools.lock requirements/tools.in --constraint requirements/cpu.lock "$@"
+lock requirements/shots.lock requirements/shots.in "$@"
 lock requirements/site.lock requirements/site.in --constraint requirements/cpu.lock "$@"
 lock requirements/chart.lock requirements/chart.in --constraint requirements/cpu.lock "$@"
 lock requirements/peers.lock requirements/peers.in --constraint requirements/cpu.lock "$@"

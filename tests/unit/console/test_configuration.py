@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
-from trinity_bus.config.sections import is_secret
+from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration import (
     EXTRA_FIELDS,
     QUESTIONS,
@@ -153,6 +153,21 @@ def test_what_differs_and_what_is_not_as_by_default() -> None:
     (one,) = differences(before, after)
     assert (one.path, one.before, one.after) == ("coordinator.batch_size", "64", "32")
     assert answers_of(changed_values(after)) == {**SOUND, "coordinator.batch_size": "32"}
+    # Explorers, gateway and console take it from there.
+    other = checked(SOUND, mesh__model_path="/models/other").settings
+    assert other is not None
+    assert [one.path for one in differences(before, other)] == ["mesh.model_path"]
+
+
+def test_services_are_asked_once() -> None:
+    asked: list[str] = []
+
+    def refused(service: str, settings: Sections) -> list[str]:
+        asked.append(service)
+        return refusals(service, settings)
+
+    assert Checks(refused, shape_of, lambda _: True)(draft_of(SOUND)).is_sound
+    assert sorted(asked) == ["coordinator", "explorer", "trainer"]
 
 
 def test_a_file_holds_every_character_as_it_is() -> None:

@@ -91,19 +91,21 @@ class Checks:
         own = [SettingProblem(text, [path]) for path, text in draft.problems.items()]
         if draft.rows is not None and "rows.path" not in draft.problems and not self.is_there(draft.rows.path):
             own.append(SettingProblem(f"{draft.rows.path[:200]!r}: there are no such rows", ["rows.path"]))
-        secrets = self._secrets(draft)
-        told = [fields()[path].variable for path in secrets]
-        settings, wrong = _read(draft, secrets)
+        known = self._known(draft)
+        settings, refused = known.settings, known.refused
+        told = [fields()[path].variable for path in known.secrets]
         if settings is None:
-            problems = [*own, *map(_problem, wrong.items())]
+            problems = [*own, *map(_problem, known.wrong.items())]
             return _with_unfinished(Checked(draft=draft, problems=problems, secrets=told))
         found = Checked(draft=draft, settings=settings, problems=own, services=_services(settings), secrets=told)
         shape, problem = self._model(settings)
         if shape is None:
             found = replace(found, problems=[*found.problems, *problem])
         elif lay_out:
-            found = _laid_out(found, shape, secrets)
-        found = self._accepted(found)
+            found = _laid_out(found, shape, known.secrets)
+            if found.settings is not None and found.settings is not settings:
+                refused = self._refused(found.settings)
+        found = replace(found, problems=[*found.problems, *(_problem(("", text)) for text in refused)])
         return _with_unfinished(found if shape is None else _fitted(found, shape))
 
     def _model(self, settings: Sections) -> tuple[ModelShape | None, list[SettingProblem]]:
@@ -116,26 +118,35 @@ class Checks:
         except (TrinityError, OSError) as error:
             return None, [SettingProblem(str(error), ["mesh.model_path"])]
 
-    def _accepted(self, checked: Checked) -> Checked:
+    def _refused(self, settings: Sections) -> list[str]:
         """Ask the services."""
-        settings = checked.settings
-        assert settings is not None  # noqa: S101 - what it is called for
-        refused = dict.fromkeys(text for name in checked.services for text in self.refusals(name, settings))
-        return replace(checked, problems=[*checked.problems, *(_problem(("", text)) for text in refused)])
+        return list(dict.fromkeys(text for name in _services(settings) for text in self.refusals(name, settings)))
 
-    def _secrets(self, draft: Draft) -> list[str]:
-        """Return the secrets that are asked for: one that nobody asks for may contradict others."""
-        found: list[str] = []
+    def _known(self, draft: Draft) -> "_Known":
+        """Read settings with the secrets that are asked for: one that nobody asks for may contradict others."""
+        secrets: list[str] = []
         while True:
-            settings, wrong = _read(draft, found)
-            told = list(wrong.values())
-            if settings is not None:
-                told = [text for name in _services(settings) for text in self.refusals(name, settings)]
-            new = [path for text in told for path in _paths(text) if fields()[path].is_secret and path not in found]
+            settings, wrong = _read(draft, secrets)
+            refused = [] if settings is None else self._refused(settings)
+            told = [*wrong.values(), *refused]
+            new = [path for text in told for path in _paths(text) if fields()[path].is_secret and path not in secrets]
             if not new:
-                return found
+                return _Known(secrets, settings, wrong, refused)
             # What is asked for next may only be told once these are there.
-            found += dict.fromkeys(new)
+            secrets += dict.fromkeys(new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A draft as it was read."""
+
+    secrets: Sequence[str]
+    """That somebody asks for."""
+    settings: Sections | None
+    wrong: Mapping[str, str]
+    """Why there are none."""
+    refused: Sequence[str]
+    """By the services."""
 
 
 def _read(draft: Draft, secrets: Sequence[str]) -> tuple[Sections | None, Mapping[str, str]]:

@@ -68,9 +68,7 @@ class SettingField:
 
     def text(self, value: object) -> str:
         """Return a value as it is written into the field."""
-        if value is None:
-            return ""
-        return toml_value(value) if self.kind in {"structure", "switch"} else str(value)
+        return _text(self.kind, value)
 
 
 @cache
@@ -84,14 +82,13 @@ def fields() -> Mapping[str, SettingField]:
         choices = [str(one) for one in told.get("enum", ())]
         default = info.get_default(call_default_factory=True, validated_data={})
         kind: FieldKind = "choice" if choices else _KINDS.get(told.get("type", ""), "text")
-        field = SettingField(path=path, kind=kind, meaning="")
         found[path] = SettingField(
             path=path,
             kind=kind,
             meaning=" ".join((info.description or "").split()),
             choices=choices or list(_SWITCH) * (kind == "switch"),
             bounds=" ".join(words.format(told[name]) for name, words in _BOUNDS if name in told),
-            default="" if default in (None, [], {}) else field.text(default),
+            default="" if default in ([], {}) else _text(kind, default),
             is_secret=is_secret(info),
         )
     return found
@@ -103,6 +100,12 @@ def sections_of_fields() -> Mapping[str, tuple[str, Sequence[SettingField]]]:
         name: (inspect.getdoc(kind) or "", [one for one in fields().values() if one.path.startswith(f"{name}.")])
         for name, kind in sections().items()
     }
+
+
+def _text(kind: FieldKind, value: object) -> str:
+    if value is None:
+        return ""
+    return toml_value(value) if kind in {"structure", "switch"} else str(value)
 
 
 def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:

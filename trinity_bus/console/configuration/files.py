@@ -102,13 +102,10 @@ def _quoted(value: object) -> str:
 
 
 def differences(before: Sections, after: Sections) -> Sequence[Difference]:
-    """Return the settings that differ. Of secrets nothing is said."""
-    found = []
-    for path, field in fields().items():
-        texts = [_written(one, path) for one in (before, after)]
-        if not field.is_secret and texts[0] != texts[1]:
-            found.append(Difference(path, *texts))
-    return found
+    """Return the settings that differ, but for those that follow from others. Of secrets nothing is said."""
+    somebodys = {*changed_values(before), *changed_values(after)}
+    paths = (path for path in _differing(before, after) if path in somebodys)
+    return [Difference(path, _written(before, path), _written(after, path)) for path in paths]
 
 
 def changed_values(settings: Sections) -> Mapping[str, object]:
@@ -119,9 +116,15 @@ def changed_values(settings: Sections) -> Mapping[str, object]:
     untouched, _ = read_given({})
     assert bare is not None  # noqa: S101 - it was read before
     assert untouched is not None  # noqa: S101
-    paths = [one.path for one in differences(untouched, settings) if one.path.startswith("mesh.")]
-    paths += [one.path for one in differences(bare, settings) if not one.path.startswith("mesh.")]
+    paths = [path for path in _differing(untouched, settings) if path.startswith("mesh.")]
+    paths += [path for path in _differing(bare, settings) if not path.startswith("mesh.")]
     return {path: value for path in paths if (value := _value(settings, path)) is not None}
+
+
+def _differing(one: Sections, other: Sections) -> list[str]:
+    return [
+        path for path, field in fields().items() if not field.is_secret and _written(one, path) != _written(other, path)
+    ]
 
 
 def _value(settings: Sections, path: str) -> object:

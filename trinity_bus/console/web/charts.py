@@ -212,8 +212,10 @@ def marks(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]]) -
 
 
 def _frame(title: str, inside: Markup, width: int = _WIDTH, height: int = _HEIGHT, kind: str = "chart") -> Markup:
-    return Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        kind, width, height, title, inside
+    # What is in a picture is hidden from who cannot see it: links in it could not be followed.
+    role = "group" if "<a " in inside else "img"
+    return Markup('<svg class="{}" viewBox="0 0 {} {}" role="{}" aria-label="{}">{}</svg>').format(
+        kind, width, height, role, title, inside
     )
 
 

@@ -52,7 +52,19 @@ function replace(html) {
   content.querySelectorAll("details").forEach((one, at) => { if (opened[at]) one.open = true; });
   if (row >= 0) rows()[row]?.classList.add("focus");
   if (focused >= 0) content.querySelectorAll("a, button, summary")[focused]?.focus({ preventScroll: true });
+  reach();
 }
+
+// What scrolls and has nothing in it to go to is gone to itself, so that keys scroll it.
+function reach() {
+  for (const one of content.querySelectorAll(".wide, .raw, .runs, fieldset")) {
+    const scrolls = one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight;
+    if (scrolls && !one.querySelector("a, button, input, select, textarea, summary")) one.tabIndex = 0;
+    else one.removeAttribute("tabindex");
+  }
+}
+addEventListener("resize", reach);
+reach();
 
 function listen() {
   const path = document.body.dataset.live;
