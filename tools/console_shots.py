@@ -3,8 +3,8 @@
     make console-shots URL=http://127.0.0.1:8900         # pictures go to build/console
 
 It fails where a page logs an error, is wider than its window, has something to press or fill in without a name, or
-where axe-core finds a serious or critical fault of accessibility. A console that asks for a token is shown
-``CONSOLE_TOKEN``, of the environment.
+where axe-core finds a serious or critical fault of accessibility, or grows: after much news it has to have the nodes
+and listeners that it had. A console that asks for a token is shown ``CONSOLE_TOKEN``, of the environment.
 Chromium is no Python package, so this is a tool and no test: Debian's `chromium` will do.
 """
 
@@ -42,6 +42,17 @@ _UNNAMED: Final = """
   !(one.textContent.trim() || one.getAttribute("aria-label") || one.title || one.hasAttribute("alt")
     || one.labels?.length || one.querySelector?.("img[alt]"))).map((one) => one.outerHTML.slice(0, 120))
 """
+_REFRESHED: Final = """
+(async () => {
+  const content = document.getElementById("content");
+  for (let i = 0; i < 10; i++) await new Promise((replaced) => {
+    new MutationObserver((_, one) => { one.disconnect(); replaced(); }).observe(content, { childList: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+  });
+})()
+"""
+"""A page that is seen again asks for what is new, as one does that is told of it: ten times."""
+_TENS: Final = 20
 _JUDGE: Final = """
 axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
   .filter((one) => one.impact === "serious" || one.impact === "critical")
@@ -117,7 +128,36 @@ async def _visit(  # noqa: PLR0917
                     ]
                     wrong += [f"{path}: {error}" for error in errors]
                     errors.clear()
+        wrong += [f"{path} {fault}" for path in _LISTS[:4] for fault in await _grown(call, url, path)]
+        wrong += errors
     return wrong
+
+
+async def _grown(call: Call, url: str, path: str) -> list[str]:
+    """Return what a page has more of after much news."""
+    await _open(call, f"{url}{path}")
+    await call("Performance.enable")
+    counts = []
+    for tens in (1, _TENS):
+        for _ in range(tens):
+            await call("Runtime.evaluate", expression=_REFRESHED, awaitPromise=True)
+        await call("HeapProfiler.collectGarbage")
+        told = (await call("Performance.getMetrics"))["metrics"]
+        counts.append({one["name"]: one["value"] for one in told if one["name"] in {"Nodes", "JSEventListeners"}})
+    before, after = counts
+    # A list that is still filling has some rows more.
+    return [
+        f"has {after[name]:.0f} {name}, and had {before[name]:.0f}"
+        for name in before
+        if after[name] > 1.5 * before[name]
+    ]
+
+
+async def _open(call: Call, url: str) -> None:
+    await call("Page.navigate", url=url)
+    while (await call("Runtime.evaluate", expression="document.readyState"))["result"]["value"] != "complete":  # noqa: ASYNC110 - asked
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(_SETTLE_S)
 
 
 async def _shoot(call: Call, url: str, path: str, axe: str, *, width: int, theme: str, folder: Path) -> list[str]:
@@ -125,10 +165,7 @@ async def _shoot(call: Call, url: str, path: str, axe: str, *, width: int, theme
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     await call("Emulation.setDeviceMetricsOverride", **size)
     await call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    await call("Page.navigate", url=f"{url}{path}")
-    while (await call("Runtime.evaluate", expression="document.readyState"))["result"]["value"] != "complete":  # noqa: ASYNC110 - asked
-        await asyncio.sleep(0.1)
-    await asyncio.sleep(_SETTLE_S)
+    await _open(call, f"{url}{path}")
     shown = (await call("Runtime.evaluate", expression="document.documentElement.scrollWidth"))["result"]["value"]
     unnamed = await call("Runtime.evaluate", expression=_UNNAMED, returnByValue=True)
     await call("Runtime.evaluate", expression=axe)

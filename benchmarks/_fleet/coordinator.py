@@ -132,18 +132,6 @@ class SimulatedCoordinator:
         if self._schedule.is_due(self.now):
             self._commit(began)
 
-    def take_over(self) -> None:
-        """Have a successor go on from what is committed, at the next moment at which that is everything."""
-        while self._pending.received or self._ends_at is not None or self.machine.has_more:
-            self.step(self.now + 1.0)
-        self.machine = CoordinatorMachine(self._settings, SynchronizerSettings(sync_timeout_s=1e6))
-        self.machine.restore(self._changelog.entries.items())
-
-    @property
-    def entries(self) -> dict[str, bytes]:
-        """Of the changelog, as it is compacted."""
-        return self._changelog.entries
-
     def restored_s(self) -> float:
         """Return the processor time that a successor takes to become this machine."""
         began = time.thread_time()

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from benchmarks._fleet.coordinator import SimulatedCoordinator, Spent, arrive
 from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
@@ -57,7 +55,6 @@ class SimulatedExplorer:
     version: int = -1
     syncing: bool = False
     alive: bool = True
-    life: str = LIFE
     pace_s: float = 0.0
     beat: tuple[bytes, int] | None = None
     """The heartbeat of now, and where its time stands."""
@@ -68,7 +65,7 @@ class SimulatedExplorer:
             value = encode(
                 ExplorerHeartbeat(
                     explorer=self.name,
-                    incarnation=self.life,
+                    incarnation=LIFE,
                     state="syncing" if self.syncing else "ready",
                     slots=self.slots,
                     running=[RunningAttempt(task_id=task_id, attempt=number) for task_id, number in self.running],
@@ -116,11 +113,9 @@ class SimulatedMesh:
             for name in (f"explorer-{number:05d}" for number in range(explorers))
         }
         self.interval_s = ExplorerSettings().heartbeat_s
-        self.trains = False
-        """Whether the trainer trains on what is finalized, and publishes what comes of it."""
         self.dispatched: list[float] = []
         """How long each free slot was free, until the order was committed that takes it."""
-        self.sent = self.answered = self.lives = 0
+        self.sent = self.answered = 0
         self.version = -1
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
@@ -158,14 +153,6 @@ class SimulatedMesh:
         gone = {name for name, explorer in self.explorers.items() if not explorer.alive}
         fleet = self.coordinator.machine.fleet
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
-
-    def start_anew(self, number: int) -> None:
-        """Kill an explorer, and start it again under its name."""
-        explorer = self.explorers[f"explorer-{number:05d}"]
-        self.lives += 1
-        explorer.life, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
-        explorer.running.clear()
-        self._tell(explorer, self.now)
 
     def work(self, rate: float, seconds: float) -> Spent:
         """Have attempts end at this rate, and send as many tasks, for so long."""
@@ -245,7 +232,7 @@ class SimulatedMesh:
 
     def _heard(self, now: float, record: Record) -> None:
         match record:
-            case Dispatch(explorer=name, incarnation=life) if self.explorers[name].life == life:
+            case Dispatch(explorer=name):
                 explorer = self.explorers[name]
                 explorer.running[record.task.task_id, record.attempt] = record
                 explorer.beat = None
@@ -255,27 +242,20 @@ class SimulatedMesh:
                 explorer = self.explorers[name]
                 explorer.pace_s = pace_s
                 self._tell(explorer, now)
-            case BatchRecord(state=BatchLifecycleState.FINALIZED) if self.trains:
-                self.version += 1
-                self._write(now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
             case ModelVersion(members=members):
                 for member in members:
                     explorer = self.explorers[member.explorer]
-                    if explorer.alive and explorer.life == member.incarnation:
+                    if explorer.alive:
                         explorer.syncing = True
                         self._tell(explorer, now)
                         self._at(now + SYNC_S, self._synced(explorer, record))
 
     def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
-        life = explorer.life
-
         def synced(now: float) -> None:
-            if explorer.life != life:
-                return
             explorer.version, explorer.syncing = version.version, False
             answer = WeightsSynced(
                 explorer=explorer.name,
-                incarnation=life,
+                incarnation=LIFE,
                 model="policy",
                 version=version.version,
                 epoch=version.epoch,
@@ -302,7 +282,7 @@ def _answer(order: Dispatch, version: int) -> RolloutFinished:
     fields: dict[str, Any] = {"version_min": version, "version_max": version}
     return RolloutFinished(
         explorer=order.explorer,
-        incarnation=order.incarnation,
+        incarnation=LIFE,
         task_id=order.task.task_id,
         attempt=order.attempt,
         batch_id=order.batch_id,

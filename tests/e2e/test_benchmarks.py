@@ -21,9 +21,10 @@ from trinity_bus.config import KafkaSettings
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"demo", "gpu", "peers"}
+ELSEWHERE = {"console_pages", "demo", "gpu", "peers"}
 """A whole demo is run by ``test_demo_mesh``, which makes that benchmark of it; ``gpu`` has no figures to be compared
-with, and a test below; ``peers`` would install what it compares with, and run two whole demos."""
+with, and a test below; ``peers`` would install what it compares with, and run two whole demos; ``console_pages`` runs
+one more."""
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
 OWN_BROKER = {"scheduling"}
 """Kills it."""

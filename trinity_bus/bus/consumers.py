@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaTimeoutError
+from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
 from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
@@ -98,10 +98,13 @@ async def log_offsets(
 
 async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
     """Raise where a topic does not exist: the client itself would ask for its leader until its time is up."""
-    unknown = {topic for topic in topics if client.partitions_for_topic(topic) is None}
-    until = time.monotonic() + CREATION_S
-    while unknown and (unknown := unknown - await client.topics()):
+    library, until = client_of(client), time.monotonic() + CREATION_S
+    while unknown := {topic for topic in topics if client.partitions_for_topic(topic) is None}:
         if time.monotonic() > until:
+            library.forget(unknown)
             names = ", ".join(sorted(unknown))
             raise BusError(f"there is no topic {names}: {HOW_TOPICS_COME}")
-        await asyncio.sleep(_POLL_S)
+        if not await library.learn(unknown):
+            raise KafkaConnectionError("no broker tells which topics there are")
+        if unknown - library.cluster.topics():
+            await asyncio.sleep(_POLL_S)

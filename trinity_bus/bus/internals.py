@@ -7,6 +7,7 @@ a line for each part, and says which is gone or takes other arguments.
 * Protocol classes, of which requests are made that the library lacks; and the way to send them.
 * A client that knows its connections, to break off those that do not close (see :mod:`trinity_bus.bus.shutdown`), and
   those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
+* Its question for topics, which without a name is for all of the cluster, and may create those that it names.
 * The producer's batches and the state of its transaction, to tell what is not durable yet and to give it up.
 * The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
@@ -34,6 +35,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import (
     AbstractType,
     Array,
@@ -126,6 +128,8 @@ _opener: ContextVar["LogClient"] = ContextVar("opener")
 class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
     """What producers, consumers and administrators are built on."""
 
+    _topics: set[str]
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # Until they are closed: over TLS that takes an answer, for which the library keeps none of them.
@@ -147,6 +151,17 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
             return await super()._get_conn(*args, **options)
         finally:
             _opener.reset(token)
+
+    async def learn(self, topics: set[str]) -> bool:
+        """Ask for topics, which are asked for from now on; whether any broker has answered."""
+        # Another set, or the library does not see that it must ask again where it is asking already.
+        self._topics = self._topics | topics
+        updated: bool = await self.force_metadata_update()
+        return updated
+
+    def forget(self, topics: set[str]) -> None:
+        """Ask for topics no more."""
+        self._topics = self._topics - topics
 
     async def connect(self, connection: AIOKafkaConnection) -> None:
         """Open a connection, to be closed with this client.
@@ -212,7 +227,13 @@ async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnecti
     return connection
 
 
+def _metadata_request(topics: list[str] | None) -> MetadataRequest:
+    return MetadataRequest(topics or [], allow_auto_topic_creation=False)
+
+
 client_module.create_conn = _create_conn
+# A client that has no topic yet would ask for all of the cluster: seconds of both sides where many meshes share it.
+client_module.MetadataRequest = _metadata_request
 admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = LogClient
 
 

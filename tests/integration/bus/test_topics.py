@@ -8,6 +8,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
 from trinity_bus.bus import Bus
+from trinity_bus.bus.internals import client_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
@@ -36,6 +37,17 @@ async def test_topics_are_made_with_their_configuration(empty: KafkaSettings) ->
             assert {key: found[key] for key in topic.config()} == topic.config()
     finally:
         await admin.close()
+
+
+async def test_no_client_asks_for_the_topics_of_others(empty: KafkaSettings) -> None:
+    """Where many meshes share a cluster, the answer is megabytes for each client that starts."""
+    others = empty.model_copy(update={"namespace": f"{empty.namespace}-others"})
+    async with Bus(others, client_id="other") as other, Bus(empty, client_id="test") as bus:
+        await other.ensure_topics([TASKS])
+        await bus.ensure_topics([BATCHES])
+        for client in (await bus._administrator(), (await bus._position_reader())._client):
+            assert await client_of(client).force_metadata_update()
+            assert client_of(client).cluster.topics() <= {BATCHES.full_name(empty.namespace)}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +80,8 @@ async def test_an_unsuitable_topic_is_told_and_left_alone(
 
 
 async def test_a_cluster_that_is_too_small_says_so(empty: KafkaSettings) -> None:
-    settings = empty.model_copy(update={"replication_factor": 3})
+    # More than any cluster that tests run on has brokers.
+    settings = empty.model_copy(update={"replication_factor": 9})
     async with Bus(settings, client_id="test") as bus:
         with pytest.raises(BusError, match=r"tasks cannot be created: .*[Rr]eplicat"):
             await bus.ensure_topics([TASKS])

@@ -10,6 +10,7 @@ from schemas import ExplorerHeartbeat, ExplorerLeft, RolloutFinished, Task
 from schemas.topics import EXPLORER_EVENTS
 from tests.integration.explorer.test_explorer import dispatch, exploring, fork_server, mesh_of, settings
 from tests.support.fakes.engine import FakeEngine
+from tests.support.gateway.rig import JUDGE
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.gateway import wire
@@ -59,16 +60,8 @@ async def test_a_workflow_asks_an_explorer_of_another_pool(settings: Settings, f
         exploring(settings, FakeEngine(), fork_server),
     ):
         incarnation = await mesh.joined()
-        beat = ExplorerHeartbeat(
-            explorer="judge-0",
-            incarnation="life",
-            state="ready",
-            slots=1,
-            model_version=-1,
-            pool="judge",
-        )
         async with mesh.bus.producer() as producer:
-            await (await producer.send(EXPLORER_EVENTS, "judge-0", side.told(beat)))
+            await (await producer.send(EXPLORER_EVENTS, "judge-0", side.told(JUDGE)))
 
         async def consulted(number: int, pool: str) -> RolloutFinished:
             task = Task(task_id=f"t-{number}", workflow="consult", prompt=pool)

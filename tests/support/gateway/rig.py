@@ -27,6 +27,12 @@ OTHERS_KEY = "another-clients-key"
 SECRET = SecretStr("what-gateways-show")
 
 
+JUDGE = ExplorerHeartbeat(
+    explorer="judge-0", incarnation="life", state="ready", slots=1, model_version=-1, pool="judge"
+)
+"""What the one explorer of a pool of judges says, but for its address."""
+
+
 @dataclass(slots=True)
 class Rig:
     """A gateway, and what it needs."""

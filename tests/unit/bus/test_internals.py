@@ -32,7 +32,9 @@ ATTRIBUTES = [
     "client._conns",
     "client._get_conn",
     "client._sync_task",
+    "client._topics",
     "client.bootstrap",
+    "client.force_metadata_update",
     "client.send",
     "connection._closed_fut",
     "connection._protocol",
@@ -63,6 +65,8 @@ ARGUMENTS = [
     (AIOKafkaConnection.connected, ["self"]),
 ]
 BY_NAME = [
+    (AIOKafkaClient, "MetadataRequest(list(topics) if topics else None)"),
+    (AIOKafkaClient, "MetadataRequest([])"),
     (fetcher, "MemoryRecords(part_data[-1])"),
     (fetcher, "PartitionRecords("),
     (sender, "return BACKOFF_OVERRIDE"),

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from schemas import ExplorerHeartbeat, Sampling
+from schemas import Sampling
 from schemas.topics import EXPLORER_EVENTS
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.log import FakeBus, FakeLog
-from tests.support.gateway.rig import SECRET
+from tests.support.gateway.rig import JUDGE, SECRET
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
@@ -50,15 +50,7 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
         HttpSide(ExplorerSettings(http_port=0, http_key=SECRET), engine, ServedVersion(-1), CharacterTokenizer) as side,
         AuxiliaryPools(own, cast("Bus", FakeBus(log))) as pools,
     ):
-        beat = ExplorerHeartbeat(
-            explorer="judge-0",
-            incarnation="life",
-            state="ready",
-            slots=1,
-            model_version=-1,
-            pool="judge",
-        )
-        await (await FakeBus(log).producer().send(EXPLORER_EVENTS, "judge-0", side.told(beat)))
+        await (await FakeBus(log).producer().send(EXPLORER_EVENTS, "judge-0", side.told(JUDGE)))
 
         async def heard() -> bool:
             try:

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support import packages
 from trinity_bus import Task
 from trinity_bus.errors import ConfigError
 from trinity_bus.rollout import REGISTRY, UnknownWorkflow
@@ -52,16 +54,9 @@ class Environment:
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     before, modules = dict(REGISTRY), set(sys.modules)
 
-    def install(name: str, source: str, entry_points: str) -> None:
-        (tmp_path / f"{name}.py").write_text(source)
-        info = tmp_path / f"{name}-0.1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text(entry_points)
-
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    yield install
+    yield partial(packages.install, tmp_path)
     REGISTRY.clear()
     REGISTRY.update(before)
     for name in set(sys.modules) - modules:

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support import packages
 from tests.unit.taskset.test_dataset import described, ids, line, lines, rows, trained
 from trinity_bus import Task
 from trinity_bus.rollout import workflows
@@ -38,17 +40,10 @@ class Count:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    def install(name: str, source: str, entry_points: str) -> None:
-        (tmp_path / f"{name}.py").write_text(source)
-        info = tmp_path / f"{name}-0.1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text(entry_points)
-
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
     gym._puzzles.cache_clear()
-    return install
+    return partial(packages.install, tmp_path)
 
 
 def test_a_package_registers_a_formatter(install: Install, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ MAX_NAMES: Final = 50
 MAX_POINTS: Final = 2000
 """Of one metric."""
 MAX_BINS: Final = 200
-MAX_HISTOGRAM_SAMPLES: Final = 200_000
+MAX_HISTOGRAM_SAMPLES: Final = 50_000
 
 type Axis = Literal["step", "version", "time"]
 

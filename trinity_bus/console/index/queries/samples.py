@@ -9,7 +9,7 @@ long, however much there is.
 import sqlite3
 import time
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Final
 
@@ -102,10 +102,7 @@ def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: fl
         raise QuestionError(f"bins = {bins}: a histogram has 1 to {MAX_BINS}")
     found: list[float | None] = []
     for _, matching in _search(db, "s.id, s.reward", wanted, values_of(wanted, until), None):
-        for _, reward in matching:
-            found.append(reward)
-            if len(found) > MAX_HISTOGRAM_SAMPLES:
-                break
+        found += [reward for _, reward in islice(matching, MAX_HISTOGRAM_SAMPLES + 1 - len(found))]
         if len(found) > MAX_HISTOGRAM_SAMPLES:
             break
     counted = found[:MAX_HISTOGRAM_SAMPLES]
@@ -135,7 +132,7 @@ def _search(
     if wanted.text is not None:
         values["match"] = match_of(wanted.text)
     plan = _plan(db, wanted, values)
-    rows = "words.rowid, " if wanted.text is not None else "0, "
+    rows = "words.rowid, " if wanted.text is not None else ""
     query = (
         f"SELECT {rows}{columns} FROM {plan.source} WHERE g.id > :low AND g.id <= :high AND s.id < :before "
         f"{plan.more} {of_groups(plan.left)} {of_samples(plan.left)} ORDER BY {plan.order}"
@@ -145,15 +142,16 @@ def _search(
         low = 0
         if not plan.is_whole:
             window = "SELECT id FROM groups WHERE id <= ? ORDER BY id DESC LIMIT 1 OFFSET ?"
-            found = db.execute(window, (high, _WINDOW)).fetchone()
-            low = 0 if found is None else found[0]
+            edge = db.execute(window, (high, _WINDOW)).fetchone()
+            low = 0 if edge is None else edge[0]
         bounds = {
             "low": low,
             "high": high,
             "low_word": low << SAMPLE_BITS | _REST,
             "high_word": high << SAMPLE_BITS | _REST,
         }
-        yield low, _once(db.execute(query, values | bounds))
+        found = db.execute(query, values | bounds)
+        yield low, found if wanted.text is None else _once(found)
         high = low
 
 
@@ -165,7 +163,7 @@ def _once(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
             whole = word >> SAMPLE_BITS
             # In the order of their numbers: to have the database do it would have it sort all that it finds.
             yield from (row[1:] for row in reversed(list(found)))
-        elif word >> SAMPLE_BITS != whole or not word:
+        elif word >> SAMPLE_BITS != whole:
             yield from (row[1:] for row in found)
 
 

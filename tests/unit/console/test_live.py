@@ -1,0 +1,34 @@
+"""A page that is open for a day: the console holds no more for it than at its first news."""
+
+import asyncio
+from pathlib import Path
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
+from workers.console.service import Console
+
+
+async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
+    settings = Settings(
+        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), console=ConsoleSettings(folder=tmp_path, port=0)
+    )
+    made = Console(settings)
+
+    async def news(times: int) -> int:
+        for _ in range(times):
+            async with made.feed._news:
+                made.feed.serial += 1
+                made.feed._news.notify_all()
+            for line in (b"event: changed\n", b"data: "):
+                assert (await stream.content.readline()).startswith(line)
+            await stream.content.readline()
+            # Two pages that look at the same, and one that does not.
+            for path in ("/configuration/mesh", "/configuration/mesh", "/"):
+                async with client.get(path, headers={"X-Part": "1"}) as answer:
+                    await answer.read()
+        return len(asyncio.all_tasks())
+
+    async with TestClient(TestServer(made.app())) as client, client.get("/live") as stream:
+        before = await news(2)
+        assert await news(100) <= before
