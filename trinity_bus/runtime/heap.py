@@ -11,9 +11,9 @@ import gc
 from collections.abc import Iterator
 from typing import Final
 
-_FULL_AFTER: Final = 100
+_FULL_AFTER: Final = 1000
 """Collections of what is young, of some 7,000 objects each, before everything is looked at: what circles of garbage may
-take until then is 70 MiB."""
+take until then is 700 MiB."""
 
 
 @contextlib.contextmanager
@@ -39,10 +39,11 @@ def freeze_gc() -> None:
 
 
 def collect_all_rarely() -> None:
-    """Have full collections come ten times less often, in a service that holds very much, and hardly any in circles.
+    """Have full collections come a hundred times less often, in a service that holds very much, and nothing in circles.
 
     With twenty thousand open tasks each takes a tenth of a second, and all of them together were a fifth of the
-    coordinator's time while it took them in.
+    coordinator's time while it took them in. What its machine makes for two thousand tasks has 4 objects in circles;
+    aiokafka's for 3,000 records in 300 transactions none.
     """
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, _FULL_AFTER)

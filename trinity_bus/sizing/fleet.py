@@ -50,8 +50,8 @@ COPIES: Final = 3
 """Of each record, on as many brokers."""
 COORDINATOR_S: Final = 252e-6
 """Of one core, a task: ``benchmarks/scheduling.py``, eight explorers."""
-HEARTBEAT_S: Final = 161e-6
-"""Of one core, a heartbeat with 64 runs under way."""
+HEARTBEAT_S: Final = 110e-6
+"""Of one core, a heartbeat with 64 runs under way: ``benchmarks/fleet.py``, 1,000 explorers."""
 BROKER_S: Final = 194e-6
 """Of a core, a task: the same benchmark."""
 BUSY_ON_POLICY: Final = 0.21
@@ -164,7 +164,8 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
     batches = own.max_staleness + 1
     kept = batches * own.batch_size * own.group_size * tokens * TOKEN_BYTES
     budget = EXPERIENCES.partitions * (EXPERIENCES.retention_bytes or 0)
-    cores = tasks_s * COORDINATOR_S + explorers / ask.settings.explorer.heartbeat_s * HEARTBEAT_S
+    beats_s = min(explorers / ask.settings.explorer.heartbeat_s, own.explorer_beats_per_s)
+    cores = tasks_s * COORDINATOR_S + beats_s * HEARTBEAT_S
     stale = (sample_s + sync_s) / step_s if own.max_staleness else 0.0
     # Each byte comes in once and goes to the other copies, to the coordinator, and to explorer or trainer.
     flow = bytes_s * (COPIES + 2)
@@ -205,7 +206,7 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
             cores,
             "cores",
             f"{COORDINATOR_S * 1e6:.0f} us a task, {HEARTBEAT_S * 1e6:.0f} us a heartbeat; it has one",
-            "raise explorer.heartbeat_s, or make two meshes" if cores > 0.5 else "",
+            "lower coordinator.explorer_beats_per_s, or make two meshes" if cores > 0.5 else "",
         ),
         SizeFigure(
             "sync of a version",
