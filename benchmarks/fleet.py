@@ -17,7 +17,7 @@ from benchmarks._fleet.coordinator import Spent
 from benchmarks._fleet.mesh import SimulatedMesh
 from benchmarks._options import parser
 from benchmarks._report import Row, report
-from trinity_bus.runtime.heap import collect_all_rarely, freeze_gc
+from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 
 SIZES = ((1000, 64), (4000, 64), (10_000, 8))
 """Explorers, and slots of each."""
@@ -33,6 +33,7 @@ GOAL_RECORD_KIB = 1024.0
 
 def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[Row]:
     """Measure a fleet of one size."""
+    freeze_gc()
     mesh = SimulatedMesh(explorers, slots, SEED)
     joined = mesh.join(JOIN_S)
     published = mesh.publish()
@@ -97,8 +98,7 @@ def main() -> None:
     arguments.add_argument("--explorers", type=int, nargs="+", help="only these sizes")
     options = arguments.parse_args()
     # As the service does.
-    freeze_gc()
-    collect_all_rarely()
+    collect_young_only()
     # What dies here dies on purpose, by the dozen.
     logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
     rows: list[Row] = []

@@ -47,7 +47,7 @@ from trinity_bus.config import Settings
 from trinity_bus.coordination import CoordinatorMachine, Leadership, Role
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
-from trinity_bus.runtime.heap import collect_all_rarely, freeze_gc
+from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from workers.coordinator import gauges, observations
 from workers.coordinator.standby import LASTING, Standby
@@ -73,7 +73,7 @@ async def run(settings: Settings) -> None:
     try:
         async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus, cluster_gauges(bus):
             freeze_gc()
-            collect_all_rarely()
+            collect_young_only()
             await Coordinator(settings, bus).run()
     finally:
         telemetry.shutdown()

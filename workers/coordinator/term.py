@@ -35,6 +35,7 @@ from trinity_bus.coordination import (
 from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
+from trinity_bus.runtime.heap import FullCollections
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
@@ -93,6 +94,7 @@ class Term:
         """When the newest record was written that was read, by the brokers' clocks."""
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
+        self._collections = FullCollections(clock())
         self._bounds = ExperienceBounds(bus, clock)
         self._contributions = ContributionReader(bus)
         self._keeper = Keeper(
@@ -301,6 +303,7 @@ class Term:
         self._commits.made(positions, self._newest_ms)
         if plan.beats:
             self._leadership.committed(now)
+            self._collections.look(now, held=len(self.machine.ledger.tasks))
         if plan.since is not None:
             observations.LATENCY.record(now - plan.since)
 

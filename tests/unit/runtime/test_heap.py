@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trinity_bus.runtime.heap import freeze_gc, unfreeze_gc
+from trinity_bus.runtime.heap import FullCollections, collect_young_only, freeze_gc, unfreeze_gc
 
 
 class Ring:
@@ -18,7 +18,9 @@ class Ring:
 
 @pytest.fixture(autouse=True)
 def heap() -> Iterator[None]:
+    before = gc.get_threshold()
     yield
+    gc.set_threshold(*before)
     gc.unfreeze()
 
 
@@ -42,3 +44,18 @@ def test_everything_can_be_collected_again() -> None:
     unfreeze_gc()
     assert seen() is None
     assert gc.get_freeze_count() < frozen
+
+
+def test_circles_are_collected_now_and_then_while_little_is_held() -> None:
+    collect_young_only()
+    collections = FullCollections(now=0.0)
+    ring = Ring()
+    gc.collect()
+    seen = weakref.ref(ring)
+    del ring
+    assert not collections.look(599.0, held=0)
+    assert not collections.look(600.0, held=100_000)
+    assert seen() is not None
+    assert collections.look(900.0, held=10)
+    assert seen() is None
+    assert not collections.look(901.0, held=10)
