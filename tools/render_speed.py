@@ -67,6 +67,16 @@ COMPARISONS: Final = (
         lambda _: "Trinity-RFT's scheduler on Ray, measured before: 160",
     ),
     Comparison(
+        "coordinator of 4,000 explorers, idle / 2,500 tasks/s",
+        "fleet",
+        (
+            "4,000 explorers of 64 slots: idle: share of a core",
+            "4,000 explorers of 64 slots: at 2500 tasks/s: share of a core",
+        ),
+        lambda v: f"{v[0]:.2f} / {v[1]:.2f} of a core",
+        lambda _: "it has one core; simulated time, no broker",
+    ),
+    Comparison(
         "trajectories lost in 15 crashes",
         "scheduling",
         (
