@@ -13,7 +13,7 @@ is killed; another coordinator takes over.
 import logging
 import statistics
 
-from benchmarks._fleet.coordinator import Spent
+from benchmarks._fleet.coordinator import CoordinatorCost
 from benchmarks._fleet.mesh import SimulatedMesh
 from benchmarks._options import parser
 from benchmarks._report import Row, report
@@ -49,12 +49,12 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
     all_spent = (joined, published, idle, handed_out, taken, working, killed)
     name = f"{explorers:,} explorers of {slots} slots"
 
-    def longest(what: str, spent: Spent) -> Row:
+    def longest(what: str, spent: CoordinatorCost) -> Row:
         return Row(
             f"{name}: {what}: longest decision", spent.longest_s * 1e3, "ms", goal=GOAL_LONGEST_MS, better="lower"
         )
 
-    def share(what: str, spent: Spent, goal: float | None) -> Row:
+    def share(what: str, spent: CoordinatorCost, goal: float | None) -> Row:
         return Row(f"{name}: {what}: share of a core", spent.cpu_s / stretch_s, "", goal=goal, better="lower")
 
     return [

@@ -39,3 +39,23 @@ def between_marks(page: str, name: str, tool: str, content: str) -> str:
     if not found or not ended:
         raise ValueError(f"the page lacks {marks[0]!r} or {marks[1]!r}")
     return f"{before}{marks[0]}\n{content}\n{marks[1]}{after}"
+
+
+def write_or_check_part(tool: str, about: str, page: Path, name: str, content: str) -> int:
+    """Write what stands between the two marks of a page, or check with ``--check`` that it is current.
+
+    Args:
+        tool: The module of this folder that is run.
+        about: For ``--help``.
+        page: The file.
+        name: Of the marks.
+        content: As it is now.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    current = between_marks(page.read_text(encoding="utf-8"), name, tool, content)
+    return write_or_check(f"python -m tools.{tool}", about, {page: current})

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tools.generated import between_marks, write_or_check
+from tools.generated import write_or_check_part
 from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
@@ -52,19 +52,9 @@ def _cell(figure: SizeFigure) -> str:
     return f"**{text}**" if figure.warning else text
 
 
-def render(page: str) -> str:
-    """Return the page with the table as it is now.
-
-    Raises:
-        ValueError: The page lacks a mark.
-    """
-    return between_marks(page, "sizes", "render_sizing", table())
-
-
 def main() -> int:
     """Write the page, or check that it is current."""
-    current = render(PAGE.read_text(encoding="utf-8"))
-    return write_or_check("python -m tools.render_sizing", __doc__ or "", {PAGE: current})
+    return write_or_check_part("render_sizing", __doc__ or "", PAGE, "sizes", table())
 
 
 if __name__ == "__main__":

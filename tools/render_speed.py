@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.generated import between_marks, write_or_check
+from tools.generated import write_or_check_part
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "README.md"
@@ -173,19 +173,9 @@ def table(results: Path = RESULTS) -> str:
     return "\n".join(rows)
 
 
-def render(page: str) -> str:
-    """Return the page with the table as it is now.
-
-    Raises:
-        ValueError: The page lacks a mark.
-    """
-    return between_marks(page, "figures", "render_speed", table())
-
-
 def main() -> int:
     """Write the page, or check that it is current."""
-    current = render(PAGE.read_text(encoding="utf-8"))
-    return write_or_check("python -m tools.render_speed", __doc__ or "", {PAGE: current})
+    return write_or_check_part("render_speed", __doc__ or "", PAGE, "figures", table())
 
 
 if __name__ == "__main__":

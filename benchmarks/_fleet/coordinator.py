@@ -36,7 +36,7 @@ type Arrival = tuple[float, Topic, bytes, bytes]
 
 
 @dataclass(slots=True)
-class Spent:
+class CoordinatorCost:
     """What was measured in a stretch of simulated time."""
 
     cpu_s: float = 0.0
@@ -52,7 +52,7 @@ class Spent:
 class Writer:
     """Takes the place of the producer: encodes what it is given, and keeps the orders."""
 
-    def __init__(self, spent: Callable[[], Spent]) -> None:
+    def __init__(self, spent: Callable[[], CoordinatorCost]) -> None:
         self.sent: list[Record] = []
         self._spent = spent
 
@@ -98,7 +98,7 @@ class SimulatedCoordinator:
     def __init__(self, settings: CoordinatorSettings, committed: Callable[[float, Record], None]) -> None:
         self._settings = settings
         self.inbox = Inbox()
-        self.spent = Spent()
+        self.spent = CoordinatorCost()
         self.now = 0.0
         self.machine = CoordinatorMachine(settings, SynchronizerSettings(sync_timeout_s=1e6))
         self._committed = committed

@@ -11,16 +11,15 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from benchmarks._fleet.coordinator import SimulatedCoordinator, Spent, arrive
+from benchmarks._answers import completed
+from benchmarks._fleet.coordinator import CoordinatorCost, SimulatedCoordinator, arrive
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
-    Position,
     Record,
-    RolloutFinished,
     SetPace,
     StepTrained,
     Task,
@@ -32,7 +31,7 @@ from schemas.topic import Topic
 from schemas.topics import EXPLORER_EVENTS, TASKS, TRAINER_EVENTS
 from trinity_bus.config import CoordinatorSettings, ExplorerSettings
 
-LIFE: Final = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+INCARNATION: Final = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 WORKFLOWS: Final = [f"workflow-{number}" for number in range(8)]
 MARK: Final = 1234567.0
 """Stands for the time in prepared heartbeats."""
@@ -65,7 +64,7 @@ class SimulatedExplorer:
             value = encode(
                 ExplorerHeartbeat(
                     explorer=self.name,
-                    incarnation=LIFE,
+                    incarnation=INCARNATION,
                     state="syncing" if self.syncing else "ready",
                     slots=self.slots,
                     running=[RunningAttempt(task_id=task_id, attempt=number) for task_id, number in self.running],
@@ -123,7 +122,7 @@ class SimulatedMesh:
 
     # -- what is done to it ------------------------------------------------------------------------------------------
 
-    def join(self, within_s: float) -> Spent:
+    def join(self, within_s: float) -> CoordinatorCost:
         """Start all explorers, and the trainer; return when all of them are known."""
         for number, explorer in enumerate(self.explorers.values()):
             self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
@@ -132,21 +131,21 @@ class SimulatedMesh:
         machine = self.coordinator.machine
         return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
 
-    def publish(self) -> Spent:
+    def publish(self) -> CoordinatorCost:
         """Have the trainer publish a version; return when all serve it."""
         self.version += 1
         self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
         alive = [explorer for explorer in self.explorers.values() if explorer.alive]
         return self.run_until(lambda: all(explorer.version == self.version for explorer in alive))
 
-    def fill(self) -> Spent:
+    def fill(self) -> CoordinatorCost:
         """Send tasks for all slots, and some that wait; return when all slots are taken."""
         batches = -(-self.capacity // self.batch) + BACKLOG
         for _ in range(batches * self.batch):
             self.send(self.now)
         return self.run_until(lambda: self.running >= self.capacity)
 
-    def kill(self, share: float) -> Spent:
+    def kill(self, share: float) -> CoordinatorCost:
         """End some without a word; return when they are known to be gone."""
         for explorer in self._random.sample(list(self.explorers.values()), max(1, int(len(self.explorers) * share))):
             explorer.alive = False
@@ -154,7 +153,7 @@ class SimulatedMesh:
         fleet = self.coordinator.machine.fleet
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
 
-    def work(self, rate: float, seconds: float) -> Spent:
+    def work(self, rate: float, seconds: float) -> CoordinatorCost:
         """Have attempts end at this rate, and send as many tasks, for so long."""
         self.dispatched.clear()
         busy = [explorer for explorer in self.explorers.values() if explorer.alive]
@@ -181,9 +180,9 @@ class SimulatedMesh:
         """Attempts."""
         return sum(len(explorer.running) for explorer in self.explorers.values())
 
-    def run(self, seconds: float) -> Spent:
+    def run(self, seconds: float) -> CoordinatorCost:
         """Let time pass, then all be read that has come until then."""
-        self.coordinator.spent = spent = Spent()
+        self.coordinator.spent = spent = CoordinatorCost()
         until = self.now + seconds
         while self.now < until:
             self._step(until)
@@ -192,9 +191,9 @@ class SimulatedMesh:
             self.coordinator.step(until)
         return spent
 
-    def run_until(self, condition: Callable[[], bool], spent: Spent | None = None) -> Spent:
+    def run_until(self, condition: Callable[[], bool], spent: CoordinatorCost | None = None) -> CoordinatorCost:
         """Let time pass until something is so."""
-        self.coordinator.spent = spent = spent or Spent()
+        self.coordinator.spent = spent = spent or CoordinatorCost()
         while not condition():
             for _ in range(20):
                 self._step(self.now + 1.0)
@@ -255,7 +254,7 @@ class SimulatedMesh:
             explorer.version, explorer.syncing = version.version, False
             answer = WeightsSynced(
                 explorer=explorer.name,
-                incarnation=LIFE,
+                incarnation=INCARNATION,
                 model="policy",
                 version=version.version,
                 epoch=version.epoch,
@@ -274,34 +273,14 @@ class SimulatedMesh:
         explorer.beat = None
         explorer.freed.append(now)
         self.answered += 1
-        self._write(now, EXPLORER_EVENTS, explorer.key, _answer(order, explorer.version))
+        self._write(now, EXPLORER_EVENTS, explorer.key, completed(order, version=explorer.version, seconds=1.0))
         self.send(now)
-
-
-def _answer(order: Dispatch, version: int) -> RolloutFinished:
-    fields: dict[str, Any] = {"version_min": version, "version_max": version}
-    return RolloutFinished(
-        explorer=order.explorer,
-        incarnation=LIFE,
-        task_id=order.task.task_id,
-        attempt=order.attempt,
-        batch_id=order.batch_id,
-        batch_type="train",
-        status="completed",
-        completed_runs=order.repeat_times,
-        total_runs=order.repeat_times,
-        metrics=[{"reward": 1.0}],
-        experience=Position(partition=0, offset=0),
-        samples=order.repeat_times,
-        seconds=1.0,
-        **fields,
-    )
 
 
 def _trained(version: int) -> StepTrained:
     return StepTrained(
         trainer="trainer-0",
-        incarnation=LIFE,
+        incarnation=INCARNATION,
         model="policy",
         step=version,
         version=version,

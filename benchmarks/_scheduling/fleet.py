@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks._answers import completed
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -28,8 +29,6 @@ from schemas import (
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
-    Position,
-    RolloutFinished,
     StepTrained,
     Task,
     WeightsSynced,
@@ -188,25 +187,7 @@ class Simulation:
         key = order.task.task_id, order.attempt
         del self.running[key]
         self.ended[key] = running.began, self.now, running.version
-        return EventArrived(
-            RolloutFinished(
-                explorer=order.explorer,
-                incarnation=INCARNATION,
-                task_id=order.task.task_id,
-                attempt=order.attempt,
-                batch_id=order.batch_id,
-                batch_type="train",
-                status="completed",
-                completed_runs=order.repeat_times,
-                total_runs=order.repeat_times,
-                metrics=[{"reward": 1.0}],
-                experience=Position(partition=0, offset=0),
-                samples=order.repeat_times,
-                version_min=running.version,
-                version_max=running.version,
-                seconds=self.now - running.began,
-            )
-        )
+        return EventArrived(completed(order, version=running.version, seconds=self.now - running.began))
 
     def _sync(self, version: ModelVersion) -> None:
         for member in version.members:

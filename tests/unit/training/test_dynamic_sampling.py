@@ -2,24 +2,15 @@
 
 from schemas import LeftOut, StepBegun
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.steps import begun_step
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import choice
 from trinity_bus.training.dynamic_sampling import has_to_wait, left_waiting, waiting
 
 
 def begun(step: int, *, waits: bool = False, skipped: str | None = None) -> StepBegun:
-    return StepBegun(
-        trainer="trainer-0",
-        incarnation="life-1",
-        run="run-1",
-        model="policy",
-        step=step,
-        batch_id=f"batch-{step}",
-        sequence=step,
-        next_offset=step,
-        left_out=[LeftOut(task_id="a", reason="waiting", samples=[0])] if waits else [],
-        skipped=skipped,
-    )
+    left_out = [LeftOut(task_id="a", reason="waiting", samples=[0])] if waits else []
+    return begun_step(step, left_out=left_out, skipped=skipped)
 
 
 def must(*taught: bool, step: int = 5, groups: int = 2, before: int = 0, **settings: int) -> bool:

@@ -1,6 +1,7 @@
 """Which groups are learned from once more."""
 
 from schemas import Position, ResultPart, StepBegun, StepGroup
+from tests.support.fakes.steps import begun_step
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.priority import ranked
 
@@ -12,18 +13,7 @@ def group(task: str) -> StepGroup:
 
 
 def begun(step: int, *tasks: str, replayed: str = "") -> StepBegun:
-    return StepBegun(
-        trainer="trainer-0",
-        incarnation="life-1",
-        run="run-1",
-        model="policy",
-        step=step,
-        batch_id=f"batch-{step}",
-        sequence=step,
-        next_offset=step,
-        groups=[group(task) for task in tasks],
-        replayed=[group(task) for task in replayed.split()],
-    )
+    return begun_step(step, groups=[group(task) for task in tasks], replayed=[group(task) for task in replayed.split()])
 
 
 def order(*earlier: StepBegun, step: int, **settings: float) -> list[str]:

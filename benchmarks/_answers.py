@@ -1,0 +1,30 @@
+"""What simulated explorers answer."""
+
+from schemas import Dispatch, Position, RolloutFinished
+
+
+def completed(order: Dispatch, *, version: int, seconds: float) -> RolloutFinished:
+    """Return the answer to an order all of whose runs are done.
+
+    Args:
+        order: What was asked.
+        version: That drew every token.
+        seconds: That it took.
+    """
+    return RolloutFinished(
+        explorer=order.explorer,
+        incarnation=order.incarnation,
+        task_id=order.task.task_id,
+        attempt=order.attempt,
+        batch_id=order.batch_id,
+        batch_type="train",
+        status="completed",
+        completed_runs=order.repeat_times,
+        total_runs=order.repeat_times,
+        metrics=[{"reward": 1.0}],
+        experience=Position(partition=0, offset=0),
+        samples=order.repeat_times,
+        version_min=version,
+        version_max=version,
+        seconds=seconds,
+    )
