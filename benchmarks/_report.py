@@ -1,9 +1,12 @@
 """What every benchmark ends with: a table for people and a JSON file for machines."""
 
 import json
+import os
+import subprocess
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Self
 
@@ -73,7 +76,14 @@ def report(
     folder = options.results or RESULTS
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(
-        json.dumps({**(more or {}), "rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8"
-    )
+    told = {**_measured(), **(more or {}), "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     out.print(f"written to {path}")
+
+
+def _measured() -> dict[str, object]:
+    """Return when, of which commit and on how many cores; the commit is None where this is no checkout."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    commit = answer.stdout.strip() if answer.returncode == 0 else None
+    return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "cores": os.process_cpu_count()}
