@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,9 @@ def report(
 
 def _measured() -> dict[str, object]:
     """Return when, of which commit and on how many cores; the commit is None where this is no checkout."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
-    commit = answer.stdout.strip() if answer.returncode == 0 else None
+    commit = None
+    if shutil.which("git"):
+        asked = ["git", "describe", "--always", "--dirty"]
+        answer = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        commit = answer.stdout.strip() or None
     return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "cores": os.process_cpu_count()}
