@@ -86,7 +86,12 @@ def _measured() -> dict[str, object]:
     """Return when, of which commit and on how many cores; the commit is None where this is no checkout."""
     commit = None
     if shutil.which("git"):
-        asked = ["git", "describe", "--always", "--dirty"]
-        answer = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         commit = answer.stdout.strip() or None
     return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "cores": os.process_cpu_count()}
