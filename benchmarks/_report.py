@@ -85,9 +85,9 @@ def report(
 def _measured() -> dict[str, object]:
     """Return when, of which commit and on how many cores; the commit is None where this is no checkout."""
     commit = None
-    if shutil.which("git"):
+    if git := shutil.which("git"):
         answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
+            [git, "describe", "--always", "--dirty"],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
