@@ -86,7 +86,7 @@ def _measured() -> dict[str, object]:
     """Return when, of which commit and on how many cores; the commit is None where this is no checkout."""
     commit = None
     if git := shutil.which("git"):
-        answer = subprocess.run(
+        answer = subprocess.run(  # noqa: S603  # of fixed words
             [git, "describe", "--always", "--dirty"],
             cwd=Path(__file__).parent,
             capture_output=True,
