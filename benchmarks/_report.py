@@ -94,4 +94,4 @@ def _measured() -> dict[str, object]:
             check=False,
         )
         commit = answer.stdout.strip() or None
-    return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "cores": os.process_cpu_count()}
+    return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "cores": os.cpu_count()}

@@ -108,7 +108,7 @@ def test_it_works_without_the_checkout(environment: Path, tmp_path: Path) -> Non
 
 def test_every_public_name_needs_no_extra(environment: Path, tmp_path: Path) -> None:
     program = "from trinity_bus import *; import trinity_bus; print(len(trinity_bus.__all__))"
-    asked = [environment / "bin" / "python", "-I", "-c", program]
+    asked: list[str | Path] = [environment / "bin" / "python", "-I", "-c", program]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(trinity_bus.__all__)
