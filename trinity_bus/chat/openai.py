@@ -20,6 +20,7 @@ from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import Tools
 from trinity_bus.chat.session import Said
+from trinity_bus.errors import TrinityError
 
 MAX_CHOICES: Final = 128
 _TAKEN: Final = frozenset(
@@ -47,6 +48,10 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "top_logprobs": (0,),
 }
 """What is taken with these values only."""
+
+
+class UnknownModelError(TrinityError, LookupError):
+    """A model that is not served here."""
 
 
 @dataclass(frozen=True, slots=True)

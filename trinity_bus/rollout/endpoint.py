@@ -36,7 +36,16 @@ from aiohttp import web
 
 from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, Said, Session
-from trinity_bus.chat.openai import ChatAnswer, ChatRequest, Choices, error_body, models_body, read_request, token_texts
+from trinity_bus.chat.openai import (
+    ChatAnswer,
+    ChatRequest,
+    Choices,
+    UnknownModelError,
+    error_body,
+    models_body,
+    read_request,
+    token_texts,
+)
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.runtime.http import shows_key
@@ -50,10 +59,6 @@ _REFUSED: Final = "invalid_request_error"
 
 _POLICY: Final = ("", "policy")
 """The model that is trained, whatever it is called."""
-
-
-class UnknownModelError(TrinityError, LookupError):
-    """An agent asks for a model that is neither the trained one nor a pool that may be asked."""
 
 
 class Endpoint:
