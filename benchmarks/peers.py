@@ -58,8 +58,9 @@ def run_trl(python: Path, folder: Path, seed: int, **figures: float | None) -> t
     model, out = make_model(folder / "model", seed), folder / "steps.jsonl"
     values = {
         "seed": seed, "tasks": BATCH_SIZE, "samples": GROUP_SIZE, "mini_batches": DEMO.updates,
-        "max_tokens": MAX_TOKENS, "learning_rate": LEARNING_RATE, "entropy_coef": ENTROPY_COEF, "warmup_steps": 3, "adam_beta2": 0.99,
-        "steps": MAX_STEPS, "steps_after": 2, "goal": GOAL, "threads": None, **figures,
+        "max_tokens": MAX_TOKENS, "learning_rate": LEARNING_RATE, "entropy_coef": ENTROPY_COEF,
+        "warmup_steps": 3, "adam_beta2": 0.99, "steps": MAX_STEPS, "steps_after": 2, "goal": GOAL, "threads": None,
+        **figures,
     }  # fmt: skip
     tasks = ROOT / "workers" / "demo" / "tasks" / "train.jsonl"
     script = Path(__file__).parent / "_peers" / "trl_demo.py"
