@@ -45,7 +45,11 @@ class MeshPages:
         except NoIndexError as error:
             past, whose, no_index = None, {"trainers": [], "trainer": None}, str(error)
         state = self._feed.state if frame.until is None else None
-        return {"view": first_page.overview(past, state, self._feed.lag), "no_index": no_index, **whose}
+        return {
+            "view": first_page.overview(past, state, self._feed.lag, is_record=self._feed.is_record),
+            "no_index": no_index,
+            **whose,
+        }
 
     async def _versions(self, request: web.Request) -> web.Response:
         return await self._desk.show(request, "versions.html", self._versions_values)
