@@ -43,9 +43,11 @@ class Feed:
     Args:
         settings: Where the log is.
         tell_s: The least time between two pieces of news.
+        is_record: Whether the log is that of a run that has ended, opened again.
     """
 
-    def __init__(self, settings: Settings, *, tell_s: float = TELL_S) -> None:
+    def __init__(self, settings: Settings, *, tell_s: float = TELL_S, is_record: bool = False) -> None:
+        self.is_record = is_record
         self._settings = settings
         self._tell_s = tell_s
         self._state = MeshState(settings.mesh.model)
@@ -69,7 +71,7 @@ class Feed:
 
     @property
     def state(self) -> MeshState:
-        """Of the mesh, as far as it was read."""
+        """The mesh's state, as far as it was read."""
         return self._state if self._follower is None else self._follower.state
 
     @property
