@@ -228,9 +228,7 @@ async def budgets(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: S
     names = {topic.full_name(settings.namespace): topic.name for topic in topics}
     with kafka_errors("find the budgets of topics"):
         configs = await _configs(admin, list(names))
-    return {
-        names[name]: int(entry[1]) for name, entries in configs.items() for entry in entries if entry[0] == _BUDGET
-    }
+    return {names[name]: int(entry[1]) for name, entries in configs.items() for entry in entries if entry[0] == _BUDGET}
 
 
 async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, Found]]) -> None:
