@@ -35,12 +35,12 @@ class ServingExplorer:
 
     @property
     def name(self) -> str:
-        """Of the explorer."""
+        """Return the explorer's name."""
         return self.presence.explorer
 
     @property
     def incarnation(self) -> str:
-        """Of the explorer."""
+        """Return the explorer's incarnation."""
         return self.presence.incarnation
 
     @property
