@@ -76,7 +76,11 @@ COMPARISONS: Final = (
                     "idle: share of a core",
                     "at 2500 tasks/s: share of a core",
                     "free slot to order committed, p99",
+                    "all join: longest decision",
+                    "all take a version: longest decision",
+                    "two versions in a row: longest decision",
                     "tasks fill the slots: longest decision",
+                    "at 2500 tasks/s: longest decision",
                     "one of a hundred is killed: longest decision",
                 )
             ),
