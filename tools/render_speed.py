@@ -191,14 +191,15 @@ def table(results: Path = RESULTS) -> str:
         KeyError: A benchmark kept no figure of a name.
         OSError: A benchmark kept none.
     """
-    rows = ["| | here | beside it | `make bench` |", "|---|---|---|---|"]
+    rows = ["| | here | beside it | `make bench` | measured |", "|---|---|---|---|---|"]
     for comparison in COMPARISONS:
-        kept = json.loads((results / f"{comparison.benchmark}.json").read_text(encoding="utf-8"))["rows"]
-        figures = {row["metric"]: float(row["value"]) for row in kept if not isinstance(row["value"], str)}
+        kept = json.loads((results / f"{comparison.benchmark}.json").read_text(encoding="utf-8"))
+        figures = {row["metric"]: float(row["value"]) for row in kept["rows"] if not isinstance(row["value"], str)}
         values = tuple(figures[metric] for metric in comparison.metrics)
         rows.append(
             f"| {comparison.subject} | {comparison.here(values)} | {comparison.beside(values)} "
-            f"| [`NAME={comparison.benchmark}`](benchmarks/{comparison.benchmark}.py) |"
+            f"| [`NAME={comparison.benchmark}`](benchmarks/{comparison.benchmark}.py) "
+            f"| {kept['date']} |"
         )
     return "\n".join(rows)
 

@@ -123,15 +123,15 @@ class Said:
     """What a model has said, to show and to execute."""
 
     content: str
-    reasoning: str | None
-    tool_calls: tuple[ParsedCall, ...]
-    flaws: tuple[str, ...]
+    reasoning: str | None = None
+    tool_calls: tuple[ParsedCall, ...] = ()
+    flaws: tuple[str, ...] = ()
     """Tool calls that could not be read, in words for the model."""
-    finish_reason: str
-    tokens: int
-    sample: int
+    finish_reason: str = "stop"
+    tokens: int = 0
+    sample: int = 0
     """In which of the session's samples it is."""
-    turn: int
+    turn: int = 0
     """Which of that sample's turns."""
 
     @property

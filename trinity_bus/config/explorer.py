@@ -32,7 +32,7 @@ class ExplorerSettings(Section):
     """With ``follows`` ``none``: which version of the model that is trained ``model_path`` holds; it stands in what is
     drawn. Unset: 0 without a ``pool``, none in a pool."""
     abilities: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]*(,[a-z][a-z0-9_.-]*)*$")] = "logprobs"
-    """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,vision``."""
+    """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,tools``."""
     model_path: str | None = None
     """Folder of the Hugging Face model that it starts from. Unset: that of ``mesh``."""
     engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None

@@ -209,6 +209,7 @@ async def run_workflow(
         engine=engine,
         tokenizer=engine.tokenizer,
         pools=ScriptedPools(pools or {}),
+        task_id=task.task_id,
         repeat_times=runs,
         batch_type=task.batch_type,
     )

@@ -20,11 +20,12 @@ from aiohttp import web
 
 from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, ChatMessage, Prompt, Said, Session, Tokenizer
+from trinity_bus.chat.openai import UnknownModelError
 from trinity_bus.chat.renderer import Tools
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
-from workers.gateway.door import OWNER, UnknownModelError
+from workers.gateway.door import OWNER
 from workers.gateway.recall import MOST_LOOKS, Recall
 from workers.gateway.turns import TurnLog
 

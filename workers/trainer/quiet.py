@@ -183,6 +183,8 @@ class QuietTrainer:
             await ahead
         finally:
             ahead.cancel()
+            # It has connections and perhaps an error of its own: neither may be left behind.
+            await asyncio.gather(ahead, return_exceptions=True)
         return metrics
 
     def _train(self, taken: StepInput) -> Metrics:
