@@ -218,13 +218,12 @@ class WeightSync:
         if held is None or state.pinned:
             return None
         explorers = list(explorers)
+        is_awaited = not self._late.issuperset(state.pending.items())
         if state.release is not None and state.release.incarnation != held.incarnation:
             # What the former incarnation has published can be had from nobody, so only who has it keeps it.
             if any(explorer.version > held.version for explorer in explorers):
                 return None
-        elif not self._late.issuperset(state.pending.items()):
-            return None
-        elif self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
+        elif is_awaited or self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
             return None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None
