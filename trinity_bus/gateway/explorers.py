@@ -62,6 +62,8 @@ class Drawing:
     """Empty while it goes on."""
     settled: int = 0
     """How many of its tokens are of explorers that were cut off."""
+    routes: None = None
+    """Explorers do not tell gateways which experts were chosen."""
 
     def add(self, frame: wire.DrawnFrame) -> list[int]:
         """Take what has come; return its tokens."""
