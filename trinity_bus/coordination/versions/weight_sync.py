@@ -19,7 +19,8 @@ what happens                                what follows
 a version is trained and to be published    it is held while the sync style says so; a newer one takes its place
 a version is held no more                   a round, of all explorers that can, as soon as that under way has ended, so
                                             that a transfer is never given up for a newer version. It is not waited
-                                            for members that ran out of time when they were last asked
+                                            for members that ran out of time when they were last asked. The style
+                                            ``fixed`` does not wait: a batch is drawn by that version alone
 more explorers than one record can name     those that serve the oldest versions first: however fast versions come,
                                             each explorer is named as often as any other
 the explorers' side has done its interval   with ``explorer_driven``, the trainer is asked for a version, and again
@@ -27,7 +28,8 @@ the explorers' side has done its interval   with ``explorer_driven``, the traine
 a member answers                            it is out of the round
 a member dies, leaves or starts anew        it is out of the round
 a member does not answer for too long       it is out of the round, as failed
-somebody goes back to an older version      the round under way is superseded; what its members still say is only noted
+somebody goes back to an older version, or  the round under way is superseded; what its members still say is only noted
+the style does not wait
 the round is empty                          explorers that do not serve the version (joiners, the failed) make
                                             the next round, with the same version
 the same explorer needs round after round   it waits longer each time, up to half a minute
@@ -218,7 +220,7 @@ class WeightSync:
         if held is None or state.pinned:
             return None
         explorers = list(explorers)
-        is_awaited = not self._late.issuperset(state.pending.items())
+        is_awaited = self._policy.finishes_rounds and not self._late.issuperset(state.pending.items())
         if state.release is not None and state.release.incarnation != held.incarnation:
             # What the former incarnation has published can be had from nobody, so only who has it keeps it.
             if any(explorer.version > held.version for explorer in explorers):

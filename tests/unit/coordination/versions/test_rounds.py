@@ -1,6 +1,7 @@
 """Rounds: who is named for a version, and what happens to a round when a newer version comes."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,9 @@ from trinity_bus.coordination import Fact
 from trinity_bus.coordination.versions import weight_sync
 
 
-def mesh(explorers: int) -> Harness:
+def mesh(explorers: int, **synchronizer: Any) -> Harness:
     """Explorers that all serve version 0."""
-    harness = Harness(explorer_timeout_s=1e6)
+    harness = Harness(explorer_timeout_s=1e6, **synchronizer)
     harness.trained(0)
     for number in range(explorers):
         harness.beat(f"e{number}", model_version=0)
@@ -60,6 +61,13 @@ def test_who_ran_out_of_time_holds_up_one_version_and_no_other_until_it_answers(
     assert groups(harness.synced(3, 3, "e0")) == [(4, 3, ["e0", "e1"])]
     harness.synced(4, 3, "e0")
     assert groups(harness.trained(5)) == []
+
+
+def test_with_fixed_a_version_is_not_left_out_for_a_round_that_lasts() -> None:
+    harness = mesh(2, sync_style="fixed")
+    harness.trained(1)
+    harness.synced(1, 1, "e0")
+    assert groups(harness.trained(2)) == [(2, 2, ["e0", "e1"])]
 
 
 def test_a_successor_finishes_the_round_under_way_too() -> None:
