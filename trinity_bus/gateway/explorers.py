@@ -52,7 +52,7 @@ class _CutOffError(Exception):
 
 @dataclass(slots=True)
 class Drawing:
-    """One response, as far as it has been drawn."""
+    """A response, as far as it has been drawn."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

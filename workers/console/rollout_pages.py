@@ -65,7 +65,7 @@ class Asked:
 
 
 class RolloutPages:
-    """Handlers.
+    """Handlers of the pages on tasks, groups and samples.
 
     Args:
         desk: Makes pages.
