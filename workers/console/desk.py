@@ -64,6 +64,7 @@ class PageDesk:
             now=self._clock(),
             theme=theme_of(request),
             trouble=self.feed.trouble,
+            is_record=self.feed.is_record,
             can_log_out=COOKIE in request.cookies,
             part="X-Part" in request.headers,
         )

@@ -44,7 +44,10 @@ class MeshPages:
         except NoIndexError as error:
             past, no_index = None, str(error)
         state = self._feed.state if frame.until is None else None
-        return {"view": first_page.overview(past, state, self._feed.lag), "no_index": no_index}
+        return {
+            "view": first_page.overview(past, state, self._feed.lag, is_record=self._feed.is_record),
+            "no_index": no_index,
+        }
 
     async def _versions(self, request: web.Request) -> web.Response:
         return await self._desk.show(request, "versions.html", self._versions_values)

@@ -27,7 +27,7 @@ class StepSummary:
     """From the moment at which its tasks could be handed out (the batch's turn, and weights new enough) to its
     manifest."""
     train_s: float
-    """The trainer's part: fetching, training, the checkpoint."""
+    """The trainer's part: fetching, choosing and training; not what it takes to save and publish."""
     sync_s: float | None
     """From the news of the step until every explorer served its weights."""
 

@@ -21,6 +21,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.health.process import readings
 from trinity_bus.testing import CharacterTokenizer
 from workers.console.service import Console
 from workers.explorer.http_side import HttpSide
@@ -72,6 +73,7 @@ async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_every_page_and_every_link_of_it(site: Site) -> None:
     """One log and one console for all pages: what makes them costs more than they do."""
+    assert "the mesh" in await readings(), "it is not ready while that stands still"
     place = site.places[FIRST_TASK]
     group = f"{place.partition}-{place.offset}"
     wanted = {

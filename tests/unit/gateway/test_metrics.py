@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateway.rig import Rig, rig
 from tests.unit.gateway.test_feedback import ASKED, ask, post
+from trinity_bus.health.process import readings
 
 
 async def figures(here: Rig) -> dict[str, float]:
@@ -24,6 +25,9 @@ async def test_requests_tokens_and_rewards_are_counted() -> None:
         await post(here, "/feedback", reward=1, msg_ids=[answer])
         await post(here, "/feedback", "wrong", reward=1, msg_ids=[answer])
         found = await figures(here)
+        # It is not ready while these stand still.
+        assert await readings() == {"explorers' heartbeats": True}
+    assert await readings() == {}
     assert found["gateway_requests_total//v1/chat/completions/200"] == 1
     assert (found["gateway_requests_total//feedback/200"], found["gateway_requests_total//feedback/401"]) == (1, 1)
     assert (found["gateway_tokens_total/prompt"], found["gateway_tokens_total/response"]) == (22, 2)
