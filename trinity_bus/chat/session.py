@@ -173,10 +173,15 @@ class Session:
         """Tool calls that could not be read."""
 
     @property
+    def turns(self) -> int:
+        """How many were drawn."""
+        return sum(len(sample.turn_starts) for sample in self.samples)
+
+    @property
     def metrics(self) -> dict[str, float]:
         """What every sample of it tells."""
         return {
-            "turns": float(sum(len(sample.turn_starts) for sample in self.samples)),
+            "turns": float(self.turns),
             "rewrites": float(self.rewrites),
             "branches": float(self.branches),
             "tool_call_flaws": float(self.flaws),
