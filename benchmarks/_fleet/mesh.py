@@ -43,7 +43,7 @@ BACKLOG: Final = 4
 
 @dataclass(slots=True)
 class SimulatedExplorer:
-    """One."""
+    """An explorer of the simulation."""
 
     name: str
     slots: int
@@ -86,7 +86,7 @@ class SimulatedExplorer:
 
 
 class SimulatedMesh:
-    """All of them.
+    """A coordinator and its explorers, in simulated time.
 
     Args:
         explorers: How many.
@@ -163,7 +163,7 @@ class SimulatedMesh:
         return self.run(seconds)
 
     def send(self, now: float) -> None:
-        """One more task."""
+        """Send one more task."""
         self.sent += 1
         name = f"task-{self.sent:08d}"
         self._write(now, TASKS, name.encode(), Task(task_id=name, workflow=WORKFLOWS[0], prompt="What is 17 + 25?"))

@@ -94,7 +94,7 @@ class Contribution:
 
 
 class Sessions:
-    """Of all clients.
+    """The sessions of all clients.
 
     Args:
         renderer: The model's.

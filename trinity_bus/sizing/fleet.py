@@ -108,7 +108,7 @@ class SizeFigure:
 
     @property
     def shown(self) -> str:
-        """Its value, with three digits that count."""
+        """The figure's value, with three significant digits."""
         return f"{self.value:,.0f}" if self.value >= _WHOLE or self.value == int(self.value) else f"{self.value:.3g}"
 
 
@@ -136,7 +136,7 @@ class TrainerPlan:
 
     @property
     def gpus(self) -> int:
-        """Of one copy."""
+        """GPUs of one copy."""
         return self.tensor * self.pipeline
 
 

@@ -73,7 +73,7 @@ class _Answered:
 
 
 class AskAgain:
-    """Handlers.
+    """Handlers of a sample's request to ask the model again.
 
     Args:
         desk: Makes pages.

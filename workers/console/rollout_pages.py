@@ -9,7 +9,16 @@ import msgspec
 from aiohttp import web
 
 from schemas import ExperienceGroup
-from trinity_bus.console.index import GroupRow, Index, PageAsk, SampleDetail, SampleFilter, SamplePlace, TaskTimeline
+from trinity_bus.console.index import (
+    GroupRow,
+    Index,
+    PageAsk,
+    SampleDetail,
+    SampleFilter,
+    SamplePlace,
+    StepName,
+    TaskTimeline,
+)
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.render import Frame
@@ -38,6 +47,7 @@ class Asked:
     task: str = ""
     batch: str = ""
     step: str = ""
+    trainer: str = ""
     low: str = ""
     high: str = ""
     version_low: str = ""
@@ -55,7 +65,7 @@ class Asked:
 
 
 class RolloutPages:
-    """Handlers.
+    """Handlers of the pages on tasks, groups and samples.
 
     Args:
         desk: Makes pages.
@@ -83,6 +93,7 @@ class RolloutPages:
                 task_id=asked.task or None,
                 batch_id=asked.batch or None,
                 step=count(frame, "step"),
+                trainer=asked.trainer or None,
                 reward_min=number(frame, "low"),
                 reward_max=number(frame, "high"),
                 version_min=count(frame, "version_low"),
@@ -244,10 +255,10 @@ def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:
     return SamplePlace(place.partition, place.offset, at) if 0 <= at < samples else None
 
 
-def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> list[tuple[int, str, float]]:
+def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> list[tuple[StepName, str, float]]:
     """Return what is known of the tokens of the steps that trained on a sample: (step, metric, mean)."""
-    steps = sorted({fate.step for fate in sample.fates if fate.left_out is None})[:_STEPS]
-    details = ((step, index.step(step, until=until)) for step in steps)
+    steps = [fate.step for fate in sample.fates if fate.left_out is None][:_STEPS]
+    details = ((step, index.step(step.step, trainer=step.trainer, until=until)) for step in steps)
     return [
         (step, name, detail.metrics[name])
         for step, detail in details

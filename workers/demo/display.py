@@ -101,7 +101,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """One picture, drawn anew a few times a second."""
+    """The demo's progress as a picture, drawn anew a few times a second."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console

@@ -88,7 +88,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """One request under way."""
+    """A request under way."""
 
     desk: Desk
     id: str

@@ -81,14 +81,16 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         "/batches": ["train-1", "train-2", "eval-after", "step 2"],
         "/batches?type=eval": ["eval-after"],
         "/batches/train-1": ["task/1/0", "finalized", "running", "8 samples"],
-        "/steps": ["train-2", "0.50 s"],
+        "/steps": ["train-2", "0.50 s", "once more what trainer-0 did"],
+        "/steps?trainer=replay-2": ["train-2", "under way"],
+        "/steps/2?trainer=replay-2": ["replay-2", "step 2 of trainer-0", "8 samples"],
         "/steps/2": ["train-2", "loss", "not_finite", "task/2/0", "8 samples"],
         "/steps/1?teach=nothing": ["None."],
         "/samples": [f"{SAMPLES} samples", "0.67"],
         "/samples?low=0.5&high=0.8": ["0.67"],
         f"/samples?task={FIRST_TASK}": [group],
         f"/groups/{group}": ["run 3", "0.67", "+0.4", "math", "step 1", "42"],
-        f"/samples/{group}-0": ["0.67", "trained on it", "log-probability", "42", "next run", "not on the log"],
+        f"/samples/{group}-0": ["0.67", "trained on.", "log-probability", "42", "next run", "not on the log"],
         f"/samples/{group}-0?by=version&ids=1": ["drawn by version 0"],
         f"/tasks/{FIRST_TASK}": ["completed", "dispatched", "attempt 1", "step 1", "42"],
         "/versions": ["step", "served", "train-2", "Serve"],
@@ -112,6 +114,10 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         assert HOSTILE not in html, path
         assert not re.search(r"\sstyle=|\son\w+=|<script(?! src=)", html), path
         links |= {unescape(link) for link in re.findall(r'(?:href|data-href)="(/[^"]*)"', html)}
+    assert "under way" not in await site.page("/steps"), "a replay is no step of the live run's"
+    place = site.places["task/2/0"]
+    html = await site.page(f"/samples/{place.partition}-{place.offset}-0")
+    assert re.findall(r"By <a[^>]*>step (\d)</a>( of replay-2)? trained on", html) == [("2", ""), ("2", " of replay-2")]
     for link in sorted(links):
         await site.page(link)
     # What was written is there to be read, though.

@@ -38,6 +38,7 @@ def step(number: int, seconds: float = 1.0) -> StepRow:
         replayed=0,
         examples=0,
         skipped=None,
+        follows=None,
         reward=0.1 * number,
     )
 

@@ -16,7 +16,7 @@ from trinity_bus.rollout.tokenizer import load_tokenizer
 
 
 class ModelTexts:
-    """Makes text of a model's tokens.
+    """Text of a model's tokens, by its tokenizer.
 
     Args:
         tokenizer: The model's.

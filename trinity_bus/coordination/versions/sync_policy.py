@@ -80,7 +80,7 @@ class VersionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SyncPolicy:
-    """One style with its intervals.
+    """A sync style with its intervals.
 
     Args:
         style: As the table above names them.

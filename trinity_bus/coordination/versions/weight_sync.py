@@ -91,7 +91,7 @@ class Rounds(Value, array_like=True):
 
     @property
     def member(self) -> MemberKey:
-        """Of the explorer."""
+        """The explorer's name and incarnation."""
         return self.explorer, self.incarnation
 
 

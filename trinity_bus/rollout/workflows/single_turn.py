@@ -84,6 +84,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
                 finish_reason=completion.finish_reason,
                 versions=completion.versions,
                 sampling=merge_sampling(ctx.sampling, sampling),
+                routes=completion.routes,
             )
         )
     return rollouts
