@@ -14,7 +14,7 @@ SEED = 1
 
 
 def line(digits: tuple[str, ...]) -> str:
-    """One task as JSON."""
+    """Return a task as JSON."""
     words = " ".join(digits)
     task = {
         "task_id": f"copy-{'-'.join(digits)}",

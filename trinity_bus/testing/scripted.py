@@ -94,6 +94,7 @@ class _Answer:
     logprobs: Sequence[float]
     finish_reason: str
     versions: Sequence[tuple[int, int]]
+    routes: None = None
 
 
 @dataclass(slots=True)

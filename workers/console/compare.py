@@ -39,7 +39,7 @@ class _Told(NamedTuple):
 
 
 class Compare:
-    """Handlers.
+    """Handlers of the page that compares runs.
 
     Args:
         desk: Makes pages.

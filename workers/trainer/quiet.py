@@ -239,7 +239,7 @@ async def train_quietly(
     bus: Bus,
     origin: StartingPoint | None = None,
 ) -> None:
-    """One incarnation of such a trainer.
+    """Run one incarnation of a trainer that publishes nothing.
 
     Args:
         settings: Of the service.

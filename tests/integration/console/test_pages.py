@@ -233,6 +233,7 @@ async def _the_model_asked_again(site: Site) -> None:
             html = await answer.text()
     assert "52 50" in html, html
     assert "under version 2, temperature 1" in html
+    assert re.search(r'<span class="t [^"]*gap\d[^"]*" title="[^"]*version 2 less then [+-]', html), html
     found = json.loads(await site.page(f"{path}.json"))
     assert engine.prompts == [found["prompt_token_ids"], found["prompt_token_ids"] + found["response_token_ids"]]
 

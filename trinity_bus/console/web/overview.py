@@ -65,7 +65,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that matters."""
+    """A headline figure of the overview."""
 
     name: str
     value: str
@@ -74,7 +74,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One explorer."""
+    """An explorer, as a line of the fleet's table."""
 
     name: str
     state: str
