@@ -10,7 +10,7 @@ before nor what was drawn, and cannot take anything of it back: reasoning that i
 where it was drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity_bus.chat.formats import format_of, read_llama, split_reasoning
@@ -34,7 +34,7 @@ class TemplateRenderer:
         options: Of the template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._options = options
         self._special = frozenset(tokenizer.all_special_ids)

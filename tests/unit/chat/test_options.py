@@ -29,7 +29,8 @@ async def test_a_request_may_have_others_than_all_have_and_goes_on_with_what_was
     session, engine = Session(renderer_for(tokenizer)), ScriptedEngine(["So.", "So</think>It is.", "Yes."])
     history: list[Any] = [USER]
     prompts = []
-    for options in ({}, {"thinks": True, "tokenizer": "x"}, {}):
+    asked: list[dict[str, Any]] = [{}, {"thinks": True, "tokenizer": "x"}, {}]
+    for options in asked:
         prompt = session.prompt(history, options=options)
         (drawn,) = await engine.generate(prompt.token_ids, read_request(b"{}", None).sampling, 1, None)
         said = session.add(prompt, drawn)
