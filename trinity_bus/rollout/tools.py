@@ -113,7 +113,7 @@ def _given_kind(of: Any) -> type | None:
 
 
 def _asked(function: Callable[..., Any], types: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function with those parameters of a function that have these types; it returns what it was asked with."""
+    """Return a function of those parameters that have these types; it returns what it was asked with."""
 
     def asked(**arguments: Any) -> dict[str, Any]:
         return arguments
