@@ -1,9 +1,13 @@
 """What every benchmark ends with: a table for people and a JSON file for machines."""
 
 import json
+import os
+import shutil
+import subprocess
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Self
 
@@ -73,7 +77,21 @@ def report(
     folder = options.results or RESULTS
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(
-        json.dumps({**(more or {}), "rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8"
-    )
+    told = {**_measured(), **(more or {}), "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     out.print(f"written to {path}")
+
+
+def _measured() -> dict[str, object]:
+    """Return when, of which commit and on how many cores; the commit is None where this is no checkout."""
+    commit = None
+    if git := shutil.which("git"):
+        answer = subprocess.run(  # noqa: S603  # of fixed words
+            [git, "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        commit = answer.stdout.strip() or None
+    return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "cores": os.cpu_count()}

@@ -1,6 +1,9 @@
 """What benchmarks of training train."""
 
 from dataclasses import dataclass
+from typing import Final
+
+from workers.demo.settings import BATCH_SIZE, GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +23,17 @@ class Workload:
     updates: int
     micro_batch_tokens: int
     repeats: int
+    mlp: int = 3
+    """Width of the layers between attentions, over ``hidden``."""
 
     @property
     def ragged(self) -> bool:
         """Whether much of a padded batch is padding."""
         return self.lengths[1] > 2 * self.lengths[0]
+
+
+DEMO: Final = Workload(
+    name="demo", vocabulary=16, hidden=128, layers=2, heads=4, head_dim=32, mlp=2, groups=BATCH_SIZE,
+    group_size=GROUP_SIZE, prompt=6, lengths=(10, 10), updates=8, micro_batch_tokens=16_384, repeats=9,
+)  # fmt: skip
+"""The shape of the demo's model and of its batches."""

@@ -1,34 +1,78 @@
 """The demo: how soon it gives a first reward, how long each of its stages takes, and what a step is made of.
 
-Runs the demo once, as a user does, and reads its ``summary.json``; or reads that of an earlier run:
-``make bench NAME=demo ARGS=runs/ID/summary.json``.
+Runs the demo as a user does, once for each seed, one after another, and reads its ``summary.json``; or reads those of
+earlier runs: ``make bench NAME=demo ARGS=runs/ID/summary.json``. Whether it learns is a matter of many seeds:
+``make bench NAME=demo ARGS='--seeds 0-19'``. Of several the table has medians, and the file what each seed came to.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
+from workers.demo.settings import LEARNED
+from workers.runs import SUMMARY
 
 LIMIT_S = 300.0
 """The demo's own limit on two cores, after set-up."""
 
 
-def run_demo(seed: int, *, short: bool) -> dict[str, Any]:
-    """Run the demo in a folder that is thrown away; its output is shown."""
+def run_demo(seed: int, *, short: bool) -> dict[str, Any] | None:
+    """Run the demo in a folder that is thrown away; its output is shown. None where it did not come to its end.
+
+    One that has not learned ends with an error too, and counts: it has a summary.
+    """
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "workers.cli.app", "demo", "--seed", str(seed), "--run-dir", str(run_dir)]
         if short:
             command += ["--steps", "2"]
-        subprocess.run(command, check=True)  # noqa: S603 - our own command line
-        summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        return summary
+        subprocess.run(command, check=False)  # noqa: S603 - our own command line
+        return read(run_dir / SUMMARY) if (run_dir / SUMMARY).is_file() else None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the summary of a run."""
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds that ``"0,2,5-7"`` names."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def learned(summary: dict[str, Any]) -> dict[str, float]:
+    """Return what a seed came to."""
+    return {
+        "seed": summary["seed"],
+        "exact": summary["exact_after"],
+        "steps": len(summary["steps"]),
+        "seconds": summary["total_seconds"],
+    }
+
+
+def of_all(summaries: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return the median of each figure, and how well the seeds have learned."""
+    columns = zip(*map(rows, summaries), strict=True)
+    exact = [summary["exact_after"] for summary in summaries]
+    return [
+        *(replace(column[0], value=median(row.value for row in column)) for column in columns),
+        Row("held-out prompts answered exactly, median", median(exact), "", LEARNED, "higher"),
+        Row("held-out prompts answered exactly, worst", min(exact), "", LEARNED, "higher"),
+        Row(f"seeds at {LEARNED:g} or more", sum(e >= LEARNED for e in exact), f"of {len(exact)}", len(exact)),
+    ]
 
 
 def rows(summary: dict[str, Any]) -> list[Row]:
@@ -57,15 +101,19 @@ def rows(summary: dict[str, Any]) -> list[Row]:
 def main() -> None:
     """Run or read, then report."""
     arguments = parser(__doc__)
-    arguments.add_argument("summary", nargs="?", type=Path, help="summary.json of an earlier run")
-    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("summaries", nargs="*", type=Path, help="summary.json of earlier runs")
+    arguments.add_argument("--seeds", type=seeds_of, default=[0], help="such as 0,1,2 or 0-19")
     options = arguments.parse_args()
-    if options.summary is None:
-        summary = run_demo(options.seed, short=options.short)
-    else:
-        summary = json.loads(options.summary.read_text(encoding="utf-8"))
-    title = f"The demo, seed {summary['seed']}, {summary['explorers']} explorers, {len(summary['steps'])} steps"
-    report("demo", title, rows(summary), options)
+    ran = {seed: run_demo(seed, short=options.short) for seed in ([] if options.summaries else options.seeds)}
+    summaries = [*map(read, options.summaries), *(summary for summary in ran.values() if summary is not None)]
+    if not summaries:
+        sys.exit("no run came to its end")
+    each = [learned(summary) for summary in summaries]
+    notes = ["seed {seed}: {exact:.1%} exactly, {steps} steps, {seconds:.1f} s".format(**one) for one in each]
+    title = f"The demo, {summaries[0]['explorers']} explorers, seeds {', '.join(str(one['seed']) for one in each)}"
+    report("demo", title, of_all(summaries), options, notes=notes, more={"seeds": each})
+    if ended := [seed for seed, summary in ran.items() if summary is None]:
+        sys.exit(f"not in these figures, since they did not come to their end: seeds {ended}")
 
 
 if __name__ == "__main__":

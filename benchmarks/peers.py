@@ -6,8 +6,8 @@ of 16 samples and 8 updates a step, the same rate of learning, clipping and entr
 Both are begun as a user would, and timed from the command on: TRL with as many threads as torch chooses, or
 ``--threads``, the mesh as the demo is. Where other work keeps the cores busy, TRL's threads spend most of their time
 waiting for each other: one does better there, and is what the mesh's processes have. Training alone is compared twice:
-by the clock in these runs, which for the mesh is fetching, training and the copy of a checkpoint; and in seconds of the
-processor with one thread each, Megatron's engine over random samples of the same shape, TRL over its own.
+by the clock in these runs, which for the mesh is fetching, choosing and training; and in seconds of the processor with
+one thread each, Megatron's engine over random samples of the same shape, TRL over its own.
 
 It is not among the benchmarks that CI runs in their short form: it installs packages that nothing else needs.
 """
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
-from benchmarks._workload import Workload
+from benchmarks._workload import DEMO
 from benchmarks.training import make_groups, seconds
 from workers.demo.model import make_model
 from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE, MAX_STEPS
@@ -36,12 +36,7 @@ GOAL: Final = 0.9
 """Mean reward of a batch that both are timed to."""
 LIMIT_S: Final = 3600.0
 """Of a demo, on a machine that is busy."""
-UPDATES: Final = 8
 ONE_THREAD_STEPS: Final = 6
-SAMPLES: Final = Workload(
-    name="demo", vocabulary=16, hidden=128, layers=2, heads=4, head_dim=32, groups=BATCH_SIZE, group_size=GROUP_SIZE,
-    prompt=6, lengths=(10, 10), updates=UPDATES, micro_batch_tokens=16_384, repeats=5,
-)  # fmt: skip
 
 
 def environment() -> Path:
@@ -62,7 +57,7 @@ def run_trl(python: Path, folder: Path, seed: int, **figures: float | None) -> t
     folder.mkdir()
     model, out = make_model(folder / "model", seed), folder / "steps.jsonl"
     values = {
-        "seed": seed, "tasks": BATCH_SIZE, "samples": GROUP_SIZE, "mini_batches": UPDATES,
+        "seed": seed, "tasks": BATCH_SIZE, "samples": GROUP_SIZE, "mini_batches": DEMO.updates,
         "max_tokens": COPY.max_tokens, "learning_rate": LEARNING_RATE, "entropy_coef": COPY.entropy_coef,
         "warmup_steps": 3, "adam_beta2": 0.99, "steps": MAX_STEPS, "steps_after": 2, "goal": GOAL, "threads": None,
         **figures,
@@ -99,12 +94,12 @@ def engine_cpu_s(folder: Path) -> float:
     torch.set_num_threads(1)
     settings = TrainerSettings(
         model_path=str(make_model(folder, 0)), dtype="float32", max_tokens=COPY.max_tokens, threads=1,
-        mini_batches=UPDATES, learning_rate=LEARNING_RATE, entropy_coef=COPY.entropy_coef, adam_beta2=0.99,
+        mini_batches=DEMO.updates, learning_rate=LEARNING_RATE, entropy_coef=COPY.entropy_coef, adam_beta2=0.99,
     )  # fmt: skip
-    engine, groups = MegatronEngine(settings), make_groups(SAMPLES)
+    engine, groups = MegatronEngine(settings), make_groups(DEMO)
     engine.train_step(groups)
     found = statistics.median(
-        seconds(time.process_time, lambda: engine.train_step(groups)) for _ in range(SAMPLES.repeats)
+        seconds(time.process_time, lambda: engine.train_step(groups)) for _ in range(DEMO.repeats)
     )
     engine.leave()
     return found

@@ -3,13 +3,15 @@
 Both engines are given the same weights, batches and settings, and must arrive at the same loss. ``TorchEngine`` is what
 one would write by hand: transformers' model, padded batches, ``log_softmax`` and ``gather``, AdamW. One thread, whose
 CPU time is what the step would take on a machine that does nothing else; the two are timed in turns, and the medians
-compared. Two ranks are compared with one by the clock, each with one thread: that needs two idle cores.
+compared. Two ranks are compared with one by the clock, in steps a second and each with one thread: that needs two idle
+cores, and a step that is long beside what the two say to each other; the same is asked of each size.
 
-* demo: the shape of the demo's model and batch: 0.3 M parameters, 64 groups of 8 short samples, 8 updates;
+* demo: the shape of the demo's model and batch: 0.3 M parameters, 64 groups of 16 short samples, 8 updates;
 * equal: 15 M parameters, 4 groups of 4 samples of 192 tokens; nothing is padded on either side;
 * ragged: the same with 16 to 368 tokens; the plain engine pads, Megatron's packs;
-* large: 100 M parameters, and what publishing their version costs: how long a step waits for the copy of a checkpoint,
-  how much longer the step beside its files takes, and how long a step waits for a staged version; by the clock.
+* large: 100 M parameters, 4 groups of 4 samples of 192 tokens, one rank; and what publishing their version costs: how
+  long a step waits for the copy of a checkpoint, how much longer the step beside its files takes, and how long a step
+  waits for a staged version; by the clock.
 
 Of the demo's workload, whose steps are the shortest, a replay's steps are timed too, from the log: records and
 experiences fetched and checked, its own records written, figures appended. The engine alone makes the same steps before
@@ -28,10 +30,12 @@ import torch
 from benchmarks._options import parser
 from benchmarks._replay import replaying
 from benchmarks._report import Row, report
-from benchmarks._workload import Workload
+from benchmarks._workload import DEMO, Workload
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
+from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training import checkpoint
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.multi_rank_engine import MultiRankEngine
 from trinity_bus.training.ranks import Followers
@@ -51,10 +55,7 @@ LEARNING_RATE = 1e-4
 
 
 WORKLOADS = (
-    Workload(
-        name="demo", vocabulary=32, hidden=128, layers=4, heads=4, head_dim=32, groups=64, group_size=8, prompt=6,
-        lengths=(8, 10), updates=8, micro_batch_tokens=4096, repeats=9,
-    ),
+    DEMO,
     Workload(
         name="equal", vocabulary=4096, hidden=384, layers=8, heads=6, head_dim=64, groups=4, group_size=4, prompt=64,
         lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=5,
@@ -84,7 +85,7 @@ def make_model(load: Workload, folder: Path) -> Path:
         num_attention_heads=load.heads,
         num_key_value_heads=2,
         head_dim=load.head_dim,
-        intermediate_size=3 * load.hidden,
+        intermediate_size=load.mlp * load.hidden,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
@@ -179,10 +180,9 @@ def two_ranks(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], r
         engine.leave()
 
 
-def publishing(load: Workload, folder: Path, repeats: int) -> list[Row]:
+def publishing(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], repeats: int) -> list[Row]:
     """Time what a step waits for when its version is saved, and when it is staged."""
-    groups = make_groups(load)
-    engine = MegatronEngine(settings_of(load, make_model(load, folder / "model")))
+    engine = MegatronEngine(settings_of(load, folder))
     staging, directory = Staging(bucket_bytes=16 << 20, retain=2), folder / "checkpoints"
 
     def stage() -> None:
@@ -225,7 +225,9 @@ def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
     groups = make_groups(load)
     rows, wall = one_rank(load, folder, groups, repeats)
     together = two_ranks(load, folder, groups, repeats)
-    return [*rows, Row(f"{load.name}: two data-parallel ranks over one", wall / together, "", goal=SCALING_GOAL)]
+    size, tokens = parameters(read_shape(folder)) / 1e6, sum(len(group.tokens) for group in groups)
+    what = f"{load.name}: steps/s of two data-parallel ranks over one's, {size:.2g} M parameters, {tokens:,} tokens"
+    return [*rows, Row(what, wall / together, "", goal=SCALING_GOAL)]
 
 
 def main() -> None:
@@ -236,13 +238,16 @@ def main() -> None:
     for load in WORKLOADS[:1] if options.short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(load, Path(folder), 1 if options.short else load.repeats)
-            if load is WORKLOADS[0]:
+            if load is DEMO:
                 settings = settings_of(load, Path(folder))
                 steps, turns = (3, 1) if options.short else (load.repeats, 3)
                 rows += replaying(load.name, settings, make_groups(load), steps=steps, turns=turns)
     with tempfile.TemporaryDirectory() as folder:
-        load = WORKLOADS[0] if options.short else LARGE
-        rows += publishing(load, Path(folder), 1 if options.short else load.repeats)
+        load = DEMO if options.short else LARGE
+        model, groups, repeats = make_model(load, Path(folder)), make_groups(load), 1 if options.short else load.repeats
+        if load is LARGE:
+            rows += one_rank(load, model, groups, repeats)[0]
+        rows += publishing(load, model, groups, repeats)
     report("training", "GRPO steps of the engines on a CPU, float32, one thread for each rank", rows, options)
 
 

@@ -45,7 +45,7 @@ from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
-from schemas.step import LeftOut, StepBegun, StepGroup
+from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 from schemas.turn import Answer, DrawnResponse, Turn
@@ -100,6 +100,7 @@ __all__ = [
     "SkipBatch",
     "SkippedBatch",
     "StepBegun",
+    "StepEnded",
     "StepGroup",
     "StepTrained",
     "StructuredOutputs",

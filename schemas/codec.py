@@ -43,7 +43,7 @@ from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch, SetPace
-from schemas.step import StepBegun
+from schemas.step import StepBegun, StepEnded
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 from schemas.turn import Turn
@@ -85,6 +85,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     TasksetPosition,
     PublishedVersion,
     StepBegun,
+    StepEnded,
     Demonstration,
     Preference,
 )

@@ -113,7 +113,7 @@ class ExplorerHeartbeat(Record):
     follows: Follows = "trainer"
     """Whose weights it serves: the trainer's versions, or a checkpoint that stays as it is."""
     abilities: Annotated[list[Identifier], Field(max_length=MAX_ABILITIES)] = Field(default_factory=list)
-    """What its engine can do, such as ``logprobs``, ``tools`` or ``vision``."""
+    """What its engine can do, such as ``logprobs`` or ``tools``."""
     max_model_len: Count = 0
     """Longest prompt plus response, in tokens; 0: not told."""
     address: Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)] = ""

@@ -33,6 +33,9 @@ that cannot be read               of a step to be taken, the trainer ends and sa
 of another trainer, or under      nothing
 another key
 ================================  ====================================================================================
+
+A trainer that publishes no versions, one of examples alone, a shadow or a replay, writes the figures of a step here as
+well, under a key of their own behind the step's: of one that publishes versions ``StepTrained`` has them.
 """
 
 from typing import Annotated, ClassVar
@@ -44,8 +47,8 @@ from schemas.batch import MAX_BATCH_TASKS, ResultPart
 from schemas.event import Position
 from schemas.free_form import MAX_ITEMS
 from schemas.items import Item, Name, Number
-from schemas.numbers import Count, Positive
-from schemas.record import Identifier, Record
+from schemas.numbers import Count, Positive, Seconds
+from schemas.record import Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
 KEPT_STEPS = 1000
@@ -107,6 +110,26 @@ class StepBegun(Record):
     """How many demonstrations or preferences there were to choose from: the first ones on the log."""
     skipped: Annotated[str, Field(max_length=MAX_REASON_CHARS)] | None = None
     """Why the batch is passed over, where it is: the step changes nothing."""
+    follows: Identifier | None = None
+    """The trainer whose step is trained once more, by a shadow or a replay. Absent: the step is the run's own."""
+
+
+class StepEnded(Record):
+    """A step is trained, by a trainer that publishes no versions."""
+
+    SCHEMA: ClassVar[str] = "step_ended"
+
+    trainer: Identifier
+    incarnation: Identifier
+    run: Identifier
+    model: Identifier
+    step: Positive
+    batch_id: Identifier
+    """As the step's ``StepBegun`` says."""
+    follows: Identifier | None = None
+    """The same."""
+    metrics: Metrics = Field(default_factory=dict)
+    seconds: Seconds = 0.0
 
 
 def step_key(trainer: str, step: int) -> str:
@@ -114,8 +137,13 @@ def step_key(trainer: str, step: int) -> str:
     return f"{trainer}/{step}"
 
 
+def ended_key(trainer: str, step: int) -> str:
+    """Return the key of the record that a step has ended."""
+    return f"{step_key(trainer, step)}/ended"
+
+
 def step_of_key(key: str | None, trainer: str) -> int | None:
-    """Return the step of a trainer that a key names; None where it names none."""
+    """Return the step of a trainer whose ``StepBegun`` has this key; None where it is no such key."""
     name, _, number = (key or "").rpartition("/")
     known = name == trainer and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
     return int(number) if known else None

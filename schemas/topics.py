@@ -49,7 +49,7 @@ from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch, SetPace
-from schemas.step import StepBegun
+from schemas.step import StepBegun, StepEnded
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 from schemas.topic import DAY_MS, MIB, ROOM, Topic
@@ -207,7 +207,7 @@ BATCHES = Topic(
 )
 STEPS = Topic(
     name="steps",
-    key="trainer name/step, with stages trainer name/stage/step",
+    key="trainer name/step, with stages trainer name/stage/step, and /ended behind it",
     partitions=1,
     cleanup="compact",
     max_message_bytes=StepBegun.MAX_BYTES + ROOM,
@@ -215,8 +215,9 @@ STEPS = Topic(
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
     description="What each step is about to train on, and what it leaves out and why, written before it begins: the "
-    "last thousand of each trainer. A step that is taken again after a crash obeys it.",
-    records=(StepBegun,),
+    "last thousand of each trainer. A step that is taken again after a crash obeys it. Behind it, the figures of steps "
+    "that make no version.",
+    records=(StepBegun, StepEnded),
     writers=("trainer",),
     readers=("trainer", "operator"),
 )

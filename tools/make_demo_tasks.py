@@ -16,7 +16,7 @@ SEED = 1
 
 
 def line(subject: DemoSubject, digits: tuple[str, ...]) -> str:
-    """One task as JSON."""
+    """Return a task as JSON."""
     words, number = " ".join(digits), "-".join(digits)
     task = {
         COPY: {"task_id": f"copy-{number}", "workflow": "sequence", "prompt": f"copy {words} =", "answer": words},

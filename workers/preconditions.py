@@ -90,6 +90,14 @@ def _server_takes_checkpoints(settings: Sections) -> None:
         )
 
 
+def _server_tells_routes(settings: Sections) -> None:
+    if settings.explorer.engine_url is not None and settings.explorer.capture_routes:
+        raise ConfigError(
+            "explorer.engine_url is set, and explorer.capture_routes: a server's /v1/completions does not tell which "
+            "experts were chosen; unset one of them"
+        )
+
+
 def _http_side(settings: Sections) -> None:
     if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
         explorer_key(settings)
@@ -180,6 +188,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         explored_model_path,
         _has_a_pool,
         _server_takes_checkpoints,
+        _server_tells_routes,
         _http_side,
     ),
     "trainer": (

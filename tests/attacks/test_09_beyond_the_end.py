@@ -1,29 +1,41 @@
 """Topics that were made anew, or lost their last records: it is found, said, and resolved by the rule."""
 
 import asyncio
+import contextlib
+import json
 import subprocess
 import sys
+import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from schemas import Task
-from schemas.topics import COORDINATOR_INPUTS, TASKS
-from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from schemas import StepTrained, Task, TaskResult
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, RESULTS, TASKS, TRAINER_EVENTS
+from tests.integration.training.trainers import batches_of, produce
+from tests.support.fakes.tiny_trainer import write_model
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings
+from trinity_bus.bus import Bus, LogIdentity, Producer, Reader
+from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TasksetSettings, TrainerSettings
+from trinity_bus.health.process import readings
+from workers.taskset.dataset import load
+from workers.taskset.service import Taskset
+from workers.trainer import service
 
 pytestmark = pytest.mark.integration
 
 
-async def make_anew(settings: KafkaSettings) -> None:
-    """Deletes the coordinator's inputs, and makes empty ones."""
-    names = [topic.full_name(settings.namespace) for topic in COORDINATOR_INPUTS]
+async def make_anew(settings: KafkaSettings, *topics: Topic) -> None:
+    """Deletes topics, and makes empty ones."""
+    names = [topic.full_name(settings.namespace) for topic in topics]
     admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
     await admin.start()
     try:
@@ -87,5 +99,109 @@ async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
                     await producer.send(TASKS, task.task_id, task, partition=0)
                 await producer.flush()
                 await trainer.until_trained(6)
-    await make_anew(mesh.kafka)
+    await make_anew(mesh.kafka, *COORDINATOR_INPUTS)
     await second()
+
+
+async def test_a_taskset_goes_on_when_answers_were_deleted_or_their_topic_made_anew(
+    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[object, ...]] = []
+    monkeypatch.setattr("workers.taskset.service.RECORDS_LOST.add", lambda *lost: counted.append(lost))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"task_id": f"r-{n}", "workflow": "math", "prompt": "1"}) + "\n" for n in "ab"))
+    mesh = Mesh(kafka, tmp_path)
+    settings = Settings(kafka=mesh.kafka, taskset=TasksetSettings(path=rows, order="sequential", ahead=2))
+    seen: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def taskset(bus: Bus) -> AsyncIterator[asyncio.Task[None]]:
+        running = asyncio.create_task(Taskset(settings, bus, load(rows, order="sequential")).run())
+        try:
+            yield running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def produced(tasks: Reader, count: int, running: asyncio.Task[None]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(seen) < count:
+                assert not running.done()
+                seen.extend(record_of(received).task_id for received in await tasks.batch(1))
+
+    async def answer(producer: Producer, task_id: str) -> None:
+        result = TaskResult(
+            task_id=task_id,
+            batch_id="b",
+            batch_type="train",
+            status="completed",
+            completed_runs=1,
+            total_runs=1,
+            attempts=1,
+        )
+        await (await producer.send(RESULTS, task_id, result, partition=0))
+
+    async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as tasks:
+        async with taskset(bus) as running:
+            await produced(tasks, 2, running)
+            for task_id in tuple(seen):
+                await answer(producer, task_id)
+            # How far it has read is committed with what it produces next.
+            await produced(tasks, 4, running)
+        await answer(producer, seen[2])
+        await bus.delete_before({("results", 0): 3})
+        async with taskset(bus) as running:
+            await produced(tasks, 6, running)
+        assert counted == [(1, {"messaging.destination.template": "results"})]
+        await make_anew(mesh.kafka, RESULTS)
+        async with taskset(bus) as running:
+            await produced(tasks, 8, running)
+        assert "results/0 ends at 0, and 3 was to be read next: answers may be lost" in caplog.text
+        assert len(counted) == 1, "how many were lost nobody can tell"
+    assert sorted(seen) == sorted(f"taskset-0/{epoch}/r-{row}" for epoch in range(4) for row in "ab")
+
+
+async def test_a_trainer_goes_on_when_batches_were_lost_and_passes_over_what_it_has_trained(
+    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As of a log that has lost its last records; another topic id would be another run, see attack 10.
+    async def identity(*_: object) -> LogIdentity:
+        return LogIdentity("cluster", "topic")
+
+    monkeypatch.setattr(Bus, "identity", identity)
+    # A process sets it up once, and this one is of all tests.
+    monkeypatch.setattr(service, "setup_telemetry", Mock())
+    ours = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+    settings = Settings(
+        kafka=ours,
+        mesh=MeshSettings(model_path=str(write_model(tmp_path / "model"))),
+        trainer=TrainerSettings(engine="torch", checkpoint_dir=tmp_path / "checkpoints", threads=1, heartbeat_s=0.2),
+    )
+
+    async def train(bus: Bus, step: int) -> list[str | None]:
+        """Runs a trainer until it has trained a step; the batches of which it says so."""
+        async with bus.reader(TRAINER_EVENTS, start="end") as events:
+            running = asyncio.create_task(service.run(settings))
+            told: list[StepTrained] = []
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    while not told or told[-1].step < step:
+                        assert not running.done()
+                        found = [received.record for received in await events.batch(1)]
+                        told += [record for record in found if isinstance(record, StepTrained)]
+                    # While it waits for the next it is not ready where that stands still.
+                    while not (await readings()).get("the batches"):  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.05)
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+            return [one.batch_id for one in told]
+
+    batches = batches_of(4)
+    async with Bus(ours, client_id="test") as bus:
+        await produce(bus, batches[:3])
+        assert (await train(bus, 3))[-1] == "batch-3"
+        await make_anew(ours, BATCHES)
+        await produce(bus, batches[2:], first=3)
+        assert await train(bus, 4) == [None, "batch-4"], "the first is where it goes on"
+    assert "batches ends at 6, and the checkpoint would go on at 9" in caplog.text

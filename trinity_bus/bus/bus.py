@@ -27,7 +27,7 @@ from trinity_bus.config import KafkaSettings
 
 
 class Bus:
-    """Makes producers and readers, creates topics, and reads by position. An async context manager.
+    """Connection to Kafka: makes producers and readers, creates topics, reads by position. An async context manager.
 
     Producers and readers are context managers of their own, to be closed before the bus.
 

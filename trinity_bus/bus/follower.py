@@ -3,7 +3,7 @@
 ::
 
     READING --the broker or the reader breaks--> WAITING (1 s) --> READING, from where it was
-       |----records were deleted before they were read--> READING, from the oldest that are kept
+       |----records were deleted before they were read--> READING, from the oldest that are kept; they are counted
        |----stop()--> STOPPED
        '----the handler raises--> FAILED: whoever waits is told through ``on_end``
 
@@ -13,12 +13,14 @@ Nothing is lost by any of it but what retention has deleted; handlers may see a 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from trinity_bus.bus.reader import Reader, Start
 from trinity_bus.bus.received import Received
 from trinity_bus.errors import BusError, RecordGoneError
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.metrics import RECORDS_LOST
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class TopicFollower:
         self._start = start
         self._pause_s = pause_s
         self._task: asyncio.Task[None] | None = None
+        self._reader: Reader | None = None
+        """That is read now; None while it waits."""
         self._catching_up: list[asyncio.Future[None]] = []
         self._wanted = asyncio.Event()
 
@@ -85,21 +89,32 @@ class TopicFollower:
         finally:
             self._catching_up.remove(waiting)
 
+    async def keeps_up(self) -> bool:
+        """Whether what is to be read is read, see ``Reader.keeps_up``; not while it waits for a broker."""
+        reader = self._reader
+        return reader is not None and await reader.keeps_up()
+
     async def _run(self, reader: Reader) -> None:
         """Read with one reader after the other; the first is started."""
         start, started = self._start, True
+        missed: Mapping[tuple[str, int], int] | None = None
         while True:
             try:
                 if not started:
                     await reader.start()
+                if missed is not None:
+                    _count_lost(missed, reader.positions)
+                    missed = None
+                self._reader = reader
                 await self._read(reader)
             except RecordGoneError as error:
                 log.error("records were deleted before they were read, going on with the oldest: %s", error)  # noqa: TRY400 - where in the code is of no use
-                start = "beginning"
+                start, missed = "beginning", reader.positions
             except BusError as error:
                 log.warning("reading again in %g s: %s", _AGAIN_S, error)
                 start = reader.positions or start
             finally:
+                self._reader = None
                 await reader.stop()
             await asyncio.sleep(_AGAIN_S)
             reader, started = self._make(start), False
@@ -147,3 +162,11 @@ async def _first(reading: Coroutine[Any, Any, list[Received[Any]]], interruption
             read.cancel()
             await asyncio.wait([read])
     return [] if read.cancelled() else read.result()
+
+
+def _count_lost(missed: Mapping[tuple[str, int], int], kept: Mapping[tuple[str, int], int]) -> None:
+    """Count what lay between where it was to go on and the oldest that are kept, by topic."""
+    for (topic, partition), oldest in kept.items():
+        lost = oldest - missed.get((topic, partition), oldest)
+        if lost > 0:
+            RECORDS_LOST.add(lost, {names.MESSAGING_DESTINATION_TEMPLATE: topic})

@@ -2,13 +2,14 @@
 
 Of a request only what an agent has to decide is taken: messages, tools, length, stops, how many. How tokens are drawn
 (temperature and its like, and the seed, with which all runs of a group would be one) is the task's and the explorer's
-to say, and what a client sends of it is passed over. What would change the answer and cannot be had here is refused.
+to say, and what a client sends of it is passed over, unless it asks a model that is not trained. What would change the
+answer and cannot be had here is refused.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -19,16 +20,22 @@ from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import Tools
 from trinity_bus.chat.session import Said
+from trinity_bus.errors import TrinityError
 
 MAX_CHOICES: Final = 128
 _TAKEN: Final = frozenset(
     {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
     | {"logprobs"}
 )
-PASSED_OVER: Final = frozenset(
+_DRAWING: Final = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "seed"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    }
+)
+PASSED_OVER: Final = frozenset(
+    {
+        *_DRAWING,
         *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls", "verbosity"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
     }
@@ -43,6 +50,10 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
 """What is taken with these values only."""
 
 
+class UnknownModelError(TrinityError, LookupError):
+    """A model that is not served here."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A request for chat completions."""
@@ -55,6 +66,19 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     logprobs: bool
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+    """How the client would have it drawn, as it came: for a model that is not trained."""
+
+    def of_another_model(self) -> Sampling:
+        """Return how a model draws that is not trained, whose answer is one text.
+
+        Raises:
+            ChatError: It asks for what such a model does not give, or cannot be drawn so.
+        """
+        for name, asked in (("tools", self.tools), ("n", self.n > 1), ("logprobs", self.logprobs)):
+            if asked:
+                raise ChatError(f"{name} cannot be had of model {self.model!r}")
+        return _sampling({**self.drawing, "max_tokens": self.sampling.max_tokens, "stop": self.sampling.stop})
 
 
 def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
@@ -81,6 +105,7 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         stream=bool(asked.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(asked.get("logprobs")),
+        drawing={name: value for name, value in asked.items() if name in _DRAWING},
     )
 
 
@@ -116,13 +141,16 @@ def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any) -> Samp
     Raises:
         ChatError: It says what cannot be.
     """
-    wishes = {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop}
+    wished = _sampling({"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
+    return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
+
+
+def _sampling(wishes: Mapping[str, Any]) -> Sampling:
     try:
-        wished = Sampling.model_validate({name: value for name, value in wishes.items() if value is not None})
+        return Sampling.model_validate({name: value for name, value in wishes.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         raise ChatError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
 
 
 def read_n(asked: Mapping[str, Any]) -> int:
@@ -196,6 +224,9 @@ class ChatStream:
         return {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
 
 
+type Choices = Sequence[tuple[Said, Sequence[tuple[str, float]] | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
     """What is answered to a request.
@@ -212,7 +243,7 @@ class ChatAnswer:
     created: int
     model: str
     prompt_tokens: int
-    choices: Sequence[tuple[Said, Sequence[tuple[str, float]] | None]]
+    choices: Choices
 
     def body(self) -> dict[str, Any]:
         """As one object."""

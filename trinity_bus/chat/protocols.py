@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from schemas.experience import VersionSpan
+from schemas.experience import UInt8, VersionSpan
 
 
 class Completion(Protocol):
@@ -27,6 +27,11 @@ class Completion(Protocol):
     @property
     def versions(self) -> Sequence[VersionSpan]:
         """Ascending; the first span starts at 0."""
+        ...
+
+    @property
+    def routes(self) -> UInt8 | None:
+        """[prompt + tokens - 1, layers, k] the experts that each MoE layer chose; None where nobody has noted them."""
         ...
 
 

@@ -97,7 +97,7 @@ def after[T: (str, list[int])](opening: T, whole: T) -> T:
 
 
 class PromptsOnly:
-    """Of a model without a chat template: it completes prompts, and conversations are refused."""
+    """Renderer of a model without a chat template: prompts are completed, conversations refused."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

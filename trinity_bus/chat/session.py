@@ -28,7 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.experience import Rollout, VersionSpan
+import numpy as np
+
+from schemas.experience import Rollout, UInt8, VersionSpan
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
 from trinity_bus.chat.protocols import Completion
@@ -49,6 +51,9 @@ class TokenSample:
     versions: list[VersionSpan] = field(default_factory=list)
     turn_starts: list[int] = field(default_factory=list)
     """[turns] where in the response each drawn turn begins."""
+    routes: UInt8 | None = None
+    """[prompt + response - 1, layers, k] the experts that were chosen as each token was first run; None where the
+    engine has not told those of the last turn."""
     finish_reason: str = "stop"
     """Of the last turn."""
     number: int = 0
@@ -67,6 +72,7 @@ class TokenSample:
             versions=self.versions,
             run_id=run_id,
             turn_starts=self.turn_starts,
+            routes=self.routes,
         )
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
@@ -85,7 +91,18 @@ class TokenSample:
                 self.versions.append((0, version))
             elif self.versions[-1][1] != version:
                 self.versions.append((start + offset, version))
+        self.routes = _continued_routes(self.routes, completion.routes)
         self.finish_reason = completion.finish_reason
+
+
+def _continued_routes(known: UInt8 | None, told: UInt8 | None) -> UInt8 | None:
+    """Return the routes of a sample whose last turn came with those of all tokens before it, too.
+
+    What was noted first is kept: an older version may have run those tokens, and drawn what came after them.
+    """
+    if known is None or told is None:
+        return told
+    return np.concatenate([known, told[len(known) :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +140,15 @@ class Said:
     """What a model has said, to show and to execute."""
 
     content: str
-    reasoning: str | None
-    tool_calls: tuple[ParsedCall, ...]
-    flaws: tuple[str, ...]
+    reasoning: str | None = None
+    tool_calls: tuple[ParsedCall, ...] = ()
+    flaws: tuple[str, ...] = ()
     """Tool calls that could not be read, in words for the model."""
-    finish_reason: str
-    tokens: int
-    sample: int
+    finish_reason: str = "stop"
+    tokens: int = 0
+    sample: int = 0
     """In which of the session's samples it is."""
-    turn: int
+    turn: int = 0
     """Which of that sample's turns."""
 
     @property
@@ -169,11 +186,24 @@ class Session:
         """Samples that have begun because the history was not what had been said."""
         self.branches = 0
         """Samples that have begun at an earlier turn."""
+        self.flaws = 0
+        """Tool calls that could not be read."""
 
     @property
     def turns(self) -> int:
         """How many were drawn."""
         return sum(len(sample.turn_starts) for sample in self.samples)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What every sample of it tells."""
+        return {
+            "turns": float(self.turns),
+            "rewrites": float(self.rewrites),
+            "branches": float(self.branches),
+            "tool_call_flaws": float(self.flaws),
+            "response_tokens": float(sum(sum(sample.mask) for sample in self.samples)),
+        }
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = None) -> Prompt:
         """Return what to ask the engine with.
@@ -255,6 +285,7 @@ class Session:
             sample, len(sample.turn_starts), end - len(completion.token_ids), end, completion.finish_reason == "stop"
         )
         said = self._said(prompt, completion, stop, sample=sample.number, turn=point.turn - 1)
+        self.flaws += len(said.flaws)
         self._asked.add(prompt.known)
         self._points[prompt.digests.with_one_more(said.message)] = point
         return said

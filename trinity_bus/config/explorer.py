@@ -32,7 +32,7 @@ class ExplorerSettings(Section):
     """With ``follows`` ``none``: which version of the model that is trained ``model_path`` holds; it stands in what is
     drawn. Unset: 0 without a ``pool``, none in a pool."""
     abilities: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]*(,[a-z][a-z0-9_.-]*)*$")] = "logprobs"
-    """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,vision``."""
+    """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,tools``."""
     model_path: str | None = None
     """Folder of the Hugging Face model that it starts from. Unset: that of ``mesh``."""
     engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None
@@ -63,6 +63,10 @@ class ExplorerSettings(Section):
     are computed anew, so that every token is of one version alone. ``kept``: they stay, which costs nothing; what is
     drawn from then on is of the new weights over what the old ones have cached, as its log-probabilities are. A new
     request finds nothing of an older version in either case. A server of ``engine_url`` ends its responses first."""
+    capture_routes: bool = False
+    """Record which experts the engine's routers chose for each token (``routes`` of experiences), for
+    ``trainer.router_replay``: layers times experts per token bytes for each token. Its own engine on GPUs alone, and
+    models with 256 experts a layer at most."""
     cpu_threads: Count = 1
     """Threads of the engine's arithmetic on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None

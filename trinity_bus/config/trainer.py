@@ -217,8 +217,8 @@ class TrainerSettings(Section):
     """With ``lora_rank``: what is trained counts by this over the rank."""
     router_replay: bool = False
     """Train each sample with the experts that the engine's routers chose for its tokens, where its experience tells
-    them (``routes``): else a token that is nearly a draw between experts has another probability here than there
-    (Ma et al., arXiv:2510.11370). Routers learn all the same."""
+    them (``routes``, with ``explorer.capture_routes``): else a token that is nearly a draw between experts has another
+    probability here than there (Ma et al., arXiv:2510.11370). Routers learn all the same."""
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
     number."""

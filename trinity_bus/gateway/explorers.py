@@ -52,7 +52,7 @@ class _CutOffError(Exception):
 
 @dataclass(slots=True)
 class Drawing:
-    """One response, as far as it has been drawn."""
+    """A response, as far as it has been drawn."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -62,6 +62,8 @@ class Drawing:
     """Empty while it goes on."""
     settled: int = 0
     """How many of its tokens are of explorers that were cut off."""
+    routes: None = None
+    """Explorers do not tell gateways which experts were chosen."""
 
     def add(self, frame: wire.DrawnFrame) -> list[int]:
         """Take what has come; return its tokens."""

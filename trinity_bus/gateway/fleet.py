@@ -26,7 +26,7 @@ _MOST_TOLD: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ServingExplorer:
-    """One that can be asked."""
+    """An explorer that can be asked."""
 
     name: str
     incarnation: str

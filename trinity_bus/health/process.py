@@ -31,13 +31,19 @@ def watching(what: str, keeps_up: Callable[[], Awaitable[bool]]) -> Iterator[Non
         what: Such as ``"the inputs"``, for people.
         keeps_up: Whether something was read since the last call, or there was nothing to read. Never raises.
     """
-    _watched[what] = keeps_up
+    name = what if what not in _watched else f"{what} ({len(_watched)})"
+    _watched[name] = keeps_up
     try:
         yield
     finally:
-        del _watched[what]
+        del _watched[name]
         if _state is not None:
-            _state.done_reading(what)
+            _state.done_reading(name)
+
+
+async def readings() -> dict[str, bool]:
+    """Return whether each thing that is watched is read."""
+    return {what: await keeps_up() for what, keeps_up in list(_watched.items())}
 
 
 @asynccontextmanager
@@ -69,8 +75,7 @@ async def _turn(state: HealthState) -> None:
     while True:
         state.turned(time.monotonic())
         state.waiting = what_waits()
-        for what, keeps_up in list(_watched.items()):
-            is_read = await keeps_up()
+        for what, is_read in (await readings()).items():
             if what in _watched:
                 state.reading(what, time.monotonic(), keeps_up=is_read)
         await asyncio.sleep(_TURN_S)

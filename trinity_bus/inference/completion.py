@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from schemas.experience import UInt8
+from schemas.vectors import UINT8
 from trinity_bus.inference.errors import GenerationError
 
 UNKNOWN_VERSION = -1
@@ -12,7 +16,7 @@ UNKNOWN_VERSION = -1
 
 @dataclass(frozen=True, slots=True)
 class EngineCompletion:
-    """One response."""
+    """A response of the engine."""
 
     token_ids: list[int]
     """[tokens] as drawn, the end token included where one was drawn."""
@@ -22,6 +26,9 @@ class EngineCompletion:
     """``stop`` or ``length``."""
     versions: list[tuple[int, int]]
     """(first token, model version), ascending: who drew what."""
+    routes: UInt8 | None = None
+    """[prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
+    them; it never runs the last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +63,25 @@ def delta_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineDelta:
     return EngineDelta(output.index, *_drawn(output), output.finish_reason, versions)
 
 
-def completion_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineCompletion:
+def completion_of(
+    output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None
+) -> EngineCompletion:
     """Convert one ``vllm.outputs.CompletionOutput``.
 
     Args:
         output: Of the engine.
         first_version: Of the weights that it was started with.
+        routed_prompt: Where the engine was asked which experts it chose: tokens of the prompt.
 
     Raises:
-        GenerationError: It was not finished, or its logprobs are not those of its tokens.
+        GenerationError: It was not finished, or its logprobs or routes are not those of its tokens.
     """
     token_ids, logprobs = _drawn(output)
     if output.finish_reason not in {"stop", "length"}:
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {output.finish_reason!r}")
     versions = version_spans(output.weight_versions or (), first_version)
-    return EngineCompletion(token_ids, logprobs, output.finish_reason, versions)
+    routes = None if routed_prompt is None else _routes(output.routed_experts, routed_prompt + len(token_ids) - 1)
+    return EngineCompletion(token_ids, logprobs, output.finish_reason, versions, routes)
 
 
 def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
@@ -97,6 +108,15 @@ def _drawn(output: Any) -> tuple[list[int], list[float]]:
         count = 0 if drawn is None else len(drawn.token_ids)
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
     return token_ids, list(drawn.logprobs)
+
+
+def _routes(routes: Any, tokens: int) -> UInt8:
+    """Return which experts were chosen for each token that the engine has run."""
+    if routes is None or routes.ndim != 3 or len(routes) != tokens or int(routes.max(initial=0)) > np.iinfo(UINT8).max:
+        found = "none" if routes is None else f"{list(routes.shape)} of {routes.dtype}"
+        raise GenerationError(f"the engine gave routes {found}, where [{tokens}, layers, k] of 0 to 255 are needed")
+    made: UInt8 = routes.astype(UINT8, copy=False)
+    return made
 
 
 def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:

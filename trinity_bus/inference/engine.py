@@ -245,7 +245,8 @@ class InferenceEngine:
                 raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
             answered(span, final)
         ordered = sorted(final.outputs, key=lambda output: output.index)
-        return [completion_of(output, self._first_version) for output in ordered]
+        routed_prompt = len(prompt_token_ids) if self._settings.capture_routes else None
+        return [completion_of(output, self._first_version, routed_prompt) for output in ordered]
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None

@@ -169,6 +169,11 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
+    if settings.capture_routes and on_cpu:
+        raise EngineStartError(
+            "explorer.capture_routes is set: vLLM tells routes where its second model runner runs, which needs Triton, "
+            "and so a GPU"
+        )
     eager = settings.compilation == "off" or (settings.compilation == "auto" and on_cpu)
     arguments: dict[str, Any] = {
         "model": model_path,
@@ -186,6 +191,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         # vLLM's default is the same for every engine: two explorers would draw the same numbers.
         "seed": secrets.randbits(31) if settings.seed is None else settings.seed,
         "disable_log_stats": True,
+        "enable_return_routed_experts": settings.capture_routes,
     }
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)

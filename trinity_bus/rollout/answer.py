@@ -9,6 +9,7 @@ A runner is user code's, so nothing of what it says is taken for true: the explo
 they say of themselves with what was asked for, and sends on these very bytes.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -49,6 +50,10 @@ def encode_answer(
     sampling = None
     if order.batch_type == "train":
         sampling = sampling_of_rest(rollouts, asked)
+    routed = [one.routes is not None for one in rollouts]
+    if any(routed) and not all(routed):
+        # The column is of all samples or of none, and a sample whose last turn an earlier attempt has drawn has none.
+        rollouts = [dataclasses.replace(one, routes=None) for one in rollouts]
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
         group = build_group(

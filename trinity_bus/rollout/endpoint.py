@@ -10,12 +10,15 @@ A turn is the model's answer and what the agent does until it asks again: then i
 the explorer dies, the agent is begun anew elsewhere, and is told the answers of its completed turns as long as it asks
 the same; of its own tools those are not called again that go through ``Endpoint.once``.
 
+``model="policy"``, or the name of the model that is trained, is that model. Any other name is a pool of
+``explorer.auxiliary_pools``, a judge say: its answer is text, drawn as the client asks, and no part of any sample.
+
 It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
 is sent when the answer is whole: what is streamed has been drawn.
 
-Failures: a wrong key is 401; a request that cannot be taken, or that the engine refuses (a prompt that is too long), is
-400 and the agent's to handle; an engine that fails is 500, and fails the run, whatever the agent makes of it. A client
-that goes away takes its request along.
+Failures: a wrong key is 401; a model that is neither the trained one nor such a pool is 404; a request that cannot be
+taken, or that the engine refuses (a prompt that is too long), is 400 and the agent's to handle; an engine that fails is
+500, and fails the run, whatever the agent makes of it. A client that goes away takes its request along.
 """
 
 import asyncio
@@ -32,8 +35,17 @@ from typing import Any, Final, Self, cast
 from aiohttp import web
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, Session
-from trinity_bus.chat.openai import ChatAnswer, error_body, models_body, read_request, token_texts
+from trinity_bus.chat import ChatError, Said, Session
+from trinity_bus.chat.openai import (
+    ChatAnswer,
+    ChatRequest,
+    Choices,
+    UnknownModelError,
+    error_body,
+    models_body,
+    read_request,
+    token_texts,
+)
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.runtime.http import shows_key
@@ -43,6 +55,10 @@ _HOST: Final = "127.0.0.1"
 _CLOSE_S: Final = 0.1
 """How long a request may still take when the run is over; 0 would be without end."""
 _REFUSED: Final = "invalid_request_error"
+
+
+_POLICY: Final = ("", "policy")
+"""The model that is trained, whatever it is called."""
 
 
 class Endpoint:
@@ -55,7 +71,8 @@ class Endpoint:
     """
 
     def __init__(self, ctx: RolloutContext, session: Session, sampling: Sampling | None = None) -> None:
-        self._ctx = ctx
+        self.ctx = ctx
+        """The run's: for a reward that asks other pools."""
         self._session = session
         self._sampling = sampling
         self._numbers = itertools.count()
@@ -63,8 +80,6 @@ class Endpoint:
         self._url: str | None = None
         self.api_key = secrets.token_urlsafe(24)
         """What the client sends as its key."""
-        self.flaws = 0
-        """Tool calls that could not be read."""
         self.failure: Exception | None = None
         """The first failure of the engine."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -109,8 +124,8 @@ class Endpoint:
             call = functools.partial(asyncio.to_thread, tool)
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> Any:
-            value = await self._ctx.call(tool.__name__, call, *args, **kwargs)
-            await self._ctx.end_turn()
+            value = await self.ctx.call(tool.__name__, call, *args, **kwargs)
+            await self.ctx.end_turn()
             return value
 
         def called_from_thread(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -124,29 +139,46 @@ class Endpoint:
             return _error(401, "this is not the key of this run", "authentication_error")
         try:
             asked = read_request(await request.read(), self._sampling)
-            await self._ctx.end_turn()
-            prompt = self._session.prompt(asked.messages, asked.tools)
-            completions = await self._ctx.generate(prompt.token_ids, asked.sampling, asked.n)
+            await self.ctx.end_turn()
+            answer = await (self._drawn if asked.model in (*_POLICY, self.ctx.model) else self._of_pool)(asked)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"a request has {MAX_BODY_BYTES} bytes at most", _REFUSED)
         except Exception as error:  # noqa: BLE001 (whatever the engine raises is this run's failure)
-            # What was asked for cannot be had; the engine itself works.
-            if isinstance(error, TrinityError) and isinstance(error, ChatError | ValueError):
-                return _error(400, str(error), _REFUSED)
-            self.failure = self.failure or error
-            return _error(500, f"{type(error).__name__}: {error}", "server_error")
-        choices = []
-        for completion in completions:
-            said = self._session.add(prompt, completion, asked.sampling.stop or ())
-            self.flaws += len(said.flaws)
-            drawn = completion.token_ids, completion.logprobs
-            choices.append((said, token_texts(self._ctx.tokenizer, *drawn) if asked.logprobs else None))
-        answer = ChatAnswer(
-            f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, len(prompt.token_ids), choices
-        )
+            return self._failed(error)
         if not asked.stream:
             return web.json_response(answer.body())
         return await _stream(request, answer, include_usage=asked.include_usage)
+
+    def _failed(self, error: Exception) -> web.Response:
+        if isinstance(error, UnknownModelError):
+            return _error(404, str(error), "not_found_error")
+        # What was asked for cannot be had; the engine itself works.
+        if isinstance(error, TrinityError) and isinstance(error, ChatError | ValueError):
+            return _error(400, str(error), _REFUSED)
+        self.failure = self.failure or error
+        return _error(500, f"{type(error).__name__}: {error}", "server_error")
+
+    async def _drawn(self, asked: ChatRequest) -> ChatAnswer:
+        """Have the model answer that is trained."""
+        prompt = self._session.prompt(asked.messages, asked.tools)
+        choices = []
+        for completion in await self.ctx.generate(prompt.token_ids, asked.sampling, asked.n):
+            said = self._session.add(prompt, completion, asked.sampling.stop or ())
+            drawn = completion.token_ids, completion.logprobs
+            choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
+        return self._answer(asked, len(prompt.token_ids), choices)
+
+    async def _of_pool(self, asked: ChatRequest) -> ChatAnswer:
+        """Have a model of another pool answer."""
+        how = asked.of_another_model()
+        try:
+            text = await self.ctx.chat(asked.messages, pool=asked.model, sampling=how)
+        except LookupError as error:
+            raise UnknownModelError(f"the model {asked.model[:200]!r} is not served here: {error}") from error
+        return self._answer(asked, 0, [(Said(text), None)])
+
+    def _answer(self, asked: ChatRequest, prompt_tokens: int, choices: Choices) -> ChatAnswer:
+        return ChatAnswer(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens, choices)
 
     async def _models(self, request: web.Request) -> web.Response:
         if not self._knows(request):

@@ -22,6 +22,7 @@ from schemas.task import Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.agents import AgentWorkflow, Outcome
 from trinity_bus.rollout.endpoint import Endpoint
+from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.runtime.execution import execute, guarded, kill_family
 
 _SHOWN: Final = 500
@@ -44,12 +45,13 @@ class ProgramWorkflow(AgentWorkflow):
     """How much is kept of what it prints."""
 
     @abstractmethod
-    async def judge(self, task: Task, printed: str) -> Outcome:
+    async def judge(self, task: Task, printed: str, ctx: RolloutContext) -> Outcome:
         """Return what a run was worth.
 
         Args:
             task: What was to be done.
             printed: What the program has written to standard output.
+            ctx: Of the run: what a reward asks other pools with.
         """
 
     async def act(self, task: Task, model: Endpoint) -> Outcome:
@@ -80,4 +82,4 @@ class ProgramWorkflow(AgentWorkflow):
         if done.returncode != 0:
             said = done.stderr.strip()[-_SHOWN:]
             raise ProgramError(f"{self.command[0]} ended with status {done.returncode}: {said}")
-        return await self.judge(task, done.stdout)
+        return await self.judge(task, done.stdout, model.ctx)

@@ -16,7 +16,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self
 
 from schemas.sampling import Sampling
@@ -103,6 +103,8 @@ class BlockingContext:
         self._waited: set[concurrent.futures.Future[Any]] = set()
         self._over = threading.Event()
         self.tokenizer = ctx.tokenizer
+        self.task_id = ctx.task_id
+        self.repeat_times = ctx.repeat_times
         self.sampling = ctx.sampling
         self.batch_type = ctx.batch_type
 
@@ -115,10 +117,23 @@ class BlockingContext:
         self._wait(say())
 
     def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling | None = None, n: int = 1
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling | None = None,
+        n: int = 1,
+        *,
+        pool: str | None = None,
     ) -> Sequence[Completion]:
         """See ``RolloutContext.generate``."""
-        return self._wait(self._ctx.generate(prompt_token_ids, sampling, n))
+        return self._wait(self._ctx.generate(prompt_token_ids, sampling, n, pool=pool))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:
+        """See ``RolloutContext.chat``."""
+        return self._wait(self._ctx.chat(messages, pool=pool, sampling=sampling))
+
+    def score(self, prompt_token_ids: Sequence[int], response_token_ids: Sequence[int], *, pool: str) -> list[float]:
+        """See ``RolloutContext.score``."""
+        return self._wait(self._ctx.score(prompt_token_ids, response_token_ids, pool=pool))
 
     def call[**P, R](self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """See ``RolloutContext.call``; the function blocks."""

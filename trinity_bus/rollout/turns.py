@@ -36,6 +36,8 @@ class KeptCompletion:
     logprobs: list[float]
     finish_reason: str
     versions: list[tuple[int, int]]
+    routes: None = None
+    """They are not kept: a turn that an engine draws behind it tells them for all tokens before."""
 
 
 type Write = Callable[[Turn], Awaitable[None]]

@@ -88,6 +88,8 @@ class RolloutContext:
     tokenizer: Tokenizer
     pools: Pools | None = None
     """Other models. None: there are none."""
+    model: str = "policy"
+    """What the model is called that ``engine`` draws with."""
     task_id: str = ""
     """Whose rollout this is."""
     repeat_times: int

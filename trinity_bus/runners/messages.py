@@ -25,6 +25,7 @@ what goes to one, dispatches and experiences, is the record's own bytes.
 Failures: what is no message, or a buffer that is no vector, is a ``ProtocolError``. Who hears one stops the other side.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ from msgspec import Meta, Struct
 
 from schemas.errors import DecodeError
 from schemas.experience import ExperienceGroup
-from schemas.vectors import FLOAT32, INT32, VectorColumn
+from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.weight import SMALL, Scales, weigh_msgpack
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
@@ -77,6 +78,8 @@ class Drawn(Struct, array_like=True, gc=False, frozen=True):
     tokens: _Length
     finish_reason: str
     versions: list[tuple[int, int]]
+    routes: tuple[_Length, _Length, _Length] | None = None
+    """Shape of its routes, where there are any."""
 
 
 class Completions(Struct, tag=3, array_like=True, gc=False, frozen=True):
@@ -87,6 +90,7 @@ class Completions(Struct, tag=3, array_like=True, gc=False, frozen=True):
     token_ids: memoryview
     logprobs: memoryview
     drawn: list[Drawn]
+    routes: memoryview = memoryview(b"")
 
 
 class EngineFailed(Struct, tag=4, array_like=True, gc=False, frozen=True):
@@ -289,6 +293,15 @@ class _Cuts:
         self._at += length
         return self._vector[self._at - length : self._at]
 
+    def next_array(self, shape: tuple[int, ...] | None) -> Any:
+        """Return the next array of a shape, as a view; None where there is no shape."""
+        if shape is None:
+            return None
+        try:
+            return self.next(math.prod(shape)).reshape(shape)
+        except ValueError as error:
+            raise ProtocolError(f"a buffer that ends within an array of {list(shape)}: {error}") from error
+
     def finish(self) -> None:
         """Nothing is left, and nothing was missing."""
         if self._at != len(self._vector):
@@ -297,12 +310,16 @@ class _Cuts:
 
 def pack_completions(job: int, request: int, completions: Sequence[EngineCompletion]) -> Completions:
     """Return the engine's responses, for the wire."""
-    token_ids, logprobs = VectorColumn(INT32), VectorColumn(FLOAT32)
+    token_ids, logprobs, routes = VectorColumn(INT32), VectorColumn(FLOAT32), VectorColumn(UINT8)
     drawn = []
     for one in completions:
         logprobs.add(one.logprobs)
-        drawn.append(Drawn(token_ids.add(one.token_ids), one.finish_reason, one.versions))
-    return Completions(job, request, token_ids.buffer, logprobs.buffer, drawn)
+        shape = None
+        if one.routes is not None:
+            shape = one.routes.shape
+            routes.add(one.routes.reshape(-1))
+        drawn.append(Drawn(token_ids.add(one.token_ids), one.finish_reason, one.versions, shape))
+    return Completions(job, request, token_ids.buffer, logprobs.buffer, drawn, routes.buffer)
 
 
 def unpack_completions(message: Completions) -> list[EngineCompletion]:
@@ -312,12 +329,17 @@ def unpack_completions(message: Completions) -> list[EngineCompletion]:
         ProtocolError: A buffer is not as long as its parts.
     """
     token_ids, logprobs = _Cuts(message.token_ids, INT32), _Cuts(message.logprobs, FLOAT32)
+    routes = _Cuts(message.routes, UINT8)
     completions = [
         EngineCompletion(
-            token_ids.next(one.tokens).tolist(), logprobs.next(one.tokens).tolist(), one.finish_reason, one.versions
+            token_ids.next(one.tokens).tolist(),
+            logprobs.next(one.tokens).tolist(),
+            one.finish_reason,
+            one.versions,
+            routes.next_array(one.routes),
         )
         for one in message.drawn
     ]
-    token_ids.finish()
-    logprobs.finish()
+    for cuts in (token_ids, logprobs, routes):
+        cuts.finish()
     return completions

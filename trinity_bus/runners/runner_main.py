@@ -313,6 +313,7 @@ class Runner(asyncio.Protocol):
         context = RolloutContext(
             engine=known.engine,
             tokenizer=self._tokenizer,
+            model=self._model,
             task_id=order.task.task_id,
             repeat_times=order.repeat_times,
             run_id_base=order.run_id_base,

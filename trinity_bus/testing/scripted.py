@@ -94,6 +94,7 @@ class _Answer:
     logprobs: Sequence[float]
     finish_reason: str
     versions: Sequence[tuple[int, int]]
+    routes: None = None
 
 
 @dataclass(slots=True)
@@ -209,6 +210,7 @@ async def run_workflow(
         engine=engine,
         tokenizer=engine.tokenizer,
         pools=ScriptedPools(pools or {}),
+        task_id=task.task_id,
         repeat_times=runs,
         batch_type=task.batch_type,
     )

@@ -99,6 +99,10 @@ class MeshFollower:
     ) -> None:
         await self._follower.stop()
 
+    async def keeps_up(self) -> bool:
+        """Whether what is to be read is read, see ``Reader.keeps_up``."""
+        return await self._follower.keeps_up()
+
     async def changed(self, timeout_s: float) -> None:
         """Wait until something is read, or the time is up: silence is news too.
 

@@ -150,8 +150,22 @@ class MeshState:
         return self.trainer is not None and self.now - self.trainer_at <= self.alive_s
 
     @property
+    def coordinator_is_alive(self) -> bool:
+        """Whether a coordinator has spoken lately."""
+        return self.coordinator is not None and self.now - self.coordinator_at <= self.alive_s
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the last of all who were there was heard; None: somebody is alive, or nobody was ever there."""
+        heard = [one.heard_at for one in self.explorers.values()]
+        heard += [at for at in (self.coordinator_at, self.trainer_at) if at]
+        if not heard or self.coordinator_is_alive or self.trainer_is_alive or any(self.alive()):
+            return None
+        return max(heard)
+
+    @property
     def tokens_per_s(self) -> float:
-        """Of all explorers that are alive."""
+        """Tokens a second of all explorers that are alive."""
         return sum(explorer.tokens_per_s for explorer in self.alive())
 
     def is_alive(self, explorer: ExplorerView) -> bool:

@@ -47,7 +47,7 @@ def look(
         def listens(address: str) -> None:
             out.print(f"The console is at http://{address}/  (Ctrl-C ends it)", highlight=False, markup=False)
 
-        run_service(lambda: run(settings, listens))
+        run_service(lambda: run(settings, listens, is_record=run_dir is not None))
 
 
 def _reopened(run_dir: Path, stack: ExitStack) -> Settings:

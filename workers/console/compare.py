@@ -26,7 +26,7 @@ _MAX_NAME: Final = 200
 
 
 class Compare:
-    """Handlers.
+    """Handlers of the page that compares runs.
 
     Args:
         desk: Makes pages.

@@ -23,6 +23,7 @@ from trinity_bus.console.configuration import (
     PlannedService,
     answers_of,
     changed_values,
+    chart_values,
     compose_env,
     compose_mesh_file,
     differences,
@@ -58,12 +59,12 @@ def _has_rows(path: str) -> bool:
 
 
 _CHECKS: Final = Checks(refusals, lambda path: read_shape(Path(path)), _has_rows)
-_FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env")
+_FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
 
 
 class Configuration:
-    """Handlers.
+    """Handlers of the configuration pages.
 
     Args:
         desk: Makes pages.
@@ -116,6 +117,8 @@ class Configuration:
                 text = compose_mesh_file(checked.draft)
             case "mesh.env":
                 text = compose_env(checked.settings, checked.draft.hardware)
+            case "values.yaml":
+                text = chart_values(checked)
             case _:
                 if checked.draft.rows is None:
                     raise BadLinkError("there are no rows to describe")

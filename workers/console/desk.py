@@ -23,7 +23,7 @@ class BadLinkError(TrinityError, ValueError):
 
 
 class PageDesk:
-    """Makes pages.
+    """What handlers make pages of: templates, index, feed and who asks.
 
     Args:
         settings: Of the mesh.
@@ -64,6 +64,7 @@ class PageDesk:
             now=self._clock(),
             theme=theme_of(request),
             trouble=self.feed.trouble,
+            is_record=self.feed.is_record,
             can_log_out=COOKIE in request.cookies,
             part="X-Part" in request.headers,
         )

@@ -21,6 +21,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index import PastRecords
 from trinity_bus.errors import BusError, TrinityError
+from trinity_bus.health.process import watching
 from trinity_bus.runtime.service import first_error
 from trinity_bus.view import MeshFollower, MeshState, coordinator_lag, follow
 from workers.console.index_side import IndexSide
@@ -42,9 +43,11 @@ class Feed:
     Args:
         settings: Where the log is.
         tell_s: The least time between two pieces of news.
+        is_record: Whether the log is that of a run that has ended, opened again.
     """
 
-    def __init__(self, settings: Settings, *, tell_s: float = TELL_S) -> None:
+    def __init__(self, settings: Settings, *, tell_s: float = TELL_S, is_record: bool = False) -> None:
+        self.is_record = is_record
         self._settings = settings
         self._tell_s = tell_s
         self._state = MeshState(settings.mesh.model)
@@ -68,7 +71,7 @@ class Feed:
 
     @property
     def state(self) -> MeshState:
-        """Of the mesh, as far as it was read."""
+        """The mesh's state, as far as it was read."""
         return self._state if self._follower is None else self._follower.state
 
     @property
@@ -128,6 +131,7 @@ class Feed:
             self._records = PastRecords(await stack.enter_async_context(self._connection("console-records")))
             state = MeshState(self._settings.mesh.model)
             follower = await stack.enter_async_context(follow(bus, topics=_TOPICS, state=state, pause_s=_PAUSE_S))
+            stack.enter_context(watching("the mesh", follower.keeps_up))
             self._bus, self._follower, self._state, self._away = bus, follower, state, ""
             try:
                 async with asyncio.TaskGroup() as group:

@@ -11,6 +11,7 @@ from trinity_bus.console.web.charts import MAX_POINTS
 from trinity_bus.console.web.render import Frame
 from workers.console.desk import PageDesk
 from workers.console.index_side import NoIndexError
+from workers.console.training_pages import trainers_of
 
 _ROWS: Final = 100
 _STEPS: Final = 12
@@ -19,7 +20,7 @@ _VERSIONS: Final = 40
 
 
 class MeshPages:
-    """Handlers.
+    """Handlers of overview and versions.
 
     Args:
         desk: Makes pages.
@@ -40,11 +41,15 @@ class MeshPages:
     async def _overview_values(self, frame: Frame) -> Mapping[str, Any]:
         no_index = ""
         try:
-            past = await self._feed.index.ask(lambda index: _past(index, frame.until))
+            past, whose = await self._feed.index.ask(lambda index: (_past(index, frame), trainers_of(index, frame)))
         except NoIndexError as error:
-            past, no_index = None, str(error)
+            past, whose, no_index = None, {"trainers": [], "trainer": None}, str(error)
         state = self._feed.state if frame.until is None else None
-        return {"view": first_page.overview(past, state, self._feed.lag), "no_index": no_index}
+        return {
+            "view": first_page.overview(past, state, self._feed.lag, is_record=self._feed.is_record),
+            "no_index": no_index,
+            **whose,
+        }
 
     async def _versions(self, request: web.Request) -> web.Response:
         return await self._desk.show(request, "versions.html", self._versions_values)
@@ -65,17 +70,18 @@ class MeshPages:
         return {**told, "served": served, "pinned": pinned}
 
 
-def _past(index: Index, until: float | None) -> first_page.Past:
+def _past(index: Index, frame: Frame) -> first_page.Past:
+    until, trainer = frame.until, frame.query.get("trainer")
     tests = [name for name in index.metric_names() if name.startswith("eval/") and "/reward/mean@" in name]
     names = [*first_page.BY_STEP, *tests[: first_page.MAX_TESTS]]
-    by_step = index.metrics(names, by="step", points=MAX_POINTS, until=until)
-    by_time = index.metrics(first_page.BY_TIME, by="time", points=MAX_POINTS, until=until)
+    by_step = index.metrics(names, by="step", points=MAX_POINTS, trainer=trainer, until=until)
+    by_time = index.metrics(first_page.BY_TIME, by="time", points=MAX_POINTS, trainer=trainer, until=until)
     versions = [index.version(row.version, until=until) for row in index.versions(PageAsk(_VERSIONS), until=until).rows]
     return first_page.Past(
         extent=index.extent(until=until),
         by_step={one.name: one.points for one in by_step},
         by_time={one.name: one.points for one in by_time},
-        steps=index.steps(PageAsk(_STEPS), until=until).rows,
+        steps=index.steps(PageAsk(_STEPS), trainer=trainer, until=until).rows,
         versions=[one for one in reversed(versions) if one is not None],
         fleet=index.fleet(until=until),
     )

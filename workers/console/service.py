@@ -55,12 +55,13 @@ log = logging.getLogger("workers.console")
 _DRAIN_S: Final = 1.0
 
 
-async def run(settings: Settings, listens: Callable[[str], None] | None = None) -> None:
+async def run(settings: Settings, listens: Callable[[str], None] | None = None, *, is_record: bool = False) -> None:
     """Show what the log tells until it is cancelled.
 
     Args:
         settings: Where the log is, and who may look.
         listens: Told ``host:port`` once it listens.
+        is_record: Whether the log is that of a run that has ended, opened again.
 
     Raises:
         ConfigError: It cannot start with these settings.
@@ -69,13 +70,13 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None) 
     freeze_gc()
     telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
     try:
-        await Console(settings, listens=listens).run()
+        await Console(settings, Feed(settings, is_record=is_record), listens=listens).run()
     finally:
         telemetry.shutdown()
 
 
 class Console:
-    """One console.
+    """A console over one mesh.
 
     Args:
         settings: Where the log is, and who may look.

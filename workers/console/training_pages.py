@@ -18,7 +18,7 @@ BINS: Final = 24
 
 
 class TrainingPages:
-    """Handlers.
+    """Handlers of the pages on batches and steps.
 
     Args:
         desk: Makes pages.
@@ -60,8 +60,13 @@ class TrainingPages:
 
     async def _steps(self, request: web.Request) -> web.Response:
         async def values(frame: Frame) -> Mapping[str, Any]:
-            ask = PageAsk(_ROWS, frame.query.get("after"))
-            return {"page": await self._ask(lambda index: index.steps(ask, until=frame.until))}
+            ask, asked = PageAsk(_ROWS, frame.query.get("after")), frame.query.get("trainer")
+
+            def answers(index: Index) -> Mapping[str, Any]:
+                page = index.steps(ask, trainer=asked, until=frame.until)
+                return {"page": page, **trainers_of(index, frame)}
+
+            return await self._ask(answers)
 
         return await self._desk.show(request, "steps.html", values)
 
@@ -69,15 +74,17 @@ class TrainingPages:
         number = whole(request.match_info["step"], "step")
 
         async def values(frame: Frame) -> Mapping[str, Any]:
-            step, following = await self._ask(
-                lambda index: (index.step(number, until=frame.until), index.step(number + 1, until=frame.until))
+            trainer = frame.query.get("trainer")
+            near = (number - 1, number, number + 1)
+            before, step, behind = await self._ask(
+                lambda index: [index.step(one, trainer=trainer, until=frame.until) for one in near]
             )
             if step is None:
                 raise NotThereError(f"step {number} is not on the log{_then(frame)}")
             teach = True if frame.query.get("teach") == "nothing" else None
-            wanted = SampleFilter(step=number, teaches_nothing=teach)
-            told = {"step": step, "has_next": following is not None}
-            return {**told, **await self._groups(frame, wanted, {"step": number})}
+            wanted = SampleFilter(step=number, trainer=step.row.trainer, teaches_nothing=teach)
+            told = {"step": step, "has_previous": before is not None, "has_next": behind is not None}
+            return {**told, **await self._groups(frame, wanted, {"step": number, "trainer": step.row.trainer})}
 
         return await self._desk.show(request, "step.html", values)
 
@@ -104,6 +111,12 @@ def histogram_part(desk: PageDesk, frame: Frame, found: Histogram, query: Mappin
         href = frame.url("/samples", **query, low=one.low, high=high)
         bars.append(charts.Bar(one.low, one.high, one.count, href))
     return Markup(desk.pages.piece("histogram.html", bars=found, chart=charts.histogram("rewards", bars)))  # noqa: S704 - rendered by a template that escapes
+
+
+def trainers_of(index: Index, frame: Frame) -> Mapping[str, Any]:
+    """Return who has steps, and whose are shown."""
+    known = index.trainers(until=frame.until)
+    return {"trainers": known, "trainer": frame.query.get("trainer") or next((one.trainer for one in known), None)}
 
 
 def _then(frame: Frame) -> str:

@@ -14,7 +14,7 @@ PLOT = "reward.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One step. Times in seconds; None where the log does not tell."""
+    """A step's figures. Times in seconds; None where the log does not tell."""
 
     step: int
     version: int
@@ -27,7 +27,7 @@ class StepSummary:
     """From the moment at which its tasks could be handed out (the batch's turn, and weights new enough) to its
     manifest."""
     train_s: float
-    """The trainer's part: fetching, training, the checkpoint."""
+    """The trainer's part: fetching, choosing and training; not what it takes to save and publish."""
     sync_s: float | None
     """From the news of the step until every explorer served its weights."""
 
@@ -72,7 +72,7 @@ class Summary:
 
 
 def step_summaries(view: MeshState) -> list[StepSummary]:
-    """Of all trained steps, in order."""
+    """Return the summaries of all trained steps, in order."""
     return [_step(view, step) for step in view.trained]
 
 

@@ -83,7 +83,7 @@ class DemoOptions:
 
     @property
     def explorer_names(self) -> list[str]:
-        """One for each."""
+        """A name for each explorer."""
         return [f"explorer-{i}" for i in range(self.explorers)]
 
 

@@ -30,6 +30,7 @@ from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
+from trinity_bus.health.process import watching
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import UnknownPoolError
 
@@ -68,6 +69,7 @@ class AuxiliaryPools:
             )
             await follower.start()
             self._stack.push_async_callback(follower.stop)
+            self._stack.enter_context(watching("heartbeats of other pools", follower.keeps_up))
             for explorers in self._explorers.values():
                 await self._stack.enter_async_context(explorers)
         return self

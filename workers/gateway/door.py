@@ -30,7 +30,7 @@ import msgspec
 from aiohttp import web
 
 from trinity_bus.chat import ChatError
-from trinity_bus.chat.openai import error_body
+from trinity_bus.chat.openai import UnknownModelError, error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
@@ -43,10 +43,6 @@ _RETRY_S: Final = 1
 _REFUSED: Final = "invalid_request_error"
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class UnknownModelError(TrinityError, LookupError):
-    """A model that is not served here."""
 
 
 class Door:

@@ -47,7 +47,7 @@ from trinity_bus.config import Settings
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.gateway.sessions import Sessions
-from trinity_bus.health.process import mark_ready
+from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
@@ -130,6 +130,7 @@ class Gateway:
             )
             await follower.start()
             stack.push_async_callback(follower.stop)
+            stack.enter_context(watching("explorers' heartbeats", follower.keeps_up))
             await stack.enter_async_context(self.explorers)
             producer = await stack.enter_async_context(self._bus.producer())
             channel = await stack.enter_async_context(CommandChannel(self._bus, producer, name=self._own.name))

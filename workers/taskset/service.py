@@ -34,8 +34,10 @@ from trinity_bus.bus.offsets import readable
 from trinity_bus.client import producer_name, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.errors import ProducerFencedError
-from trinity_bus.health.process import mark_ready
+from trinity_bus.health.process import mark_ready, watching
+from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.preconditions import dataset, ensure
 from workers.taskset.dataset import TaskSets, load
 from workers.taskset.description import DatasetError
@@ -141,6 +143,7 @@ class Taskset:
             found = await readable(self._bus, [topic], _start(topic, offsets))
             offsets.update({partition: offset for (_, partition), offset in found.positions.items()})
             if found.lost:
+                RECORDS_LOST.add(found.lost, {names.MESSAGING_DESTINATION_TEMPLATE: topic.name})
                 log.error("%d records of %s were deleted by retention before they were read", found.lost, topic.name)
             for beyond in found.beyond:
                 log.error("%s: answers may be lost; reading goes on with what comes", beyond)
@@ -153,11 +156,12 @@ class Taskset:
             self._bus.reader(RESULTS, DEAD_LETTERS, start=answers) as reader,
             self._bus.reader(MODEL_VERSIONS, start="beginning") as versions,
         ):
-            mark_ready()
-            log.info("ready: %s rows, %d tasks produced so far", self._train.size or "endless", progress.produced)
-            while not progress.done:
-                await self._produce(producer, progress)
-                await self._listen(reader, versions, progress)
+            with watching("the answers", reader.keeps_up), watching("model-versions", versions.keeps_up):
+                mark_ready()
+                log.info("ready: %s rows, %d tasks produced so far", self._train.size or "endless", progress.produced)
+                while not progress.done:
+                    await self._produce(producer, progress)
+                    await self._listen(reader, versions, progress)
         log.info("all %d tasks have been answered", progress.ended)
 
     async def _listen(self, reader: Reader, versions: Reader, progress: TasksetProgress) -> None:
@@ -178,7 +182,7 @@ class Taskset:
             self._newest = record.version
 
     async def _produce(self, producer: Producer, progress: TasksetProgress) -> None:
-        """One transaction, where there is anything to produce."""
+        """Commit one transaction, where there is anything to produce."""
         count = min(progress.room, _MOST_TASKS)
         evaluate = bool(self._evals) and self._newest >= 0 and progress.is_eval_due(self._newest)
         if not count and not evaluate:

@@ -18,7 +18,7 @@ from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import SupersededError
-from trinity_bus.health.process import mark_ready
+from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import TRAINER_TIME
@@ -220,7 +220,9 @@ class Trainer:
                 news.clear()
                 due = agenda.next(self._progress.sequence)
                 if due is None:
-                    await news.wait()
+                    # Not watched while it trains: nobody waits for what is read then.
+                    with watching("the batches", batches.keeps_up):
+                        await news.wait()
                     continue
                 async with self._stepping:
                     await self._step(due)

@@ -183,6 +183,8 @@ class QuietTrainer:
             await ahead
         finally:
             ahead.cancel()
+            # It has connections and perhaps an error of its own: neither may be left behind.
+            await asyncio.gather(ahead, return_exceptions=True)
         return metrics
 
     def _train(self, taken: StepInput) -> Metrics:
@@ -225,7 +227,7 @@ async def train_quietly(
     bus: Bus,
     origin: StartingPoint | None = None,
 ) -> None:
-    """One incarnation of such a trainer.
+    """Run one incarnation of a trainer that publishes nothing.
 
     Args:
         settings: Of the service.

@@ -194,7 +194,7 @@ async def _shadow(topic: Topic, stage: Stage) -> None:
 
 
 async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> None:
-    """One incarnation of the trainer.
+    """Run one incarnation of the trainer.
 
     Raises:
         BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.

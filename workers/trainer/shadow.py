@@ -141,6 +141,7 @@ class ShadowSteps:
                     "incarnation": self._around.incarnation,
                     "run": self._around.steps.run,
                     "seed": theirs.seed if self._seed is None else self._seed,
+                    "follows": self._theirs.trainer,
                     "left_out": choice.retold(theirs.left_out, wants_greedy=self._wants_greedy),
                 }
             )

@@ -1,7 +1,7 @@
 {{/* What a table of settings is in TOML. Strings, numbers and booleans are the same as in JSON. */}}
 {{- define "mesh.toml" -}}
 {{- if kindIs "map" . -}}
-{ {{- range $i, $key := keys . | sortAlpha }}{{ if $i }}, {{ end }}{{ $key }} = {{ include "mesh.toml" (get $ $key) }}{{ end -}} }
+{ {{- range $i, $key := keys . | sortAlpha }}{{ if $i }}, {{ end }}{{ toJson $key }} = {{ include "mesh.toml" (get $ $key) }}{{ end -}} }
 {{- else if kindIs "slice" . -}}
 [ {{- range $i, $each := . }}{{ if $i }}, {{ end }}{{ include "mesh.toml" $each }}{{ end -}} ]
 {{- else -}}

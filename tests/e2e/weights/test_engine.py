@@ -5,6 +5,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from tests.support.mesh.processes import assert_all_gone
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.errors import EngineDeadError, RequestRefusedError
+from trinity_bus.inference.errors import EngineDeadError, EngineStartError, RequestRefusedError
+from trinity_bus.inference.launch import launch
+from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.publisher import WeightPublisher
@@ -107,6 +110,12 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield made
         runner.run(made.engine.stop())
         made.publisher.close()
+
+
+def test_routes_that_no_engine_on_a_cpu_tells_are_refused(rig: Rig) -> None:
+    settings = ExplorerSettings(model_path=str(rig.path), capture_routes=True)
+    with pytest.raises(EngineStartError, match=r"explorer\.capture_routes is set: .* needs Triton, and so a GPU"):
+        launch(settings, TokenCounter(), threading.Event())
 
 
 def test_logprobs_are_those_of_the_distribution_that_drew_the_token(rig: Rig) -> None:

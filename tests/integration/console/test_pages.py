@@ -21,6 +21,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.health.process import readings
 from trinity_bus.testing import CharacterTokenizer
 from workers.console.service import Console
 from workers.explorer.http_side import HttpSide
@@ -72,6 +73,7 @@ async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_every_page_and_every_link_of_it(site: Site) -> None:
     """One log and one console for all pages: what makes them costs more than they do."""
+    assert "the mesh" in await readings(), "it is not ready while that stands still"
     place = site.places[FIRST_TASK]
     group = f"{place.partition}-{place.offset}"
     wanted = {
@@ -79,14 +81,16 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         "/batches": ["train-1", "train-2", "eval-after", "step 2"],
         "/batches?type=eval": ["eval-after"],
         "/batches/train-1": ["task/1/0", "finalized", "running", "8 samples"],
-        "/steps": ["train-2", "0.50 s"],
+        "/steps": ["train-2", "0.50 s", "once more what trainer-0 did"],
+        "/steps?trainer=replay-2": ["train-2", "under way"],
+        "/steps/2?trainer=replay-2": ["replay-2", "step 2 of trainer-0", "8 samples"],
         "/steps/2": ["train-2", "loss", "not_finite", "task/2/0", "8 samples"],
         "/steps/1?teach=nothing": ["None."],
         "/samples": [f"{SAMPLES} samples", "0.67"],
         "/samples?low=0.5&high=0.8": ["0.67"],
         f"/samples?task={FIRST_TASK}": [group],
         f"/groups/{group}": ["run 3", "0.67", "+0.4", "math", "step 1", "42"],
-        f"/samples/{group}-0": ["0.67", "trained on it", "log-probability", "42", "next run", "not on the log"],
+        f"/samples/{group}-0": ["0.67", "trained on.", "log-probability", "42", "next run", "not on the log"],
         f"/samples/{group}-0?by=version&ids=1": ["drawn by version 0"],
         f"/tasks/{FIRST_TASK}": ["completed", "dispatched", "attempt 1", "step 1", "42"],
         "/versions": ["step", "served", "train-2", "Serve"],
@@ -110,6 +114,10 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         assert HOSTILE not in html, path
         assert not re.search(r"\sstyle=|\son\w+=|<script(?! src=)", html), path
         links |= {unescape(link) for link in re.findall(r'(?:href|data-href)="(/[^"]*)"', html)}
+    assert "under way" not in await site.page("/steps"), "a replay is no step of the live run's"
+    place = site.places["task/2/0"]
+    html = await site.page(f"/samples/{place.partition}-{place.offset}-0")
+    assert re.findall(r"By <a[^>]*>step (\d)</a>( of replay-2)? trained on", html) == [("2", ""), ("2", " of replay-2")]
     for link in sorted(links):
         await site.page(link)
     # What was written is there to be read, though.
@@ -217,6 +225,7 @@ async def _the_model_asked_again(site: Site) -> None:
             html = await answer.text()
     assert "52 50" in html, html
     assert "under version 2, temperature 1" in html
+    assert re.search(r'<span class="t [^"]*gap\d[^"]*" title="[^"]*version 2 less then [+-]', html), html
     found = json.loads(await site.page(f"{path}.json"))
     assert engine.prompts == [found["prompt_token_ids"], found["prompt_token_ids"] + found["response_token_ids"]]
 

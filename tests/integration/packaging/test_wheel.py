@@ -1,15 +1,18 @@
 """The wheel alone, in an environment of its own, is the whole of trinity-bus: code, types, locks, tasks, commands."""
 
+import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import trinity_bus
 from schemas.topics import TOPICS
 from trinity_bus.broker.jars import read_lock
 
@@ -46,16 +49,32 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel in it, and what it depends on as it is here; but not the checkout."""
+    """A new environment with the wheel in it, and of all that is installed here what the wheel asks for; no more."""
     folder = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, capture_output=True)
     script = 'source tools/env.sh; find_uv; "$UV" pip install --quiet --offline --no-deps --python "$1" "$2"'
     install: list[str | Path] = ["bash", "-euc", f"ROOT={ROOT}; {script}", "install", folder / "bin" / "python", wheel]
     subprocess.run(install, check=True, cwd=ROOT, capture_output=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # A folder that is named so is searched, and the way to the checkout that lies in it is not followed.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    here = Path(sysconfig.get_path("purelib"))
+    for entry in sorted({Path(str(file)).parts[0] for name in base_packages() for file in installed_files(name)}):
+        if entry != ".." and not (packages / entry).exists():
+            (packages / entry).symlink_to(here / entry)
     return folder
+
+
+def base_packages() -> list[str]:
+    """What an installation without extras has, by the lock of the base image."""
+    lines = (ROOT / "requirements" / "images" / "base.lock").read_text().splitlines()
+    return [found[1] for line in lines if (found := re.match(r"([\w.-]+)==", line))]
+
+
+def installed_files(name: str) -> Sequence[importlib.metadata.PackagePath]:
+    """What a package has put beside the others, or nothing where this platform does not need it."""
+    try:
+        return importlib.metadata.files(name) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return ()
 
 
 def tracked() -> Iterator[str]:
@@ -85,6 +104,14 @@ def test_it_works_without_the_checkout(environment: Path, tmp_path: Path) -> Non
         "tasks": sorted(Path(name).name for name in tracked() if name.startswith("workers/demo/tasks/")),
         "plugins": ["trinity_bus_weights"],
     }
+
+
+def test_every_public_name_needs_no_extra(environment: Path, tmp_path: Path) -> None:
+    program = "from trinity_bus import *; import trinity_bus; print(len(trinity_bus.__all__))"
+    asked: list[str | Path] = [environment / "bin" / "python", "-I", "-c", program]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(trinity_bus.__all__)
 
 
 def test_its_command_runs(environment: Path, tmp_path: Path) -> None:

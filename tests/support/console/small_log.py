@@ -1,10 +1,11 @@
-"""A small log as a mesh leaves it, written by a test: two steps, one evaluation, a dead letter, hostile text.
+"""A small log as a mesh leaves it, written by a test: two steps, the second once more, one evaluation, a dead letter,
+hostile text.
 
 What a model would have written stands in ids and metrics, too: all of it may be hostile.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from schemas import (
     BatchLifecycleState,
@@ -48,7 +49,8 @@ SAMPLES: Final = 2 * 2 * len(REWARDS)
 FIRST_TASK: Final = "task/1/0"
 WHO: Final = {"explorer": "explorer-0", "incarnation": "a"}
 SETTINGS: Final = {"explorer.temperature": "0.7", "explorer.workflow_modules": f'"{HOSTILE}"', "explorer.slots": ""}
-TRAINER: Final = {"trainer": "trainer-0", "incarnation": "t", "model": "policy"}
+REPLAY: Final = "replay-2"
+TRAINER: Final[dict[str, Any]] = {"trainer": "trainer-0", "incarnation": "t", "model": "policy"}
 
 
 async def write_small_log(bus: Bus) -> dict[str, Position]:
@@ -63,6 +65,7 @@ async def write_small_log(bus: Bus) -> dict[str, Position]:
         await log.write(COORDINATOR_EVENTS, "c-0", _coordinator())
         for step in (1, 2):
             places |= await _step(log, step)
+        await _replay(log, places)
         await _evaluation(log)
         letter = b'{"task_id": "bad-1", "workflow": "math"'
         headers = {"dlq.reason": "not_json", "dlq.detail": HOSTILE, "dlq.topic": "tasks", "dlq.partition": "0"}
@@ -124,6 +127,15 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
     took = WeightsSynced(**WHO, model="policy", version=step, epoch=step, ok=True, transfer_s=0.1, pause_s=0.01)
     await log.write(EXPLORER_EVENTS, "explorer-0", took)
     return places
+
+
+async def _replay(log: _Writer, places: dict[str, Position]) -> None:
+    """The second step once more, with nothing left out."""
+    tasks = [f"task/2/{number}" for number in range(2)]
+    who = TRAINER | {"trainer": REPLAY, "follows": "trainer-0", "run": "other", "step": 2, "batch_id": "train-2"}
+    groups = [StepGroup(task_id=task_id, parts=[_part(places[task_id])]) for task_id in tasks]
+    begun = StepBegun(**who, sequence=2, next_offset=1, groups=groups)
+    await log.write(STEPS, step_key(REPLAY, 2), begun)
 
 
 async def _task(log: _Writer, task_id: str, batch_id: str, version: int) -> Position:

@@ -152,6 +152,9 @@ class FakeReader:
             raise BusError("the fake broker is away")
         return self._take()
 
+    async def keeps_up(self) -> bool:
+        return not self._behind()
+
     async def replay(self) -> AsyncIterator[Received[Any]]:
         for received in self._take():
             yield received

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from schemas import build_group
+from schemas.experience import UInt8
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
 from trinity_bus.chat import Session, renderer_for
 
@@ -31,6 +32,7 @@ class Drawn:
     logprobs: list[float]
     finish_reason: str
     versions: list[tuple[int, int]]
+    routes: UInt8 | None = None
 
 
 @dataclass(frozen=True)

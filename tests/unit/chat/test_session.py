@@ -1,7 +1,9 @@
 """What is prompted with next, case by case."""
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
@@ -150,6 +152,28 @@ def test_versions_are_spans_of_the_sample() -> None:
     talk.say([USER, said.message, MORE, said2.message, MORE], "5", version=6)
     (sample,) = talk.session.samples
     assert sample.versions == [(0, 4), (sample.turn_starts[2], 6)]
+
+
+def test_routes_are_those_with_which_each_token_was_first_run() -> None:
+    talk = Talk()
+
+    def said(messages: list[Any], expert: int | None) -> Any:
+        prompt, drawn = talk.session.prompt(messages), talk.drawn("3")
+        tokens = len(prompt.token_ids) + len(drawn.token_ids)
+        routes = None if expert is None else np.full((tokens - 1, 1, 1), expert, np.uint8)
+        return talk.session.add(prompt, dataclasses.replace(drawn, routes=routes)), tokens
+
+    one, first = said([USER], 1)
+    two, second = said([USER, one.message, MORE], 2)
+    (sample,) = talk.session.samples
+    assert sample.rollout(reward=1.0, metrics={}).routes is sample.routes
+    assert sample.routes is not None
+    assert sample.routes.ravel().tolist() == [1] * (first - 1) + [2] * (second - first)
+    # A turn that comes from an earlier attempt has none; the next one tells those of all tokens before it.
+    three, _ = said([USER, one.message, MORE, two.message, MORE], None)
+    assert sample.routes is None
+    _, last = said([USER, one.message, MORE, two.message, MORE, three.message, MORE], 4)
+    assert sample.routes.ravel().tolist() == [4] * (last - 1)
 
 
 def test_what_is_said_ends_before_what_has_stopped_it() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
+from tests.support.console.answers import ANSWERS, CHECKS, SOUND, random_answers, shape_of
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration import (
@@ -30,24 +30,9 @@ from trinity_bus.console.configuration import (
     planned,
     tasks_file,
 )
-from trinity_bus.errors import TrinityError
 from trinity_bus.sizing import Hardware
-from trinity_bus.sizing.models import MODELS
-from trinity_bus.training.families import ModelShape
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
-
-SHAPE = MODELS["0.6B"]
-SOUND = {"mesh.model_path": "/models/small", "trainer.checkpoint_dir": "checkpoints"}
-
-
-def shape_of(path: str) -> ModelShape:
-    if path == "/models/none":
-        raise TrinityError("/models/none/config.json does not exist")
-    return SHAPE
-
-
-CHECKS = Checks(refusals, shape_of, lambda path: path != "nowhere.jsonl")
 
 
 def checked(answers: Mapping[str, str], **more: str) -> Checked:
@@ -206,39 +191,13 @@ def test_each_explorer_has_gpus_of_its_own() -> None:
     ]
 
 
-_texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.just("\x7f"), min_size=1, max_size=20).map(
-    str.strip
-)
-_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
-_ANSWERS = {
-    "mesh.namespace": _names,
-    "mesh.model_path": _texts.filter(bool),
-    "rows.path": _texts,
-    "rows.prompt": st.sampled_from(["", "question"]),
-    "rows.answer": st.sampled_from(["", "answer"]),
-    "rows.workflow": st.sampled_from(["math", "my_own"]),
-    "mesh.max_model_len": st.integers(256, 41_000).map(str),
-    "mesh.max_tokens": st.integers(1, 300).map(str),
-    "coordinator.batch_size": st.integers(1, 60_000).map(str),
-    "coordinator.group_size": st.integers(1, 1025).map(str),
-    "trainer.advantage": st.sampled_from(["grpo", "gae", "remax"]),
-    "trainer.learning_rate": st.floats(min_value=0).map(str),
-    "coordinator.max_staleness": st.integers(0, 5).map(str),
-    "trainer.total_steps": st.integers(1, 100).map(str),
-    "trainer.checkpoint_dir": _texts,
-    "hardware.trainer_gpus": st.integers(0, 9).map(str),
-    "hardware.explorer_gpus": st.integers(0, 9).map(str),
-    "hardware.gpu_gib": st.integers(40, 200).map(str),
-}
-
-
 @hypothesis_settings(
     max_examples=60,
     deadline=None,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(st.fixed_dictionaries({}, optional=_ANSWERS))
+@given(random_answers())
 def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_services(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]
 ) -> None:
@@ -263,4 +222,4 @@ def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_ser
 
 
 def test_the_questions_cover_what_a_random_form_answers() -> None:
-    assert _ANSWERS.keys() == {one.field for one in QUESTIONS}
+    assert ANSWERS.keys() == {one.field for one in QUESTIONS}

@@ -35,6 +35,7 @@ from trinity_bus.console.index import (
     QuestionError,
     SampleFilter,
     SamplePlace,
+    StepName,
     Store,
     StoreBusyError,
     StoreError,
@@ -126,9 +127,9 @@ def test_a_step_leads_to_its_samples_and_a_sample_to_what_became_of_it(index: In
     assert {(row.task_id, row.logprob, row.at, row.version_min) for row in rows} == {("copy-1", -1.0, 103, 1)}
     sample = index.sample(SamplePlace.parse(str(rows[2].place)))
     assert sample is not None
-    assert [(fate.step, fate.left_out, fate.detail) for fate in sample.fates] == [(1, "too_long", "9 tokens")]
+    assert [(fate.step.step, fate.left_out, fate.detail) for fate in sample.fates] == [(1, "too_long", "9 tokens")]
     assert (sample.group.trained_in, sample.group.trace_id, sample.group.prompt) == (
-        [1],
+        [StepName(1, "trainer-0", None)],
         "ab" * 16,
         "copy three digits",
     )

@@ -4,10 +4,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, StepTrained
+from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, RunnerState, StepTrained
 from trinity_bus.console.index import ExplorerRow, Extent, Point, StepRow
 from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting
 from trinity_bus.view import MeshState
+
+COORDINATOR = CoordinatorHeartbeat(
+    coordinator="c",
+    incarnation="i",
+    open_batches=0,
+    open_tasks=0,
+    running_attempts=0,
+    max_timeout_s=1,
+    attempts_per_task=1,
+    dynamic_timeout_s=1,
+)
 
 
 def step(number: int, seconds: float = 1.0) -> StepRow:
@@ -27,6 +38,7 @@ def step(number: int, seconds: float = 1.0) -> StepRow:
         replayed=0,
         examples=0,
         skipped=None,
+        follows=None,
         reward=0.1 * number,
     )
 
@@ -65,6 +77,7 @@ def test_the_past_has_what_was_there_then_and_who_was_heard() -> None:
     assert (told["step"], told["reward"], told["samples"]) == ("5", "0.5", "80")
     assert "tokens/s" not in told
     assert (found.lag, found.alerts) == ({}, [])
+    assert told["held-out reward"] == "0.5"
     assert [(row.name, row.version, row.heard) for row in found.fleet] == [("gone", "3", "60 s before")]
 
 
@@ -74,6 +87,36 @@ def test_charts_have_a_line_for_training_and_each_evaluation() -> None:
     assert charts["reward"].markup.count("<polyline") == 2
     assert "32" in charts["tokens/s that were trained on, by minute of the run"].markup
     assert "nothing yet" in charts["entropy, nats"].markup
+
+
+def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
+    state = MeshState()
+    for name in ("here", "gone"):
+        state.apply(ExplorerHeartbeat(explorer=name, incarnation="a", state="ready", slots=8), 100)
+    state.apply(COORDINATOR, 107)
+    state.apply(ExplorerLeft(explorer="here", incarnation="a"), 108)
+    assert overview(None, state, {}).ended == ""
+    state.tick(900)
+    found = overview(past(), state, {})
+    assert found.ended.startswith("The run has ended: nobody has spoken since 1970-01-01 00:01:47 UTC, 13 min ago.")
+    assert "gone did not say so" in found.ended
+    assert found.alerts == []
+    assert [(row.name, row.heard) for row in found.fleet] == [
+        ("gone", "7 s before the end"),
+        ("here", "7 s before the end"),
+    ]
+    assert "tokens/s" not in {one.name for one in found.figures}
+    assert overview(None, state, {}, is_record=True).ended.startswith("This is a record of a run")
+
+
+def test_runners_are_counted() -> None:
+    state = MeshState()
+    state.apply(ExplorerHeartbeat(explorer="a", incarnation="a", state="ready", slots=8), 100)
+    runners = [RunnerState(runner=f"a/{n}", state="busy" if n else "idle", pid=n, restarts=n) for n in range(3)]
+    state.apply(RunnersReport(explorer="a", incarnation="a", runners=runners), 100)
+    found = overview(None, state, {})
+    assert [row.runners for row in found.fleet] == ["2 of 3 busy, 3 restarted"]
+    assert ("runners busy", "2/3") in [(one.name, one.value) for one in found.figures]
 
 
 def test_an_empty_mesh_without_an_index_has_a_page() -> None:
@@ -97,17 +140,9 @@ def test_what_is_wrong_is_told() -> None:
     state = MeshState()
     state.apply(trained(groups=10.0, groups_skipped=9.0, updates_skipped_in_a_row=2.0), 100)
     state.apply(ExplorerHeartbeat(explorer="gone", incarnation="a", state="ready", slots=8), 100)
-    beat = CoordinatorHeartbeat(
-        coordinator="c",
-        incarnation="i",
-        open_batches=0,
-        open_tasks=0,
-        running_attempts=0,
-        max_timeout_s=1,
-        attempts_per_task=1,
-        dynamic_timeout_s=1,
-    )
-    state.apply(beat, 100)
+    state.apply(COORDINATOR, 100)
+    # Somebody still speaks.
+    state.apply(ExplorerHeartbeat(explorer="here", incarnation="a", state="ready", slots=8), 300)
     state.tick(300)
     told = " | ".join(alert.text for alert in alerts(state, {"tasks": 20_000}))
     for part in ("no coordinator", "lost: gone", "20,000 records of tasks", "9 of 10 groups", "not finite"):

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,18 @@ def test_a_completion_is_what_the_engine_drew() -> None:
     assert completion.token_ids == [5, 6]
     assert completion.logprobs == [-0.1, -0.1]
     assert completion.versions == [(1, 2)]
+
+
+def test_routes_are_those_of_all_tokens_that_were_run() -> None:
+    chosen = np.arange(16).reshape(4, 2, 2)  # of a prompt of three tokens, and of the first of two that were drawn
+    routes = completion_of(output([5, 6], routed_experts=chosen.astype(np.uint16)), routed_prompt=3).routes
+    assert routes is not None
+    assert routes.dtype == np.uint8
+    assert routes.tolist() == chosen.tolist()
+    assert completion_of(output([5, 6])).routes is None
+    for wrong in (None, chosen[:3], chosen[..., 0], chosen + 250):
+        with pytest.raises(GenerationError, match=r"routes .*, where \[4, layers, k\] of 0 to 255 are needed"):
+            completion_of(output([5, 6], routed_experts=wrong), routed_prompt=3)
 
 
 @pytest.mark.parametrize(

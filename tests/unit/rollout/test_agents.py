@@ -18,7 +18,9 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import REGISTRY, Workflow
 from trinity_bus.rollout.agents import agent
 from trinity_bus.rollout.endpoint import Endpoint
+from trinity_bus.rollout.scores import judged
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.rollout.workflows.single_turn import Answered
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -56,7 +58,7 @@ def test_a_tool_loop_with_the_official_client_becomes_one_exact_sample() -> None
         messages: list[Any] = [{"role": "user", "content": task.prompt}]
         async with client(model) as api:
             while True:
-                answer = await api.chat.completions.create(model="any", messages=messages, tools=TOOLS, temperature=0)
+                answer = await api.chat.completions.create(model="policy", messages=messages, tools=TOOLS, top_p=0.5)
                 message = answer.choices[0].message
                 messages.append(message.model_dump())
                 if not message.tool_calls:
@@ -76,14 +78,14 @@ def test_a_tool_loop_with_the_official_client_becomes_one_exact_sample() -> None
     tokens = [*rollout.prompt_token_ids, *rollout.response_token_ids]
     assert tokens == [ord(c) for c in second.prompt + "3\0"]
     assert list(rollout.mask or []) == [True] * len(CALL + "\0") + [False] * len("\ntool: 3\nassistant: ") + [True] * 2
-    # The temperature is the task's to say.
-    assert second.sampling.temperature is None
+    # How it is drawn is the task's to say.
+    assert second.sampling.top_p is None
 
 
 def test_a_function_that_is_not_async_has_a_thread_of_its_own() -> None:
     def solve(task: Task, model: Endpoint) -> tuple[float, dict[str, float]]:
         with OpenAI(base_url=model.base_url, api_key=model.api_key) as api:
-            said = api.chat.completions.create(model="any", messages=[USER]).choices[0].message.content
+            said = api.chat.completions.create(model="policy", messages=[USER]).choices[0].message.content
         return 0.5, {"length": float(len(said or ""))}
 
     (one, other), _ = run(solve, ["three", "3"], TASK.model_copy(update={"repeat_times": 2}))
@@ -94,7 +96,7 @@ def test_streams_say_the_same() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
             stream = await api.chat.completions.create(
-                model="any", messages=[USER], tools=TOOLS, stream=True, stream_options={"include_usage": True}
+                model="policy", messages=[USER], tools=TOOLS, stream=True, stream_options={"include_usage": True}
             )
             chunks = [chunk async for chunk in stream]
             deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
@@ -114,7 +116,7 @@ def test_what_a_request_may_say() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
             answer = await api.chat.completions.create(
-                model="any", messages=[USER], n=2, stop="!", max_completion_tokens=3, logprobs=True, user="me", seed=1
+                model="", messages=[USER], n=2, stop="!", max_completion_tokens=3, logprobs=True, user="me", seed=1
             )
             assert [choice.message.content for choice in answer.choices] == ["yes", "ye"]
             logprobs = answer.choices[0].logprobs
@@ -147,18 +149,42 @@ def test_what_cannot_be_had_is_refused_and_the_agents_to_handle(body: dict[str, 
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
             with pytest.raises(openai.BadRequestError, match=why):
-                await api.chat.completions.create(model="any", messages=[USER], extra_body=body)
-            await api.chat.completions.create(model="any", messages=[USER])
+                await api.chat.completions.create(model="policy", messages=[USER], extra_body=body)
+            await api.chat.completions.create(model="policy", messages=[USER])
         return 1.0
 
     run(solve, ["3"])
+
+
+def test_another_name_is_another_model_whose_answers_are_no_part_of_the_samples() -> None:
+    verdict = judged("${response}?", pool="judge")
+
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            answer = await api.chat.completions.create(model="policy", messages=[USER])
+            said = str(answer.choices[0].message.content)
+            asked: Any = [{"role": "user", "content": f"Is it {said}?"}]
+            stream = await api.chat.completions.create(model="judge", messages=asked, temperature=0, stream=True)
+            deltas = [choice.delta.content or "" async for chunk in stream for choice in chunk.choices]
+            assert "".join(deltas) == "Yes."
+            with pytest.raises(openai.BadRequestError, match="tools cannot be had of model 'judge'"):
+                await api.chat.completions.create(model="judge", messages=asked, tools=TOOLS)
+            with pytest.raises(openai.NotFoundError, match="'gpt-5' is not served here"):
+                await api.chat.completions.create(model="gpt-5", messages=asked)
+        return await verdict(Answered(said, ctx=model.ctx))
+
+    judge, engine = ScriptedEngine(["Yes.", "Score: 4"]), ScriptedEngine(["3"])
+    (rollout,) = asyncio.run(run_workflow(workflow(solve), TASK, engine, {"judge": judge}))
+    assert (rollout.reward, rollout.metrics["turns"]) == (0.4, 1.0)
+    assert len(engine.requests) == 1
+    assert [request.sampling.temperature for request in judge.requests] == [0.0, None]
 
 
 def test_a_wrong_key_is_refused() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
         async with AsyncOpenAI(base_url=model.base_url, api_key="wrong", max_retries=0) as api:
             with pytest.raises(openai.AuthenticationError):
-                await api.chat.completions.create(model="any", messages=[USER])
+                await api.chat.completions.create(model="policy", messages=[USER])
             with pytest.raises(openai.AuthenticationError):
                 await api.models.list()
         return 1.0
@@ -177,7 +203,7 @@ def test_an_engine_that_fails_fails_the_run_though_the_agent_passes_over_it() ->
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
             with pytest.raises(openai.InternalServerError, match="it is gone"):
-                await api.chat.completions.create(model="any", messages=[USER])
+                await api.chat.completions.create(model="policy", messages=[USER])
         return 1.0
 
     with pytest.raises(BrokenError, match="it is gone"):
@@ -187,7 +213,7 @@ def test_an_engine_that_fails_fails_the_run_though_the_agent_passes_over_it() ->
 def test_what_the_agent_raises_is_the_failure_of_its_run() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
-            said = (await api.chat.completions.create(model="any", messages=[USER])).choices[0].message.content
+            said = (await api.chat.completions.create(model="policy", messages=[USER])).choices[0].message.content
         if said == "bad":
             raise LookupError("no such thing")
         return 1.0
@@ -210,7 +236,7 @@ async def test_a_client_that_goes_away_takes_its_request_along() -> None:
 
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
-            request = asyncio.ensure_future(api.chat.completions.create(model="any", messages=[USER]))
+            request = asyncio.ensure_future(api.chat.completions.create(model="policy", messages=[USER]))
             await asked.wait()
             request.cancel()
             await aborted.wait()
@@ -234,7 +260,7 @@ async def test_a_request_that_an_agent_leaves_behind_does_not_keep_its_run_from_
 
     async def solve(task: Task, model: Endpoint) -> float:
         api = client(model)
-        left.append(asyncio.ensure_future(api.chat.completions.create(model="any", messages=[USER])))
+        left.append(asyncio.ensure_future(api.chat.completions.create(model="policy", messages=[USER])))
         await asked.wait()
         return 1.0
 
@@ -287,7 +313,7 @@ async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_
         assert tool.__name__ == "double"
         async with client(model) as api:
             for _ in range(3):
-                answer = await api.chat.completions.create(model="any", messages=messages)
+                answer = await api.chat.completions.create(model="policy", messages=messages)
                 said = answer.choices[0].message
                 messages += [said.model_dump(), {"role": "user", "content": str(await tool(int(str(said.content))))}]
         return float(str(said.content))
@@ -300,7 +326,7 @@ async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_
         tool, messages = model.once(double), [USER]
         with OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as api:
             for _ in range(3):
-                answer = api.chat.completions.create(model="any", messages=messages)
+                answer = api.chat.completions.create(model="policy", messages=messages)
                 said = answer.choices[0].message
                 messages += [said.model_dump(), {"role": "user", "content": str(tool(int(str(said.content))))}]
         return float(str(said.content))
@@ -318,7 +344,7 @@ async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_
 async def test_an_agent_that_asks_once_writes_no_turn() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
         async with client(model) as api:
-            await api.chat.completions.create(model="any", messages=[USER])
+            await api.chat.completions.create(model="policy", messages=[USER])
         return 1.0
 
     attempts = Attempts()

@@ -57,6 +57,13 @@ def test_a_group_carries_tokens_logprobs_and_who_drew_what() -> None:
     assert (group.task_id, group.attempt, group.explorer, group.incarnation) == ("t", 2, "explorer-0", "life")
 
 
+def test_routes_are_of_all_samples_or_of_none() -> None:
+    routed = rollout(routes=np.ones((4, 2, 1), np.uint8))
+    samples = decode_answer(ORDER, answer(routed, routed), "policy").samples()
+    assert [sample.routes.shape for sample in samples if sample.routes is not None] == [(5, 2, 1)] * 2
+    assert decode_answer(ORDER, answer(routed, rollout()), "policy").routes is None
+
+
 def test_a_runner_refuses_what_is_no_answer() -> None:
     for wrong in ([], [rollout()] * 3):
         with pytest.raises(WorkflowError, match=f"gave {len(wrong)} runs of task 't', asked for were 2"):

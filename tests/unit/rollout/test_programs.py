@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from schemas import Task
+from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.agents import Outcome
 from trinity_bus.rollout.programs import ProgramError, ProgramWorkflow
 from trinity_bus.testing import ScriptedEngine, run_workflow
@@ -40,7 +41,7 @@ class Program(ProgramWorkflow):
         self.command = [sys.executable, "-I", "-S", "-c", *arguments]  # type: ignore[misc]
         self.timeout_s = timeout_s  # type: ignore[misc]
 
-    async def judge(self, task: Task, printed: str) -> Outcome:
+    async def judge(self, task: Task, printed: str, ctx: RolloutContext) -> Outcome:
         return float(printed.strip() == task.answer), {"printed": float(len(printed))}
 
 

@@ -41,6 +41,33 @@ async def test_runs_that_block_have_threads_and_instances_of_their_own() -> None
     assert given_up() == 0
 
 
+async def test_a_run_that_blocks_asks_other_models() -> None:
+    @reused("blocks")
+    class Blocks(Reusable):
+        def reset(self, task: Task) -> None:
+            pass
+
+        def run(self, ctx: BlockingContext, run_id: int) -> Rollout:
+            (said,) = ctx.generate([1])
+            (other,) = ctx.generate([1], pool="judge")
+            assert len(other.token_ids) == len("other") + 1
+            teacher = ctx.score([1], said.token_ids, pool="judge")
+            return Rollout(
+                prompt_token_ids=[1],
+                response_token_ids=said.token_ids,
+                logprobs=said.logprobs,
+                teacher_logprobs=teacher,
+                reward=float(ctx.chat([{"role": "user", "content": "Good?"}], pool="judge")),
+                metrics={"runs": ctx.repeat_times, "named": float(ctx.task_id == "t")},
+            )
+
+    task = TASK.model_copy(update={"repeat_times": 1, "task_id": "t"})
+    judge = ScriptedEngine(["other", "0.5"])
+    (rollout,) = await run_workflow(REGISTRY.pop("blocks"), task, ScriptedEngine(["a"]), {"judge": judge})
+    assert (rollout.reward, rollout.metrics["runs"], rollout.metrics["named"]) == (0.5, 1, 1)
+    assert rollout.teacher_logprobs is not None
+
+
 async def test_what_a_run_waits_for_is_cancelled_with_it_and_it_is_answered_nothing_more() -> None:
     asked, ended = asyncio.Event(), threading.Event()
     errors: list[BaseException] = []

@@ -30,6 +30,7 @@ class Said:
     logprobs: list[float]
     finish_reason: str = "stop"
     versions: list[tuple[int, int]] = field(default_factory=lambda: [(0, 7)])
+    routes: None = None
 
 
 class WordTokenizer:

@@ -72,6 +72,19 @@ def test_completions_arrive_as_plain_lists() -> None:
     assert unpack_completions(message) == sent
 
 
+def test_routes_arrive_as_they_were_chosen() -> None:
+    routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    plain = EngineCompletion([5, 6], [-0.5, -0.25], "stop", [])
+    routed = EngineCompletion([7], [-0.5], "stop", [], routes)
+    message = TO_RUNNER.decode(body(pack_completions(1, 2, [plain, routed])))
+    assert isinstance(message, Completions)
+    first, second = unpack_completions(message)
+    assert first == plain
+    np.testing.assert_array_equal(second.routes, routes)
+    with pytest.raises(ProtocolError, match=r"ends within an array of \[3, 2, 2\]"):
+        unpack_completions(msgspec.structs.replace(message, routes=message.routes[:8]))
+
+
 def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
     for wrong in ([[1, 2]], np.zeros((2, 2)), ["a"], [1 << 40]):
         with pytest.raises((ValueError, TypeError, OverflowError)):

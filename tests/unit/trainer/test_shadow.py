@@ -74,7 +74,8 @@ async def test_what_was_fetched_ahead_is_not_fetched_again(tmp_path: Path) -> No
     await source.look_ahead(3)
     assert log.fetched == [STEPS.name, EXPERIENCES.name]
     taken = await source.begin(3)
-    assert (taken.begun.trainer, taken.begun.groups, len(taken.groups)) == ("shadow-0", THEIRS.groups, 1)
+    assert (taken.begun.trainer, taken.begun.follows) == ("shadow-0", "trainer-0")
+    assert (taken.begun.groups, len(taken.groups)) == (THEIRS.groups, 1)
     assert len(log.fetched) == 2
     await source.begin(3)
     assert len(log.fetched) == 4, "it is kept for one step"

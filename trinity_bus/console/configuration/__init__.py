@@ -3,6 +3,7 @@
 Pure, but for looking whether files are there that settings name. Nothing of a secret is read, shown or written.
 """
 
+from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks, SettingProblem
 from trinity_bus.console.configuration.fields import SettingField, fields, sections_of_fields
 from trinity_bus.console.configuration.files import (
@@ -43,6 +44,7 @@ __all__ = [
     "TaskRows",
     "answers_of",
     "changed_values",
+    "chart_values",
     "compose_env",
     "compose_mesh_file",
     "differences",

@@ -32,10 +32,12 @@ from trinity_bus.console.index.answers import (
     Series,
     SettingsRow,
     StepDetail,
+    StepName,
     StepRow,
     SyncRow,
     TaskEvent,
     TaskTimeline,
+    TrainerRow,
     VersionDetail,
 )
 from trinity_bus.console.index.errors import QuestionError, StoreBusyError, StoreError, UnreadableError
@@ -80,6 +82,7 @@ __all__ = [
     "Series",
     "SettingsRow",
     "StepDetail",
+    "StepName",
     "StepRow",
     "Store",
     "StoreBusyError",
@@ -89,6 +92,7 @@ __all__ = [
     "TaskTimeline",
     "Texts",
     "Tokens",
+    "TrainerRow",
     "UnreadableError",
     "VersionDetail",
     "load_texts",

@@ -112,6 +112,8 @@ class BatchRow(Struct, frozen=True):
     changed_at: float
     trained_as: int | None
     """The step that was begun with it."""
+    trained_by: str | None
+    """The trainer that began it."""
 
 
 class BatchTransition(Struct, frozen=True):
@@ -128,6 +130,27 @@ class BatchDetail(Struct, frozen=True):
     transitions: list[BatchTransition]
     """As far as the log had kept them when they were read."""
     metrics: Metrics
+
+
+class TrainerRow(Struct, frozen=True):
+    """Who has steps."""
+
+    trainer: str
+    follows: str | None
+    """The trainer whose steps it takes once more."""
+    step: int
+    """The last one."""
+    last_at: float
+    """Of its last word on a step."""
+
+
+class StepName(Struct, frozen=True):
+    """A step of one trainer."""
+
+    step: int
+    trainer: str
+    follows: str | None
+    """The trainer whose step it is once more."""
 
 
 class StepRow(Struct, frozen=True):
@@ -155,6 +178,8 @@ class StepRow(Struct, frozen=True):
     """Demonstrations and preferences."""
     skipped: str | None
     """Why it changes nothing."""
+    follows: str | None
+    """The trainer whose step it is once more."""
     reward: float | None
     """Mean reward of the samples of its groups."""
 
@@ -210,7 +235,7 @@ class GroupRow(Struct, frozen=True):
     prompt: str | None
     """Beginning of the first sample's; None without a tokenizer."""
     trace_id: str | None
-    trained_in: list[int]
+    trained_in: list[StepName]
     """Steps that were begun with it."""
 
     @property
@@ -220,7 +245,7 @@ class GroupRow(Struct, frozen=True):
 
 
 class SampleRow(Struct, frozen=True):
-    """One sample."""
+    """A sample, as a line of a list."""
 
     place: SamplePlace
     at: float
@@ -246,7 +271,7 @@ class SampleRow(Struct, frozen=True):
 class Fate(Struct, frozen=True):
     """What a step did with a sample."""
 
-    step: int
+    step: StepName
     begun_at: float
     replayed: bool
     left_out: str | None
@@ -327,7 +352,7 @@ class Point(Struct, frozen=True):
 
 
 class Series(Struct, frozen=True):
-    """One metric over time."""
+    """A metric over time."""
 
     name: str
     points: list[Point]

@@ -44,6 +44,7 @@ from trinity_bus.console.index.answers import IndexStanding, IndexState
 from trinity_bus.console.index.errors import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
+from trinity_bus.telemetry.metrics import RECORDS_LOST
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class IndexFollower:
             await asyncio.to_thread(store.begin_anew)
             found = await readable(self._bus, TOPICS, store.positions)
         if found.lost:
+            RECORDS_LOST.add(found.lost)
             log.warning("retention has deleted %d records before the console's index read them", found.lost)
         await asyncio.to_thread(store.move, found.positions, found.lost)
         store.belong_to(ids)

@@ -37,10 +37,11 @@ from trinity_bus.console.index.answers import (
     StepDetail,
     StepRow,
     TaskTimeline,
+    TrainerRow,
     VersionDetail,
 )
 from trinity_bus.console.index.files import explained, reading
-from trinity_bus.console.index.queries import groups, mesh, samples, training
+from trinity_bus.console.index.queries import groups, mesh, samples, trainers, training
 from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
 
 _CONNECTIONS: Final = 4
@@ -103,13 +104,25 @@ class Index:
         """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
         return self._ask(lambda db: training.batch(db, batch_id, until))
 
-    def steps(self, ask: PageAsk = FIRST_PAGE, *, until: float | None = None) -> RowPage[StepRow]:
-        """Return steps of training, the newest first; of one that was begun again, the last time."""
-        return self._ask(lambda db: training.steps(db, ask, until))
+    def trainers(self, *, until: float | None = None) -> list[TrainerRow]:
+        """Return who has steps: the live trainer that spoke last first, and those that follow one last."""
+        return self._ask(lambda db: trainers.trainers(db, until))
 
-    def step(self, number: int, *, until: float | None = None) -> StepDetail | None:
+    def steps(
+        self, ask: PageAsk = FIRST_PAGE, *, trainer: str | None = None, until: float | None = None
+    ) -> RowPage[StepRow]:
+        """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time.
+
+        Args:
+            ask: Which page.
+            trainer: Whose; None: of the first of ``trainers``.
+            until: The moment.
+        """
+        return self._ask(lambda db: training.steps(db, ask, trainer, until))
+
+    def step(self, number: int, *, trainer: str | None = None, until: float | None = None) -> StepDetail | None:
         """Return one step; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
-        return self._ask(lambda db: training.step(db, number, until))
+        return self._ask(lambda db: training.step(db, number, trainer, until))
 
     def groups(
         self, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
@@ -151,11 +164,14 @@ class Index:
         *,
         by: Axis = "step",
         points: int = 500,
-        model: str | None = None,
+        trainer: str | None = None,
         until: float | None = None,
     ) -> list[Series]:
-        """Return a series of each name, for charts: at most so many points, in the order of the axis."""
-        return self._ask(lambda db: mesh.metrics(db, list(names), by=by, points=points, model=model, until=until))
+        """Return a series of each name, for charts: at most so many points, in the order of the axis.
+
+        Of steps they are those of a trainer's last run; None: of the first of ``trainers``.
+        """
+        return self._ask(lambda db: mesh.metrics(db, list(names), by=by, points=points, trainer=trainer, until=until))
 
     def versions(
         self, ask: PageAsk = FIRST_PAGE, *, model: str | None = None, until: float | None = None

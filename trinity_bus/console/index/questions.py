@@ -61,7 +61,9 @@ class SampleFilter(Struct, frozen=True):
     task_id: str | None = None
     batch_id: str | None = None
     step: int | None = None
-    """Begun with their group."""
+    """Begun with their group,"""
+    trainer: str | None = None
+    """by this trainer; None: by the live one that spoke last."""
     text: str | None = None
     """All of its words, in any order, in the response, or all of them in the prompt. ``"in quotes"``: one behind the
     other. Needs a tokenizer."""

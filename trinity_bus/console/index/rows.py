@@ -27,7 +27,7 @@ from schemas import (
 from schemas.batch import ResultPart
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
-from schemas.step import StepBegun, StepGroup
+from schemas.step import StepBegun, StepEnded, StepGroup
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
 from trinity_bus.bus.headers import (
@@ -81,7 +81,7 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
             yield from _batch(record, at)
         case StepBegun():
             yield from _begun(record, at, received.offset)
-        case StepTrained(again=False):
+        case StepTrained(again=False) | StepEnded():
             yield from _trained(record, at)
         case PublishedVersion():
             yield "versions", _version(record, at)
@@ -127,9 +127,9 @@ def _result(result: TaskResult, at: int, place: tuple[int, int]) -> Row:
     return (at, *place, *ids, *counts, *versions, cut(result.error))
 
 
-def _points(metrics: Metrics, at: int, model: str | None, step: int, version: int) -> Iterator[TableRow]:
+def _points(metrics: Metrics, at: int, trainer: str | None, step: int, version: int) -> Iterator[TableRow]:
     for name, value in metrics.items():
-        yield "points", (name, at, model, step, version, value)
+        yield "points", (name, at, trainer, step, version, value)
 
 
 def _batch(batch: BatchRecord, at: int) -> Iterator[TableRow]:
@@ -150,7 +150,7 @@ def _begun(step: StepBegun, at: int, offset: int) -> Iterator[TableRow]:
     examples = len(step.demonstrations) + len(step.preferences)
     who = (step.trainer, step.run, step.model, step.step, step.batch_id, step.sequence, step.seed)
     counts = (len(step.groups), samples - left_out, left_out, len(step.replayed), examples)
-    yield "begun", (at, offset, *who, *counts, step.skipped)
+    yield "begun", (at, offset, *who, *counts, step.skipped, step.follows, step.next_offset > 0)
     for replayed, groups in ((False, step.groups), (True, step.replayed)):
         for group in groups:
             for first, part in _placed(group):
@@ -170,11 +170,17 @@ def _placed(group: StepGroup) -> Iterable[tuple[int, ResultPart]]:
         first += part.samples
 
 
-def _trained(event: StepTrained, at: int) -> Iterator[TableRow]:
+def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
     metrics = kept_metrics(event.metrics)
-    what = (event.trainer, event.model, event.step, event.version, event.batch_id, event.seconds)
-    yield "trained", (at, *what, cut(event.checksum), cut(event.checkpoint), json.dumps(metrics))
-    yield from _points(metrics, at, event.model, event.step, event.version)
+    rest: tuple[str | None, ...]
+    match event:
+        case StepTrained():
+            version, rest = event.version, (cut(event.checksum), cut(event.checkpoint), None)
+        case StepEnded():
+            version, rest = event.step, (None, None, event.follows)
+    what = (event.trainer, event.model, event.step, version, event.batch_id, event.seconds)
+    yield "trained", (at, *what, *rest, json.dumps(metrics))
+    yield from _points(metrics, at, event.trainer, event.step, version)
 
 
 def _version(version: PublishedVersion, at: int) -> Row:

@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Of the tables. A store of another layout is made anew from the log."""
 
 SLOT_BITS: Final = 7
@@ -79,9 +79,10 @@ CREATE INDEX batches_batch ON batches (batch_id);
 CREATE TABLE begun (
     id INTEGER PRIMARY KEY, "offset" INTEGER, trainer TEXT, run TEXT, model TEXT, step INTEGER, batch_id TEXT,
     sequence INTEGER, seed INTEGER, groups INTEGER, samples INTEGER, left_out INTEGER, replayed INTEGER,
-    examples INTEGER, skipped TEXT
+    examples INTEGER, skipped TEXT, follows TEXT, of_batches INTEGER
 );
-CREATE INDEX begun_step ON begun (step);
+CREATE INDEX begun_step ON begun (step, trainer);
+CREATE INDEX begun_run ON begun (trainer, run);
 CREATE INDEX begun_batch ON begun (batch_id);
 CREATE UNIQUE INDEX begun_offset ON begun ("offset");
 CREATE TABLE step_groups (
@@ -93,10 +94,11 @@ CREATE TABLE left_out (begun INTEGER, task_id TEXT, reason TEXT, samples TEXT, d
 CREATE INDEX left_out_begun ON left_out (begun, task_id);
 CREATE TABLE trained (
     id INTEGER PRIMARY KEY, trainer TEXT, model TEXT, step INTEGER, version INTEGER, batch_id TEXT, seconds REAL,
-    checksum TEXT, checkpoint TEXT, metrics TEXT
+    checksum TEXT, checkpoint TEXT, follows TEXT, metrics TEXT
 );
-CREATE INDEX trained_step ON trained (step);
-CREATE TABLE points (name TEXT, at INTEGER, model TEXT, step INTEGER, version INTEGER, value REAL);
+CREATE INDEX trained_step ON trained (step, trainer);
+CREATE INDEX trained_trainer ON trained (trainer);
+CREATE TABLE points (name TEXT, at INTEGER, trainer TEXT, step INTEGER, version INTEGER, value REAL);
 CREATE INDEX points_name ON points (name, at);
 
 CREATE TABLE versions (

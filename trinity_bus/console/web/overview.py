@@ -5,11 +5,13 @@ What happened, now and at any earlier moment, is told by the index; who is alive
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from datetime import UTC, datetime
+from itertools import islice, pairwise
 from typing import Final, Literal
 
 from markupsafe import Markup
 
+from schemas import RunnerState
 from schemas.errors import one_line
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, VersionDetail
 from trinity_bus.console.web import charts
@@ -63,7 +65,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that matters."""
+    """A headline figure of the overview."""
 
     name: str
     value: str
@@ -72,7 +74,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One explorer."""
+    """An explorer, as a line of the fleet's table."""
 
     name: str
     state: str
@@ -83,6 +85,8 @@ class FleetRow:
     tokens_per_s: float | None
     heard: str
     more: str = ""
+    runners: str = ""
+    """How many of them are at something, and how often one was replaced; empty: not known."""
 
     @property
     def load(self) -> float:
@@ -104,6 +108,8 @@ class Overview:
     """All of the page."""
 
     figures: list[Figure]
+    ended: str
+    """That the run has ended, in a sentence; empty: it goes on, or nobody knows."""
     alerts: list[Alert]
     charts: list[Chart]
     syncs: Markup
@@ -113,27 +119,32 @@ class Overview:
     lag: Mapping[str, int]
 
 
-def overview(past: Past | None, state: MeshState | None, lag: Mapping[str, int]) -> Overview:
+def overview(
+    past: Past | None, state: MeshState | None, lag: Mapping[str, int], *, is_record: bool = False
+) -> Overview:
     """Return the page.
 
     Args:
         past: What the index tells; None: there is no index.
         state: Of the mesh now; None where an earlier moment is looked at.
         lag: Records that the coordinator has still to read, by topic.
+        is_record: Whether the log of a run that has ended was opened again, so that nobody can come back.
     """
     return Overview(
         figures=_figures(past, state),
+        ended="" if state is None else _ended(state, is_record=is_record),
         alerts=[] if state is None else alerts(state, lag),
         charts=[] if past is None else _charts(past),
         syncs=Markup("") if past is None else _syncs(past.versions),
         fleet=fleet(state) if state is not None else [] if past is None else [_then(row, past) for row in past.fleet],
         waiting="" if past is None else waiting(past.steps),
-        lag={} if state is None else lag,
+        lag={} if state is None or is_record else lag,
     )
 
 
 def fleet(state: MeshState) -> list[FleetRow]:
     """Every explorer that spoke, in the order of their names; those that are alive first."""
+    ended_at = state.ended_at
     rows = [
         FleetRow(
             name=one.name,
@@ -143,12 +154,46 @@ def fleet(state: MeshState) -> list[FleetRow]:
             running=one.attempts,
             slots=one.slots,
             tokens_per_s=one.tokens_per_s,
-            heard=f"{max(0.0, state.now - one.heard_at):.1f} s ago",
+            heard=_heard(one.heard_at, state.now, ended_at),
             more=f"{one.syncs} syncs" + f", {one.sync_failures} failed" * bool(one.sync_failures),
+            runners=_runners(one.runners),
         )
         for one in state.explorers.values()
     ]
     return sorted(rows, key=lambda row: (row.state in {"left", "lost"}, row.name))
+
+
+def _heard(at: float, now: float, ended_at: float | None) -> str:
+    if ended_at is not None:
+        return "at the end" if ended_at - at < 1 else f"{_span(ended_at - at)} before the end"
+    return f"{max(0.0, now - at):.1f} s ago"
+
+
+def _runners(runners: Sequence[RunnerState]) -> str:
+    if not runners:
+        return ""
+    restarts = sum(one.restarts for one in runners)
+    busy = sum(one.state == "busy" for one in runners)
+    return f"{busy} of {len(runners)} busy" + f", {restarts} restarted" * bool(restarts)
+
+
+def _ended(state: MeshState, *, is_record: bool) -> str:
+    at = state.ended_at
+    if at is None:
+        return ""
+    unsaid = sorted(one.name for one in state.explorers.values() if one.state != "left")
+    cut_off = f" {_few(unsaid)} did not say so: a crash, or a broker that is gone." * bool(unsaid)
+    if is_record:
+        return f"This is a record of a run: its log, opened again. The last word in it is of {_moment(at)}.{cut_off}"
+    return f"The run has ended: nobody has spoken since {_moment(at)}, {_span(state.now - at)} ago.{cut_off}"
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" * (len(names) > 8))
 
 
 def _then(row: ExplorerRow, past: Past) -> FleetRow:
@@ -160,14 +205,22 @@ def _then(row: ExplorerRow, past: Past) -> FleetRow:
 
 def alerts(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
     """Return what is wrong now, the worst first."""
+    # Of a run that has ended nobody is missing.
+    found = [] if state.ended_at is not None else _of_now(state, lag)
+    if state.trained:
+        found += _of_step(state.trained[-1])
+    found += [Alert("warn", one_line(error)) for error in reversed(state.errors)]
+    return found
+
+
+def _of_now(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
     found: list[Alert] = []
-    if state.coordinator is not None and state.now - state.coordinator_at > state.alive_s:
+    if state.coordinator is not None and not state.coordinator_is_alive:
         found.append(Alert("bad", f"no coordinator has spoken for {_span(state.now - state.coordinator_at)}"))
     if state.trainer is not None and not state.trainer_is_alive:
         found.append(Alert("bad", f"{state.trainer.trainer} has not spoken for {_span(state.now - state.trainer_at)}"))
-    lost = [row.name for row in fleet(state) if row.state == "lost"]
-    if lost:
-        found.append(Alert("bad", f"lost: {', '.join(lost[:8])}" + (f" and {len(lost) - 8} more" * (len(lost) > 8))))
+    if lost := [row.name for row in fleet(state) if row.state == "lost"]:
+        found.append(Alert("bad", f"lost: {_few(lost)}"))
     if state.coordinator is not None:
         found += [
             Alert("bad", f"no explorer serves pool {one.pool}: {one.parts} parts of tasks wait")
@@ -178,9 +231,6 @@ def alerts(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
         for topic, count in lag.items()
         if count > _LAG_MANY
     ]
-    if state.trained:
-        found += _of_step(state.trained[-1])
-    found += [Alert("warn", one_line(error)) for error in reversed(state.errors)]
     return found
 
 
@@ -224,24 +274,37 @@ def _figures(past: Past | None, state: MeshState | None) -> list[Figure]:
             Figure("reward", charts.figure(done[0].reward), f"/steps/{done[0].step}"),
         ]
     if past is not None:
+        tests = _tests(past)
+        found += [
+            Figure("held-out reward" + f", {name.split('/')[1]}" * (len(tests) > 1), charts.figure(points[-1].value))
+            for name, points in tests.items()
+        ]
         if past.versions:
             found.append(Figure("version", str(past.versions[-1].row.version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
-    if state is not None:
+    if state is not None and state.ended_at is None:
+        runners = state.runners()
         found += [
             Figure("tokens/s", charts.figure(state.tokens_per_s)),
             Figure("explorers", str(sum(1 for _ in state.alive()))),
             Figure("attempts running", str(sum(one.attempts for one in state.alive()))),
         ]
+        if runners:
+            found.append(Figure("runners busy", f"{sum(one.state == 'busy' for one in runners)}/{len(runners)}"))
     if past is not None:
         found.append(Figure("dead letters", f"{past.extent.dead_letters:,}", "/dead-letters"))
     return found
 
 
+def _tests(past: Past) -> dict[str, Sequence[Point]]:
+    """Return the rewards on tasks that nobody trains on, by the names of the metrics."""
+    found = {name: points for name, points in past.by_step.items() if name.startswith("eval/") and points}
+    return dict(islice(found.items(), MAX_TESTS))
+
+
 def _charts(past: Past) -> list[Chart]:
-    tests = [name for name in past.by_step if name.startswith("eval/") and past.by_step[name]][:MAX_TESTS]
     reward = [_series("training", past.by_step.get(REWARD, ()))]
-    reward += [_series(name.split("/")[1], past.by_step[name]) for name in tests]
+    reward += [_series(name.split("/")[1], points) for name, points in _tests(past).items()]
     found = [_chart("reward", reward)]
     for title, wanted in _METRICS:
         lines = [_series(label, past.by_step[name]) for name, label in wanted if past.by_step.get(name)]

@@ -55,6 +55,8 @@ class Frame:
     """``light`` or ``dark``; empty: as the system has it."""
     trouble: str = ""
     """Why what is shown may be old."""
+    is_record: bool = False
+    """Whether the log is that of a run that has ended."""
     can_log_out: bool = False
     part: bool = False
     """Whether only what is inside is asked for."""

@@ -142,7 +142,7 @@ class _Crowd:
 
     @property
     def any(self) -> Explorer:
-        """One of them, to ask what is the same of all."""
+        """Return any explorer of the group, to ask what is the same of all."""
         return next(iter(self.members.values()))
 
     def add(self, explorer: Explorer) -> None:

@@ -1,13 +1,18 @@
-"""What the parts of a ``SampleFilter`` are in SQL, and what words somebody searches for. Pure."""
+"""What the parts of a ``SampleFilter`` are in SQL, and what words somebody searches for."""
 
 import re
+import sqlite3
 from typing import Any, Final
 
 from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.queries.trainers import whose
 from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.schema import last_number
 
-LATEST_OF_STEP: Final = '(SELECT "offset" FROM begun WHERE step = :step AND id <= :until ORDER BY id DESC LIMIT 1)'
+LATEST_OF_STEP: Final = (
+    '(SELECT "offset" FROM begun WHERE step = :step AND trainer = :trainer AND id BETWEEN :since AND :until '
+    "ORDER BY id DESC LIMIT 1)"
+)
 """Which record tells what a step was made of: it may have been begun more than once."""
 GROUPS_OF_STEP: Final = (
     f'(SELECT DISTINCT partition, "offset" FROM step_groups WHERE begun = {LATEST_OF_STEP}) u '
@@ -56,10 +61,11 @@ def rewards(wanted: SampleFilter) -> str:
     return _joined({name: _OF_SAMPLE[name] for name in ("reward_min", "reward_max")}, wanted)
 
 
-def values_of(wanted: SampleFilter, until: float | None) -> dict[str, Any]:
+def values_of(db: sqlite3.Connection, wanted: SampleFilter, until: float | None) -> dict[str, Any]:
     """Return the values that the conditions name."""
     names = (name for name in SampleFilter.__struct_fields__ if name != "text")
-    return {name: getattr(wanted, name) for name in names} | {"until": last_number(until)}
+    of = {} if wanted.step is None else whose(db, wanted.trainer, until).values
+    return {name: getattr(wanted, name) for name in names} | {"until": last_number(until)} | of
 
 
 def match_of(text: str) -> str:

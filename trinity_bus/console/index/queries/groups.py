@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow
+from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow, StepName
 from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
 from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
@@ -24,13 +24,19 @@ from trinity_bus.console.index.schema import (
 MAX_GROUPS: Final = 500
 """Attempts of one task, and steps of one sample, that are told of."""
 
+_LAST_WORD: Final = (
+    "NOT EXISTS (SELECT 1 FROM begun c WHERE c.step = b.step AND c.trainer = b.trainer AND c.run = b.run "
+    "AND c.id > b.id AND c.id <= :until)"
+)
+"""Of a step that a trainer has begun twice the last record counts."""
 _GROUP: Final = (
     f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
     "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "
     "g.version_min, g.version_max, g.prompt_tokens, g.response_tokens, "
     f"(SELECT head FROM texts WHERE texts.id = g.id << {SAMPLE_BITS} | {PROMPT}), g.trace_id, "
-    '(SELECT group_concat(DISTINCT b.step) FROM step_groups u JOIN begun b ON b."offset" = u.begun '
-    'WHERE u.partition = g.partition AND u."offset" = g."offset" AND b.id <= :until)'
+    "(SELECT json_group_array(DISTINCT json_array(b.step, b.trainer, b.follows)) FROM step_groups u JOIN begun b "
+    'ON b."offset" = u.begun WHERE u.partition = g.partition AND u."offset" = g."offset" AND b.id <= :until '
+    f"AND {_LAST_WORD})"
 )
 """A number, and what a ``GroupRow`` is made of."""
 SAMPLE: Final = (
@@ -51,7 +57,7 @@ def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: fl
         until: Nothing that is younger.
     """
     source = "groups g" if wanted.step is None else GROUPS_OF_STEP
-    values = values_of(wanted, until) | page_values(ask)
+    values = values_of(db, wanted, until) | page_values(ask)
     conditions = of_groups(replace(wanted, step=None))
     query = (
         f"SELECT {_GROUP} FROM {source} WHERE g.id <= :until AND g.id < :before {conditions} "
@@ -93,23 +99,28 @@ def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> lis
 
 def _group_of(row: tuple[Any, ...]) -> GroupRow:
     _, *values, steps = row
-    return GroupRow(*(*values, sorted(map(int, steps.split(","))) if steps else []))
+    return GroupRow(*(*values, sorted((StepName(*step) for step in json.loads(steps)), key=_live_first)))
+
+
+def _live_first(step: StepName) -> tuple[bool, int, str]:
+    return step.follows is not None, step.step, step.trainer
 
 
 def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[Fate]:
-    """Return what each step that was begun with a sample's group did with it, in the order of time."""
+    """Return what each step that was begun with a sample's group did with it, those of live trainers first."""
     begun = db.execute(
-        'SELECT b."offset", b.step, b.id, u.replayed, u.first FROM step_groups u JOIN begun b ON b."offset" = u.begun '
-        'WHERE u.partition = :partition AND u."offset" = :offset AND b.id <= :until ORDER BY b.id LIMIT :most',
+        'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first FROM step_groups u JOIN begun b '
+        'ON b."offset" = u.begun WHERE u.partition = :partition AND u."offset" = :offset AND b.id <= :until '
+        f"AND {_LAST_WORD} ORDER BY b.follows IS NOT NULL, b.id LIMIT :most",
         values | {"most": MAX_GROUPS},
     ).fetchall()
     found = []
-    for key, step, number, replayed, first in begun:
+    for key, step, trainer, follows, number, replayed, first in begun:
         left_out = None, ""
         for reason, samples, detail in db.execute(
             "SELECT reason, samples, detail FROM left_out WHERE begun = ? AND task_id = ?", (key, task_id)
         ):
             if first + place.number in json.loads(samples):
                 left_out = reason, detail
-        found.append(Fate(step, time_of(number), bool(replayed), *left_out))
+        found.append(Fate(StepName(step, trainer, follows), time_of(number), bool(replayed), *left_out))
     return found

@@ -20,8 +20,9 @@ from trinity_bus.console.index.answers import (
 from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.groups import groups_of_task
 from trinity_bus.console.index.queries.paging import page_values, row_page
+from trinity_bus.console.index.queries.trainers import Whose, whose
 from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Axis, DeadLetterFilter, PageAsk
-from trinity_bus.console.index.schema import MAX_AT, last_number, time_of
+from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 
 PACE: Final = {
     "log/samples_per_s": "samples",
@@ -79,7 +80,7 @@ def metric_names(db: sqlite3.Connection) -> list[str]:
 
 
 def metrics(
-    db: sqlite3.Connection, names: list[str], *, by: Axis, points: int, model: str | None, until: float | None
+    db: sqlite3.Connection, names: list[str], *, by: Axis, points: int, trainer: str | None, until: float | None
 ) -> list[Series]:
     """Return a series of each name.
 
@@ -92,15 +93,15 @@ def metrics(
         raise QuestionError(f"points = {points}: a series has 1 to {MAX_POINTS}")
     if by not in _AXES:
         raise QuestionError(f"an axis is one of {', '.join(_AXES)}")
-    return [Series(name, _series(db, name, by=by, points=points, model=model, until=until)) for name in names]
+    of = whose(db, trainer, until)
+    return [Series(name, _series(db, name, by=by, points=points, of=of, until=until)) for name in names]
 
 
-def _series(
-    db: sqlite3.Connection, name: str, *, by: Axis, points: int, model: str | None, until: float | None
-) -> list[Point]:
+def _series(db: sqlite3.Connection, name: str, *, by: Axis, points: int, of: Whose, until: float | None) -> list[Point]:
     if name not in PACE:
         source = f"SELECT {_AXES[by]} AS x, value FROM points WHERE name = :name AND at <= :until"
-        source += " AND (model IS NULL OR model = :model)" if model is not None else ""
+        # Figures of batches are of no trainer.
+        source += " AND (trainer = :trainer AND at >= :since_ms OR trainer IS NULL AND :of_batches)"
     elif by == "time":
         # The minute under way is not over.
         source = (
@@ -109,7 +110,8 @@ def _series(
         )
     else:
         return []
-    values = {"name": name, "until": _ms(until), "model": model, "points": points}
+    values = {"name": name, "until": _ms(until), "points": points, "trainer": of.trainer}
+    values |= {"since_ms": of.since >> SLOT_BITS, "of_batches": of.of_batches}
     low, high = db.execute(f"SELECT min(x), max(x) FROM ({source})", values).fetchone()
     if low is None:
         return []

@@ -76,7 +76,7 @@ def samples(
         QuestionError: It cannot be asked so.
     """
     wanted.check()
-    values = values_of(wanted, until)
+    values = values_of(db, wanted, until)
     stop_at = time.monotonic() + limit_s
     found: list[tuple[Any, ...]] = []
     for low, matching in _search(db, SAMPLE, wanted, values, ask.before):
@@ -101,7 +101,7 @@ def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: fl
     if not 1 <= bins <= MAX_BINS:
         raise QuestionError(f"bins = {bins}: a histogram has 1 to {MAX_BINS}")
     found: list[float | None] = []
-    for _, matching in _search(db, "s.id, s.reward", wanted, values_of(wanted, until), None):
+    for _, matching in _search(db, "s.id, s.reward", wanted, values_of(db, wanted, until), None):
         found += [reward for _, reward in islice(matching, MAX_HISTOGRAM_SAMPLES + 1 - len(found))]
         if len(found) > MAX_HISTOGRAM_SAMPLES:
             break

@@ -17,25 +17,30 @@ from trinity_bus.console.index.answers import (
     VersionDetail,
 )
 from trinity_bus.console.index.queries.paging import page_values, row_page
+from trinity_bus.console.index.queries.trainers import whose
 from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 
+_BEGAN: Final = (
+    "FROM begun b WHERE b.batch_id = a.batch_id AND b.follows IS NULL AND b.id <= :until ORDER BY b.id DESC LIMIT 1"
+)
 _BATCH: Final = (
     "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
     f"a.min_version, a.reward, a.reason, {time_in_sql('a.id')}, "
-    "(SELECT b.step FROM begun b WHERE b.batch_id = a.batch_id AND b.id <= :until ORDER BY b.id DESC LIMIT 1)"
+    f"(SELECT b.step {_BEGAN}), (SELECT b.trainer {_BEGAN})"
 )
 """A number, and what a ``BatchRow`` is made of."""
 _LATEST_BATCH: Final = (
     "NOT EXISTS (SELECT 1 FROM batches c WHERE c.batch_id = a.batch_id AND c.id > a.id AND c.id <= :until)"
 )
-_BEGUN: Final = "(SELECT id FROM begun WHERE step = n.step AND id <= :until ORDER BY id DESC LIMIT 1)"
-_TRAINED: Final = "(SELECT id FROM trained WHERE step = n.step AND id <= :until ORDER BY id DESC LIMIT 1)"
+_THEIRS: Final = "trainer = :trainer AND id BETWEEN :since AND :until"
+_BEGUN: Final = f"(SELECT id FROM begun WHERE step = n.step AND {_THEIRS} ORDER BY id DESC LIMIT 1)"
+_TRAINED: Final = f"(SELECT id FROM trained WHERE step = n.step AND {_THEIRS} ORDER BY id DESC LIMIT 1)"
 _STEP: Final = (
     "SELECT n.step, coalesce(b.model, t.model), coalesce(b.trainer, t.trainer), b.run, "
     f"coalesce(b.batch_id, t.batch_id), b.sequence, {time_in_sql('b.id')}, {time_in_sql('t.id')}, t.seconds, "
     "coalesce(b.groups, 0), coalesce(b.samples, 0), coalesce(b.left_out, 0), coalesce(b.replayed, 0), "
-    "coalesce(b.examples, 0), b.skipped, "
+    "coalesce(b.examples, 0), b.skipped, coalesce(b.follows, t.follows), "
     "(SELECT a.reward FROM batches a WHERE a.batch_id = coalesce(b.batch_id, t.batch_id) AND a.reward IS NOT NULL "
     "AND a.id <= :until ORDER BY a.id DESC LIMIT 1), "
     't.metrics, t.checksum, t.checkpoint, b.seed, b."offset" FROM n '
@@ -89,20 +94,20 @@ def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDe
     return BatchDetail(BatchRow(*newest[1:]), transitions, json.loads(metrics))
 
 
-def steps(db: sqlite3.Connection, ask: PageAsk, until: float | None) -> RowPage[StepRow]:
-    """Return steps, the newest first."""
-    values = {"until": last_number(until), **page_values(ask)}
+def steps(db: sqlite3.Connection, ask: PageAsk, trainer: str | None, until: float | None) -> RowPage[StepRow]:
+    """Return steps of a trainer, the newest first."""
+    values = {"until": last_number(until), **page_values(ask), **whose(db, trainer, until).values}
     known = " UNION ".join(
-        f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND id <= :until"
+        f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND {_THEIRS}"
         for table in ("begun", "trained")
     )
     query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
     return row_page(db.execute(query, values), ask, lambda row: StepRow(*row[:_STEP_FIELDS]))
 
 
-def step(db: sqlite3.Connection, number: int, until: float | None) -> StepDetail | None:
-    """Return one step; None: there is none."""
-    values = {"until": last_number(until), "step": number}
+def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float | None) -> StepDetail | None:
+    """Return one step of a trainer; None: there is none."""
+    values = {"until": last_number(until), "step": number, **whose(db, trainer, until).values}
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
     if row[1] is None:
         return None

@@ -1,0 +1,123 @@
+"""What the index answers where several trainers, or several runs of one, have steps of the same numbers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import BatchLifecycleState, BatchRecord, LeftOut, Position, ResultPart, StepBegun, StepGroup, StepTrained
+from tests.support.fakes.log_records import LogRecords, group
+from trinity_bus.console.index import Index, SampleFilter, SamplePlace, Store
+
+MODEL = {"incarnation": "a", "model": "policy"}
+GROUPS = [
+    StepGroup(task_id="copy-1", parts=[ResultPart(attempt=1, samples=2, position=Position(partition=0, offset=0))])
+]
+
+
+def begun(trainer: str, step: int, *, run: str = "r", **fields: Any) -> StepBegun:
+    told = {"batch_id": f"train-{step}", "sequence": step, "next_offset": step, "groups": GROUPS, **fields}
+    return StepBegun(**MODEL, trainer=trainer, run=run, step=step, **told)
+
+
+def trained(step: int, loss: float, trainer: str = "trainer-0") -> StepTrained:
+    weights = {"checksum": "c", "master_address": "h", "master_port": 1, "publish": True}
+    told = {"step": step, "version": step, "batch_id": f"train-{step}", "metrics": {"loss": loss}}
+    return StepTrained(**MODEL, **weights, **told, trainer=trainer, seconds=2)
+
+
+def live_run_and_replay() -> LogRecords:
+    """Two steps of a trainer, and the second one once more, as replays and shadows write it."""
+    log = LogRecords()
+    log.add(group("copy-1", [0.0, 1.0]), 90)
+    done = {"batch_type": "train", "state": BatchLifecycleState.FINALIZED, "metrics": {"rollout/reward/mean": 0.5}}
+    for step in (1, 2):
+        log.add(BatchRecord(batch_id=f"train-{step}", sequence=step, **done), 99 + step)
+        log.add(begun("trainer-0", step), 100 * step)
+        log.add(trained(step, loss=0.5 / step), 100 * step + 1)
+    left_out = [LeftOut(task_id="copy-1", reason="stale", samples=[1])]
+    log.add(begun("replay-2", 2, run="s", follows="trainer-0", left_out=left_out), 300)
+    return log
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path, texts="none") as made:
+        made.take(*live_run_and_replay().take())
+        yield made
+
+
+@pytest.fixture
+def index(store: Store) -> Iterator[Index]:
+    with Index(store.folder) as made:
+        yield made
+
+
+def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
+    assert [(row.step, row.trainer, row.trained_at, row.seconds) for row in index.steps().rows] == [
+        (2, "trainer-0", 201, 2),
+        (1, "trainer-0", 101, 2),
+    ]
+    step = index.step(2)
+    assert step is not None
+    assert (step.row.trainer, step.row.run, step.row.left_out, step.metrics) == ("trainer-0", "r", 0, {"loss": 0.25})
+    (row,) = index.groups(SampleFilter(step=2)).rows
+    assert row.task_id == "copy-1"
+    assert [row.trained_as for row in index.batches().rows] == [2, 1]
+
+
+def test_what_became_of_a_sample_names_whose_steps(index: Index) -> None:
+    sample = index.sample(SamplePlace(0, 0, 1))
+    assert sample is not None
+    fates = [(fate.step.step, fate.step.trainer, fate.step.follows, fate.left_out) for fate in sample.fates]
+    assert fates == [
+        (1, "trainer-0", None, None),
+        (2, "trainer-0", None, None),
+        (2, "replay-2", "trainer-0", "stale"),
+    ]
+    assert sample.group.trained_in == [fate.step for fate in sample.fates]
+
+
+def test_another_trainer_is_shown_where_it_is_asked_for(index: Index) -> None:
+    assert [(row.trainer, row.follows, row.step, row.last_at) for row in index.trainers()] == [
+        ("trainer-0", None, 2, 201),
+        ("replay-2", "trainer-0", 2, 300),
+    ]
+    assert [row.trainer for row in index.trainers(until=250)] == ["trainer-0"]
+    (row,) = index.steps(trainer="replay-2").rows
+    assert (row.step, row.follows, row.left_out, row.trained_at) == (2, "trainer-0", 1, None)
+    assert len(index.samples(SampleFilter(step=2, trainer="replay-2")).rows) == 2
+    assert (index.step(1, trainer="replay-2"), index.steps(trainer="nobody").rows) == (None, [])
+
+
+def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store: Store) -> None:
+    log = live_run_and_replay()
+    log.take()
+    log.add(begun("trainer-0", 1, run="anew"), 400)
+    log.add(trained(1, loss=9.0), 401)
+    store.take(*log.take())
+    assert [(row.step, row.run, row.trained_at) for row in index.steps().rows] == [(1, "anew", 401)]
+    assert index.step(2) is None
+    (loss,) = index.metrics(["loss"])
+    assert [point.value for point in loss.points] == [9.0]
+    assert [row.step for row in index.steps(until=399).rows] == [2, 1]
+
+
+def test_of_two_stages_the_one_that_spoke_last_is_shown(tmp_path: Path) -> None:
+    log = LogRecords()
+    examples: dict[str, Any] = {
+        "groups": [],
+        "next_offset": 0,
+        "examples": 9,
+        "batch_id": "demonstrations-1",
+        "sequence": 1,
+    }
+    log.add(begun("trainer-0/sft", 1, **examples), 100)
+    log.add(begun("trainer-0/grpo", 1), 200)
+    with Store(tmp_path, texts="none") as store:
+        store.take(*log.take())
+        with Index(tmp_path) as index:
+            assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
+            assert [row.trainer for row in index.steps().rows] == ["trainer-0/grpo"]
+            assert [row.trainer for row in index.steps(until=150).rows] == ["trainer-0/sft"]
