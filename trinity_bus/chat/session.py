@@ -186,11 +186,24 @@ class Session:
         """Samples that have begun because the history was not what had been said."""
         self.branches = 0
         """Samples that have begun at an earlier turn."""
+        self.flaws = 0
+        """Tool calls that could not be read."""
 
     @property
     def turns(self) -> int:
         """How many were drawn."""
         return sum(len(sample.turn_starts) for sample in self.samples)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What every sample of it tells."""
+        return {
+            "turns": float(self.turns),
+            "rewrites": float(self.rewrites),
+            "branches": float(self.branches),
+            "tool_call_flaws": float(self.flaws),
+            "response_tokens": float(sum(sum(sample.mask) for sample in self.samples)),
+        }
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = None) -> Prompt:
         """Return what to ask the engine with.
@@ -272,6 +285,7 @@ class Session:
             sample, len(sample.turn_starts), end - len(completion.token_ids), end, completion.finish_reason == "stop"
         )
         said = self._said(prompt, completion, stop, sample=sample.number, turn=point.turn - 1)
+        self.flaws += len(said.flaws)
         self._asked.add(prompt.known)
         self._points[prompt.digests.with_one_more(said.message)] = point
         return said

@@ -50,6 +50,8 @@ class Conversation:
     """What the other side has given, where it gives some."""
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
     """Of the run: what a reward asks other pools with."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What a reward has to tell beside itself; ``Answered(..., metrics=conversation.metrics)`` tells of its parts."""
 
     @property
     def answer(self) -> str:
@@ -118,6 +120,7 @@ class ConversationWorkflow(SingleRunWorkflow):
                     break
             reward = await self.reward(task, talk)
         metrics = {
+            **talk.metrics,
             "reward": reward,
             "exact": float(reward == 1.0),
             "turns": float(len(talk.turns)),

@@ -53,6 +53,8 @@ class Desk:
     recall: Recall
     tokens: Counter[str] = field(default_factory=Counter)
     """Of prompts, and of responses."""
+    flaws: Counter[str] = field(default_factory=Counter)
+    """Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read."""
 
     def check_model(self, asked: str) -> None:
         """Refuse another model than that which is served.
@@ -140,7 +142,12 @@ class Talk:
 
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[Said]:
         """Take the answers to a prompt into the conversation."""
-        said = [self.session.add(prompt, one, sampling.stop or ()) for one in drawings]
+        session = self.session
+        before = session.rewrites, session.branches
+        said = [session.add(prompt, one, sampling.stop or ()) for one in drawings]
+        self.desk.flaws["rewrites"] += session.rewrites - before[0]
+        self.desk.flaws["branches"] += session.branches - before[1]
+        self.desk.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
         self._note(prompt.token_ids, drawings, [(one.sample, one.turn) for one in said])
         return said
 
