@@ -110,7 +110,8 @@ class ExplorerSettings(Section):
     runner_report_s: Seconds = 1.0
     """How often the states of the runners are told."""
     runner_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer.
+    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer,
+    and of root the user ``workflows`` where there is one, as in the images.
     Of another user, workflows reach none of the explorer's files and processes: see docs/workflows.md."""
     runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
     """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as
