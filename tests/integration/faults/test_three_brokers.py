@@ -83,13 +83,14 @@ class Disturbance:
     async def silence(self) -> None:
         """The leader of the coordinator's transactions says nothing for long, and then goes on where it was."""
         victim = await self._cluster.transaction_leader(f"{self._mesh.kafka.namespace}.coordinator")
+        began, before = time.monotonic(), self._client.ended
         async with self._during(f"broker {victim} silent"):
             self._cluster.pause(victim)
-            began = time.monotonic()
-            # That nothing ends of it however long it lasts can only be seen by waiting for so long.
-            while time.monotonic() - began < AWAY_S:
-                self._mesh.check()
-                await asyncio.sleep(1.0)
+        # That nothing ends of it however long it lasts can only be seen by waiting for so long.
+        while time.monotonic() - began < AWAY_S:
+            self._mesh.check()
+            await asyncio.sleep(1.0)
+        print(f"broker {victim} silent for {time.monotonic() - began:.0f} s: {self._client.ended - before} more batches")
         self._cluster.resume(victim)
         await self._cluster.until_whole()
 
