@@ -90,7 +90,8 @@ class Disturbance:
         while time.monotonic() - began < AWAY_S:
             self._mesh.check()
             await asyncio.sleep(1.0)
-        print(f"broker {victim} silent for {time.monotonic() - began:.0f} s: {self._client.ended - before} more batches")
+        away_s = time.monotonic() - began
+        print(f"broker {victim} silent for {away_s:.0f} s: {self._client.ended - before} more batches")
         self._cluster.resume(victim)
         await self._cluster.until_whole()
 
