@@ -55,7 +55,7 @@ class Format:
 
 
 def make_inputs(seed: int) -> list[Rollout]:
-    """One group's samples, as an engine hands them out."""
+    """Return one group's samples, as an engine hands them out."""
     rng = np.random.default_rng(seed)
     return [
         Rollout(
@@ -128,7 +128,7 @@ def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format
 
 
 def formats() -> list[Format]:
-    """All of them, the codec first."""
+    """Return all formats, the codec first."""
     inputs = [make_inputs(seed) for seed in range(GROUPS)]
     shared = [identifiers(seed) for seed in range(GROUPS)]
     numpy_groups = [

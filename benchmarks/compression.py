@@ -39,7 +39,7 @@ WORDS = TEXT.split()
 
 
 def experiences() -> list[bytes]:
-    """One group."""
+    """Return the records of one group."""
     rng = np.random.default_rng(0)
     tokens, responses = SAMPLES * (PROMPT + RESPONSE), SAMPLES * RESPONSE
     group = ExperienceGroup(

@@ -62,7 +62,7 @@ type Encoded = tuple[Topic, type, int, bytes, float]
 
 
 class Mesh:
-    """Makes up a log, the same at each run."""
+    """A made-up mesh, whose log is the same at each run."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)

@@ -78,7 +78,7 @@ def loopback(options: argparse.Namespace, nbytes: int) -> list[Row]:
 
 
 def median(members: Receivers, rounds: int) -> float:
-    """Of some rounds, after one that makes memory and listeners."""
+    """Return the median of some rounds, after one that makes memory and listeners."""
     members.round()
     return statistics.median(members.round() for _ in range(rounds))
 

@@ -5,16 +5,16 @@ time is part of; explorers are numbers that write what real ones do, and brokers
 of processor time is that of one core like this one, without what fetching and sending cost, and a latency has no
 network in it. Processor time is that of the thread alone: other programs of a busy machine slow it, but are not in it.
 
-Of each size, in this order: all join; a version is published, and all take it; nothing happens; tasks fill the slots;
-nothing happens while all slots are taken; attempts end, and as many tasks come, at ``RATE``; one explorer of a hundred
-is killed; another coordinator takes over.
+Of each size, in this order: all join; a version is published, and all take it; two are, the second while the first is
+on its way, and all take the second; nothing happens; tasks fill the slots; nothing happens while all slots are taken;
+attempts end, and as many tasks come, at ``RATE``; one explorer of a hundred is killed; another coordinator takes over.
 """
 
 import logging
 import statistics
 
 from benchmarks._fleet.coordinator import CoordinatorCost
-from benchmarks._fleet.mesh import SimulatedMesh
+from benchmarks._fleet.mesh import SYNC_S, SimulatedMesh
 from benchmarks._options import parser
 from benchmarks._report import Row, report
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
@@ -37,6 +37,9 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
     mesh = SimulatedMesh(explorers, slots, SEED)
     joined = mesh.join(JOIN_S)
     published = mesh.publish()
+    began = mesh.now
+    overtaken = mesh.publish_in_a_row(SYNC_S / 2)
+    overtaken_s = mesh.now - began
     mesh.run(JOIN_S)
     idle = mesh.run(stretch_s)
     handed_out = mesh.fill()
@@ -46,7 +49,7 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
     waits = sorted(mesh.dispatched)
     killed = mesh.kill(0.01)
     took_over_s = mesh.coordinator.restored_s()
-    all_spent = (joined, published, idle, handed_out, taken, working, killed)
+    all_spent = (joined, published, overtaken, idle, handed_out, taken, working, killed)
     name = f"{explorers:,} explorers of {slots} slots"
 
     def longest(what: str, spent: CoordinatorCost) -> Row:
@@ -61,6 +64,9 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
         longest("all join", joined),
         longest("all take a version", published),
         Row(f"{name}: all take a version: processor time", published.cpu_s, "s", better="lower"),
+        longest("two versions in a row", overtaken),
+        Row(f"{name}: two versions in a row: until all serve the second", overtaken_s, "s", better="lower"),
+        Row(f"{name}: two versions in a row: transfers given up", mesh.given_up, "", goal=0, better="lower"),
         share("idle", idle, GOAL_IDLE_SHARE),
         Row(f"{name}: idle: heartbeats", idle.signals / stretch_s, "1/s", better="lower"),
         longest("tasks fill the slots", handed_out),

@@ -67,7 +67,7 @@ def prompts(tasks: int) -> list[list[int]]:
 
 
 def explorer_settings(model: str) -> ExplorerSettings:
-    """Of both ways."""
+    """Return the settings of the explorer and of the bare engine."""
     return ExplorerSettings(
         name=NAME,
         model_path=model,

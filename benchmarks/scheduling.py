@@ -95,7 +95,7 @@ def progress_bars() -> Iterator[Bars]:
 
 
 def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> list[Row]:
-    """Of one explorer and of eight."""
+    """Return the throughput of one explorer and of eight."""
     rows: list[Row] = []
     for explorers in size.fleets:
         name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
@@ -218,7 +218,7 @@ def _over_rollout(ratio: float) -> dict[str, float]:
 
 
 def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list[Row]:
-    """Of each victim at each position of the checkpoint cycle."""
+    """Return what a crash of each victim costs, at each position of the checkpoint cycle."""
     told = bars("crashes")
     with mesh(cluster, crash.SETTINGS) as made:
 
@@ -250,7 +250,7 @@ def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list
 
 
 def memory_rows(cluster: Cluster, queued: int, size: Size, bars: Bars) -> list[Row]:
-    """Of the coordinator and two explorers, with their runners."""
+    """Return the memory of the coordinator and two explorers, with their runners."""
     told = bars(f"memory, {queued:,} tasks queued")
     explorers = 2
     with mesh(cluster, SETTINGS | memory.SETTINGS) as made:

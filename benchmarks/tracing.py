@@ -70,7 +70,7 @@ METRICS_EVERY_S = 5
 
 
 def environment(kafka: KafkaSettings, model: Path, name: str, endpoint: str | None) -> dict[str, str]:
-    """Of an explorer's process."""
+    """Return the environment of an explorer's process."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
     settings = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True) | {"name": name}
     for key, value in settings.items():
@@ -85,7 +85,7 @@ def environment(kafka: KafkaSettings, model: Path, name: str, endpoint: str | No
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Of a process and all its descendants."""
+    """Return the CPU seconds of a process and all its descendants."""
     return sum(sum(one.cpu_times()[:2]) for one in [process, *process.children(recursive=True)])
 
 

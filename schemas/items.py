@@ -37,7 +37,7 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Its description, with those of the items inside it."""
+        """Return the list's JSON schema, with those of the items inside it."""
         return described(cls)
 
     @classmethod

@@ -24,7 +24,7 @@ type _Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 
 
 class ContentPart(Record):
-    """One part of a message's content. Models here read text alone."""
+    """A part of a message's content. Models here read text alone."""
 
     SCHEMA: ClassVar[str] = "content_part"
 

@@ -171,7 +171,7 @@ def build(
 
 
 class _Building:
-    """Makes the columns; ``at`` is the sample that it is at, for messages."""
+    """Maker of the columns; ``at`` is the sample that it is at, for messages."""
 
     def __init__(
         self,

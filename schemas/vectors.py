@@ -53,7 +53,7 @@ class VectorColumn:
 
     @property
     def buffer(self) -> memoryview:
-        """All of them."""
+        """The vectors' bytes, one after the other."""
         return memoryview(b"".join(self._parts))
 
     @property

@@ -151,7 +151,7 @@ type _Length = tuple[int | None, int, int]
 
 
 def _table() -> tuple[bytes, bytes, dict[int, _Length]]:
-    """Of each code of msgpack: the bytes that a value of known length takes and what it weighs; else its length."""
+    """Return of each code of msgpack the bytes that a value of known length takes and its weight, or its length."""
     widths, weights = bytearray([1] * 256), bytearray(256)
     lengths: dict[int, _Length] = {}
     lengths |= dict.fromkeys(range(128, 144), (_MAP, 15, 0)) | {0xDE: (_MAP, 0, 2), 0xDF: (_MAP, 0, 4)}

@@ -64,7 +64,7 @@ def _label(template: str, labels: dict[str, str]) -> str:
 
 
 def draw(axes: Axes, panel: dict[str, Any], lines: list[Line], minutes: float) -> None:
-    """One panel."""
+    """Draw a panel."""
     defaults = panel["fieldConfig"]["defaults"]
     stacked = "stacking" in defaults.get("custom", {})
     axes.set_title(panel["title"], fontsize=9, loc="left", fontweight="bold")
@@ -114,7 +114,7 @@ def _stack(axes: Axes, lines: list[Line]) -> None:
 
 
 def render(prometheus: str, board: dict[str, Any], target: Path, *, end: float, minutes: float) -> None:
-    """One dashboard as a picture."""
+    """Draw a dashboard as a picture."""
     panels = sorted(board["panels"], key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))
     rows = math.ceil(len(panels) / COLUMNS)
     figure, grid = plt.subplots(rows, COLUMNS, figsize=(15, 2.9 * rows + 0.9), squeeze=False, layout="constrained")

@@ -84,7 +84,7 @@ def _choices(annotation: Any) -> str:
 
 
 def _text(docstring: str) -> str:
-    """One line of Markdown from a docstring's reStructuredText."""
+    """Return a line of Markdown from a docstring's reStructuredText."""
     return re.sub(r"``([^`]+)``", r"`\1`", " ".join(docstring.split())).replace("|", "\\|")
 
 

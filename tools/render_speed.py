@@ -66,15 +66,28 @@ COMPARISONS: Final = (
         lambda v: f"{v[0]:,.0f} tasks/s",
         lambda _: "Trinity-RFT's scheduler on Ray, measured before: 160",
     ),
-    Comparison(
-        "coordinator of 4,000 explorers, idle / 2,500 tasks/s",
-        "fleet",
-        (
-            "4,000 explorers of 64 slots: idle: share of a core",
-            "4,000 explorers of 64 slots: at 2500 tasks/s: share of a core",
-        ),
-        lambda v: f"{v[0]:.2f} / {v[1]:.2f} of a core",
-        lambda _: "it has one core; simulated time, no broker",
+    *(
+        Comparison(
+            f"coordinator of {fleet}: core when idle / at 2,500 tasks/s",
+            "fleet",
+            tuple(
+                f"{fleet}: {row}"
+                for row in (
+                    "idle: share of a core",
+                    "at 2500 tasks/s: share of a core",
+                    "free slot to order committed, p99",
+                    "all join: longest decision",
+                    "all take a version: longest decision",
+                    "two versions in a row: longest decision",
+                    "tasks fill the slots: longest decision",
+                    "at 2500 tasks/s: longest decision",
+                    "one of a hundred is killed: longest decision",
+                )
+            ),
+            lambda v: f"{v[0]:.2f} / {v[1]:.2f}; dispatch p99 {v[2]:.0f} ms; longest decision {max(v[3:]):.0f} ms",
+            lambda _: "limits: 0.5 / 1; decision 100 ms; simulated time, no broker",
+        )
+        for fleet in ("1,000 explorers of 64 slots", "4,000 explorers of 64 slots", "10,000 explorers of 8 slots")
     ),
     Comparison(
         "trajectories lost in 15 crashes",
@@ -109,6 +122,16 @@ COMPARISONS: Final = (
         lambda _: "one after the other, computed: 4 / 16",
     ),
     Comparison(
+        "the same to 16, one killed amid it: the others have them",
+        "fan_out",
+        tuple(
+            f"200 Mbit/s, 16 members, one killed: the others have it, over nobody killed, {which}"
+            for which in ("median", "worst")
+        ),
+        lambda v: f"{v[0]:.2f}, worst {v[1]:.2f}",
+        lambda _: "nobody killed: 1; limit: 1.1",
+    ),
+    Comparison(
         "pause of rollouts for 150 M new weights",
         "weight_sync",
         ("150M, nccl, 1 explorer: pause", "150M, nccl, 1 explorer: transfer"),
@@ -138,6 +161,13 @@ COMPARISONS: Final = (
         ("mesh: a step", "TRL: a step"),
         lambda v: f"{v[0]:.2f} s",
         lambda v: f"TRL in one process: {v[1]:.2f}",
+    ),
+    Comparison(
+        "demo: first reward warm / cold, the whole demo",
+        "start",
+        ("warm: first reward", "cold: first reward", "the whole demo"),
+        lambda v: f"{v[0]:.1f} / {v[1]:.1f}, {v[2]:.1f} s",
+        lambda _: "limits: 25 / 45, 60",
     ),
     Comparison(
         "command to first reward / to reward 0.9",

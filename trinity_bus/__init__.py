@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         UnknownBatchError,
     )
     from trinity_bus.rollout import (
+        Answered,
         Completion,
         Conversation,
         Engine,
@@ -72,17 +73,21 @@ if TYPE_CHECKING:
         prompt_tokens,
         register,
         reused,
+        scores,
     )
     from trinity_bus.rollout.agents import AgentWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
     from trinity_bus.rollout.programs import ProgramWorkflow
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
+    from trinity_bus.rollout.sandboxed import sandboxed_python
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
     from trinity_bus.rollout.threads import BlockingContext
+    from trinity_bus.sandbox import ContainerSandbox, Sandbox, SandboxError, SandboxLimits
 
 __all__ = [
     "AccessDeniedError",
     "AgentWorkflow",
+    "Answered",
     "BatchHandle",
     "BatchLifecycleState",
     "BatchResult",
@@ -94,6 +99,7 @@ __all__ = [
     "CompletedTaskResult",
     "Completion",
     "ConfigError",
+    "ContainerSandbox",
     "Conversation",
     "DecodeError",
     "EncodeError",
@@ -116,6 +122,9 @@ __all__ = [
     "RolloutCoordinator",
     "Sample",
     "Sampling",
+    "Sandbox",
+    "SandboxError",
+    "SandboxLimits",
     "Scheduler",
     "SchemaError",
     "SendError",
@@ -147,6 +156,8 @@ __all__ = [
     "register",
     "renderer_for",
     "reused",
+    "sandboxed_python",
+    "scores",
     "sequence_reward",
 ]
 
@@ -160,17 +171,20 @@ _NAMES = {
     "trinity_bus.errors": "AccessDeniedError BrokerUnreachableError BusError ConfigError DecodeError EncodeError "
     "NoCoordinatorError NotOwnerError NotStartedError RecordError RecordGoneError RecordTooLargeError RefusedError "
     "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
-    "trinity_bus.rollout": "Completion Conversation Engine PartialRunsError Reusable Rollout RolloutContext "
+    "trinity_bus.rollout": "Answered Completion Conversation Engine PartialRunsError Reusable Rollout RolloutContext "
     "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
-    "reused",
+    "reused scores",
     "trinity_bus.chat": "Session renderer_for",
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
     "trinity_bus.rollout.programs": "ProgramWorkflow",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
+    "trinity_bus.rollout.sandboxed": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
     "trinity_bus.rollout.threads": "BlockingContext",
+    "trinity_bus.sandbox": "ContainerSandbox Sandbox SandboxError SandboxLimits",
 }
+_MODULES = frozenset({"scores"})
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
@@ -178,7 +192,9 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
+    place = _PLACES[name]
+    is_module = name in _MODULES
+    value = importlib.import_module(f"{place}.{name}") if is_module else getattr(importlib.import_module(place), name)
     globals()[name] = value
     return value
 

@@ -43,7 +43,7 @@ BACKLOG: Final = 4
 
 @dataclass(slots=True)
 class SimulatedExplorer:
-    """One."""
+    """An explorer of the simulation."""
 
     name: str
     slots: int
@@ -86,7 +86,7 @@ class SimulatedExplorer:
 
 
 class SimulatedMesh:
-    """All of them.
+    """A coordinator and its explorers, in simulated time.
 
     Args:
         explorers: How many.
@@ -116,6 +116,8 @@ class SimulatedMesh:
         """How long each free slot was free, until the order was committed that takes it."""
         self.sent = self.answered = 0
         self.version = -1
+        self.given_up = 0
+        """Transfers that were under way when their explorer was named for another version."""
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
@@ -133,10 +135,15 @@ class SimulatedMesh:
 
     def publish(self) -> CoordinatorCost:
         """Have the trainer publish a version; return when all serve it."""
-        self.version += 1
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
-        alive = [explorer for explorer in self.explorers.values() if explorer.alive]
-        return self.run_until(lambda: all(explorer.version == self.version for explorer in alive))
+        self._trained()
+        return self.run_until(self._is_served)
+
+    def publish_in_a_row(self, after_s: float) -> CoordinatorCost:
+        """Have the trainer publish two versions, the second amid the transfer of the first; return when all have it."""
+        self._trained()
+        spent = self.run(after_s)
+        self._trained()
+        return self.run_until(self._is_served, spent)
 
     def fill(self) -> CoordinatorCost:
         """Send tasks for all slots, and some that wait; return when all slots are taken."""
@@ -156,14 +163,14 @@ class SimulatedMesh:
     def work(self, rate: float, seconds: float) -> CoordinatorCost:
         """Have attempts end at this rate, and send as many tasks, for so long."""
         self.dispatched.clear()
-        busy = [explorer for explorer in self.explorers.values() if explorer.alive]
+        busy = self._alive
         at = self.now
         while (at := at + self._random.expovariate(rate)) < self.now + seconds:
             self._at(at, lambda now: self._end_one(self._random.choice(busy), now))
         return self.run(seconds)
 
     def send(self, now: float) -> None:
-        """One more task."""
+        """Send one more task."""
         self.sent += 1
         name = f"task-{self.sent:08d}"
         self._write(now, TASKS, name.encode(), Task(task_id=name, workflow=WORKFLOWS[0], prompt="What is 17 + 25?"))
@@ -179,6 +186,10 @@ class SimulatedMesh:
     def running(self) -> int:
         """Attempts."""
         return sum(len(explorer.running) for explorer in self.explorers.values())
+
+    @property
+    def _alive(self) -> list[SimulatedExplorer]:
+        return [explorer for explorer in self.explorers.values() if explorer.alive]
 
     def run(self, seconds: float) -> CoordinatorCost:
         """Let time pass, then all be read that has come until then."""
@@ -211,7 +222,14 @@ class SimulatedMesh:
         self._count += 1
         heapq.heappush(self._queue, (when, self._count, happens))
 
-    # -- what explorers do -------------------------------------------------------------------------------------------
+    # -- what trainer and explorers do -------------------------------------------------------------------------------
+
+    def _trained(self) -> None:
+        self.version += 1
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
+
+    def _is_served(self) -> bool:
+        return all(explorer.version == self.version for explorer in self._alive)
 
     def _write(self, now: float, topic: Topic, key: bytes, record: Record | bytes) -> None:
         value = record if isinstance(record, bytes) else encode(record)
@@ -245,6 +263,7 @@ class SimulatedMesh:
                 for member in members:
                     explorer = self.explorers[member.explorer]
                     if explorer.alive:
+                        self.given_up += explorer.syncing
                         explorer.syncing = True
                         self._tell(explorer, now)
                         self._at(now + SYNC_S, self._synced(explorer, record))

@@ -32,7 +32,7 @@ REMEDY = "make gpu-check DEVICE=gpu installs what is for GPUs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One measurement."""
+    """A part of the check, which measures one thing."""
 
     name: str
     module: str

@@ -44,7 +44,7 @@ class Step:
 
 
 class Consumer:
-    """One incarnation.
+    """One incarnation of a trainer that only consumes.
 
     Args:
         bus: Connected.

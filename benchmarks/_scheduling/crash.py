@@ -45,7 +45,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """One SIGKILL."""
+    """A SIGKILL and what it cost."""
 
     victim: str
     position: int
@@ -58,7 +58,7 @@ class Crash:
 
 @dataclass(slots=True)
 class Cost:
-    """Of a whole history."""
+    """What the crashes of a whole history cost."""
 
     crashes: list[Crash] = field(default_factory=list)
     trajectories: int = 0

@@ -32,7 +32,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Of a process and its descendants that live now. Those that have ended count as CPU time of their parents."""
+    """Return what a process and its living descendants use; the CPU time of those that ended is their parents'."""
     cpu_s = rss = 0.0
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):
@@ -84,14 +84,14 @@ class Mesh:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of every process, the broker's too where it is ours."""
+        """Return the ids of every process, the broker's too where it is ours."""
         pids = {name: child.pid for name, child in self.children.items()}
         if self.broker is not None and self.broker.pid is not None:
             pids["broker"] = self.broker.pid
         return pids
 
     def usages(self) -> dict[str, Usage]:
-        """Of every role: explorers are added up."""
+        """Return what each role uses; explorers are added up."""
         found: dict[str, Usage] = {}
         for name, pid in self.pids.items():
             role = "explorers" if name.startswith("explorer") else name

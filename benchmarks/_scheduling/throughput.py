@@ -52,7 +52,7 @@ _EVENT = msgspec.msgpack.Decoder(EventSeen)
 
 @dataclass(slots=True)
 class Measured:
-    """One run."""
+    """What a run measured."""
 
     tasks: int
     seconds: float

@@ -130,7 +130,7 @@ class FaultyMesh:
         return self.version
 
     async def fault(self, synchronizer: Synchronizer, phase: Phase, victim: Victim, limit_s: float) -> Recovery:
-        """One kill.
+        """Kill one, and measure the recovery.
 
         Args:
             synchronizer: Prepared.

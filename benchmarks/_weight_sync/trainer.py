@@ -73,7 +73,7 @@ class Trainer:
             await asyncio.sleep(0.5)
 
     async def step(self, tensors: dict[str, torch.Tensor], sides: list[Side]) -> Round:
-        """One version; the slowest explorer counts."""
+        """Publish a version; the slowest explorer counts."""
         self._version += 1
         began_at = time.time()
         began = time.perf_counter()

@@ -45,7 +45,7 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Its address.
+        """The broker's address.
 
         Raises:
             BrokerError: It has not been started.

@@ -8,7 +8,7 @@ class BrokerError(TrinityError, RuntimeError):
 
 
 class BrokerNotInstalledError(BrokerError):
-    """Its Python packages are missing: the ``broker`` extra."""
+    """The broker's Python packages are missing: the ``broker`` extra."""
 
 
 class JarsUnavailableError(BrokerError):

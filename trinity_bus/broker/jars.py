@@ -40,7 +40,7 @@ class Jar:
 
     @property
     def filename(self) -> str:
-        """Its file name in the cache."""
+        """The jar's file name in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     def __str__(self) -> str:

@@ -116,7 +116,7 @@ class State:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Its address, as Kafka clients want it."""
+        """The node's address, as Kafka clients want it."""
         return f"{LOOPBACK}:{self.port}"
 
 

@@ -42,7 +42,7 @@ class Running(Protocol):
     """A started Java process."""
 
     def poll(self) -> int | None:
-        """Its exit status, or None while it runs."""
+        """Return the process's exit status, or None while it runs."""
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ OF_THE_BROKERS = ("__consumer_offsets", "__transaction_state")
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """One that a broker keeps its log on."""
+    """A disk that a broker keeps its log on."""
 
     size: int
     """Bytes."""

@@ -21,7 +21,7 @@ class Frames:
         self._at = 0
 
     def size_in_bytes(self) -> int:
-        """Of the whole."""
+        """Bytes of the whole batch."""
         return len(self._data)
 
     def has_next(self) -> bool:

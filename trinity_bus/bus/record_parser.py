@@ -45,7 +45,7 @@ def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryvi
 
 
 def parse(tp: TopicPartition, piece: memoryview, base: int, times: Times) -> ConsumerRecord:
-    """One record, from its attributes on.
+    """Return one record, parsed from its attributes on.
 
     Raises:
         BadHeaderError: The name of a header is no text, or there are too many.

@@ -21,7 +21,7 @@ _HALF: Final = "\ufffd"
 
 
 class Speech:
-    """One turn as it is drawn.
+    """A model's turn, as it is drawn.
 
     Args:
         tokenizer: The model's.

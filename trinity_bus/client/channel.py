@@ -122,7 +122,7 @@ class CommandChannel:
 
     @property
     def settings(self) -> KafkaSettings:
-        """Of the connection."""
+        """The connection's settings."""
         return self._bus.settings
 
     def command_id(self) -> str:

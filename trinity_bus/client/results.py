@@ -50,7 +50,7 @@ def status_of(result: TaskResult) -> Status:
 
 
 def refused(total_runs: int, why: str) -> Status:
-    """Of a task that the coordinator did not accept."""
+    """Return the status of a task that the coordinator did not accept."""
     return Status(0, total_runs, [{}], f"0/{total_runs} runs completed successfully. First error: {why}")
 
 

@@ -30,7 +30,7 @@ class RetryStep(StrEnum):
 
 
 class RetryPolicy:
-    """Of one command. All times are seconds on one clock that never runs backward.
+    """When a command is sent again, and when given up. All times are seconds on one clock that never runs backward.
 
     Args:
         now: When it was sent first.

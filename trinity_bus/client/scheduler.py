@@ -262,7 +262,7 @@ class Scheduler:
         return min(timeout or limit, limit)
 
     def get_key_state(self, key: str) -> dict[str, Any]:
-        """One value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""
+        """Return one value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""
         return {name: state[key] for name, state in self.get_all_state().items() if key in state}
 
     def get_runner_state(self, runner_id: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class WrongSettingsError(ConfigError):
 
 
 def line(detail: ErrorDetails, label: Callable[[str], str], told: Callable[[str], str]) -> str:
-    """One validation error as "setting=value: what would be right".
+    """Return a validation error as "setting=value: what would be right".
 
     Args:
         detail: What pydantic says.

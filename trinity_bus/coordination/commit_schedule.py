@@ -82,7 +82,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class CommitSchedule:
-    """One, as long as a coordinator works.
+    """When to commit, as long as one coordinator works.
 
     Args:
         tick_s: How often time is counted.

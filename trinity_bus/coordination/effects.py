@@ -177,7 +177,7 @@ class Effects:
         self._effects: list[Effect] = []
 
     def add(self, effect: Effect) -> None:
-        """One more."""
+        """Append an effect."""
         self._effects.append(effect)
 
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
@@ -194,6 +194,6 @@ class Effects:
         self.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts)))
 
     def take(self) -> list[Effect]:
-        """All of them; none are left."""
+        """Return all effects, and forget them."""
         effects, self._effects = self._effects, []
         return effects

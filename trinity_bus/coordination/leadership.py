@@ -145,7 +145,7 @@ class Leadership:
         self._become(Role.TAKING_OVER, now)
 
     def lead(self, now: float) -> None:
-        """Its first work is committed."""
+        """Note that this coordinator's first transaction is committed: it leads."""
         self._expect(Role.TAKING_OVER)
         self._become(Role.ACTIVE, now)
         self._losses = 0

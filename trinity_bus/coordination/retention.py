@@ -98,7 +98,7 @@ class Retention:
         return self._needs_from
 
     def anew(self) -> "Retention":
-        """One that knows what the trainer has said, and is to be told of the topics again."""
+        """Return a copy that knows what the trainer has said, and is to be told of the topics again."""
         fresh = Retention()
         fresh._needs_from = self._needs_from
         return fresh

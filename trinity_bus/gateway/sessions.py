@@ -19,7 +19,7 @@ An id that has had its reward is remembered longer, so that a second one is know
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -94,7 +94,7 @@ class Contribution:
 
 
 class Sessions:
-    """Of all clients.
+    """The sessions of all clients.
 
     Args:
         renderer: The model's.
@@ -221,18 +221,20 @@ class Sessions:
 
     def pending(self, owner: str, task_ids: Sequence[str] | None = None) -> list[Contribution]:
         """Return what of a client's has a reward, by task: of these tasks, or of all."""
-        tasks: dict[str, list[tuple[Dialogue, TokenSample, SampleReward]]] = {}
+        tasks: dict[str, list[tuple[Dialogue, Rollout]]] = {}
         for one in self._open.values():
-            if one.owner != owner:
+            if one.owner != owner or not one.rewards:
                 continue
+            told = one.session.metrics
             for number, reward in sorted(one.rewards.items()):
                 if task_ids is None or reward.task_id in task_ids:
-                    tasks.setdefault(reward.task_id, []).append((one, one.session.samples[number], reward))
+                    made = _rollout(one, one.session.samples[number], reward, told)
+                    tasks.setdefault(reward.task_id, []).append((one, made))
         return [
             Contribution(
                 task_id,
-                [_rollout(*sample) for sample in samples],
-                list({id(of): of for of, _, _ in samples}.values()),
+                [made for _, made in samples],
+                list({id(of): of for of, _ in samples}.values()),
             )
             for task_id, samples in tasks.items()
         ]
@@ -303,8 +305,9 @@ class Sessions:
                 self._runs.pop((conversation.owner, task_id), None)
 
 
-def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward) -> Rollout:
+def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward, told: Mapping[str, float]) -> Rollout:
     turns = [reward.turns.get(turn, math.nan) for turn in range(len(sample.turn_starts))]
-    made = sample.rollout(reward=reward.value, metrics={"reward": reward.value}, run_id=reward.run_id)
-    told = len(turns) > 1 and bool(reward.turns)
-    return replace(made, sampling=conversation.sampling, turn_rewards=turns if told else None)
+    metrics = {"reward": reward.value, **told}
+    made = sample.rollout(reward=reward.value, metrics=metrics, run_id=reward.run_id)
+    by_turn = len(turns) > 1 and bool(reward.turns)
+    return replace(made, sampling=conversation.sampling, turn_rewards=turns if by_turn else None)

@@ -16,7 +16,7 @@ UNKNOWN_VERSION = -1
 
 @dataclass(frozen=True, slots=True)
 class EngineCompletion:
-    """One response."""
+    """A response of the engine."""
 
     token_ids: list[int]
     """[tokens] as drawn, the end token included where one was drawn."""

@@ -165,7 +165,7 @@ class _Session:
         return any(torn)
 
     async def _ask[R](self, call: Awaitable[R]) -> R:
-        """One call to the engine.
+        """Call the engine.
 
         Raises:
             EngineDeadError: It is gone or does not answer.

@@ -23,9 +23,11 @@ from trinity_bus.rollout.workflow import (
     merge_sampling,
     prompt_tokens,
 )
+from trinity_bus.rollout.workflows.single_turn import Answered
 
 __all__ = [
     "REGISTRY",
+    "Answered",
     "Completion",
     "Conversation",
     "Engine",

@@ -57,15 +57,7 @@ class AgentWorkflow(SingleRunWorkflow):
         if not session.samples:
             raise WorkflowError(f"the agent of task {task.task_id!r} asked the model nothing")
         reward, metrics = outcome if isinstance(outcome, tuple) else (outcome, {})
-        told = {
-            "reward": float(reward),
-            "turns": float(session.turns),
-            "rewrites": float(session.rewrites),
-            "branches": float(session.branches),
-            "tool_call_flaws": float(model.flaws),
-            "response_tokens": float(sum(sum(sample.mask) for sample in session.samples)),
-            **metrics,
-        }
+        told = {"reward": float(reward), **session.metrics, **metrics}
         return [sample.rollout(reward=float(reward), metrics=told) for sample in session.samples]
 
 

@@ -80,8 +80,6 @@ class Endpoint:
         self._url: str | None = None
         self.api_key = secrets.token_urlsafe(24)
         """What the client sends as its key."""
-        self.flaws = 0
-        """Tool calls that could not be read."""
         self.failure: Exception | None = None
         """The first failure of the engine."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -162,11 +160,10 @@ class Endpoint:
 
     async def _drawn(self, asked: ChatRequest) -> ChatAnswer:
         """Have the model answer that is trained."""
-        prompt = self._session.prompt(asked.messages, asked.tools)
+        prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         for completion in await self.ctx.generate(prompt.token_ids, asked.sampling, asked.n):
             said = self._session.add(prompt, completion, asked.sampling.stop or ())
-            self.flaws += len(said.flaws)
             drawn = completion.token_ids, completion.logprobs
             choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
         return self._answer(asked, len(prompt.token_ids), choices)

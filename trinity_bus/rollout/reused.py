@@ -36,7 +36,7 @@ type Rollouts = Rollout | Sequence[Rollout]
 
 
 class Reusable(ABC):
-    """One run at a time, and then another."""
+    """A workflow whose instances are reset and used again: one run at a time, and then another."""
 
     sequential = False
     """Whether the runs of a task are done one after the other, rather than at once."""

@@ -2,11 +2,13 @@
 
     ``weighted((1.0, numeric()), (0.2, matches(r"<answer>.*</answer>")), (-0.5, longer_than(400, by=200)))``
 
-A part gives a number between 0 and 1. Whatever it raises is the failure of its run: a reward that cannot be found out
-is never zero. What a response earns with something that it does not have, an answer that is no number say, is zero.
+A part gives a number between 0 and 1, which is also told in ``Answered.metrics``: as ``reward/numeric`` say, a second
+part of that kind as ``reward/numeric_2``. Whatever it raises is the failure of its run: a reward that cannot be found
+out is never zero. What a response earns with something that it does not have, an answer that is no number say, is zero.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -19,7 +21,8 @@ from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.rewards import extract_answer, parse_number, reference
+from trinity_bus.rollout.equivalence import CHECKER
+from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_number, reference
 from trinity_bus.rollout.workflows.single_turn import Answered, Reward
 from trinity_bus.sandbox import Sandbox, SandboxLimits
 
@@ -31,6 +34,24 @@ _MAX_JUDGEMENT: Final = 1 << 20
 
 class RewardError(TrinityError, ValueError):
     """A reward cannot be found out: its reference is not what it is to be compared with, say."""
+
+
+def exact() -> Reward:
+    """Judge whether a response is the reference, without regard to blanks around them."""
+
+    async def judge(said: Answered) -> float:
+        return float(said.text.strip() == said.answer.strip())
+
+    return judge
+
+
+def mathematics() -> Reward:
+    """Judge the final answer of a response as the workflow ``math`` does: numbers, formulas, or words."""
+
+    async def judge(said: Answered) -> float:
+        return await math_reward(said.text, said.answer, CHECKER.same)
+
+    return judge
 
 
 def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
@@ -233,6 +254,8 @@ def weighted(*parts: tuple[float, Reward]) -> Reward:
 
     async def judge(said: Answered) -> float:
         values = await asyncio.gather(*(part(said) for _, part in parts))
+        for (_, part), value in zip(parts, values, strict=True):
+            _tell(said, part, value)
         return sum(weight * value for (weight, _), value in zip(parts, values, strict=True))
 
     return judge
@@ -242,9 +265,9 @@ def gated(gate: Reward, then: Reward, *, otherwise: float = 0.0) -> Reward:
     """Judge by ``then`` where ``gate`` gives 1, which is judged first; else the reward is ``otherwise``."""
 
     async def judge(said: Answered) -> float:
-        if await gate(said) < 1.0:
+        if _tell(said, gate, await gate(said)) < 1.0:
             return otherwise
-        return await then(said)
+        return _tell(said, then, await then(said))
 
     return judge
 
@@ -253,9 +276,17 @@ def shaped(reward: Reward, shape: Callable[[float], float]) -> Reward:
     """Bend a reward into shape, such as ``shaped(reward, lambda value: value**2)``."""
 
     async def judge(said: Answered) -> float:
-        return shape(await reward(said))
+        return shape(_tell(said, reward, await reward(said)))
 
     return judge
+
+
+def _tell(said: Answered, part: Reward, value: float) -> float:
+    """Return what a part gave, and tell it by the name of what made the part."""
+    name = f"reward/{getattr(part, '__qualname__', type(part).__name__).partition('.')[0]}"
+    numbered = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
+    said.metrics[next(one for one in numbered if one not in said.metrics)] = value
+    return value
 
 
 def last_block(response: str) -> str:

@@ -81,7 +81,7 @@ def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
 
 
 class Guard:
-    """One command and what it starts.
+    """Guard of a command and of what it starts.
 
     Args:
         owner: Process id of the process that all this must not outlive.

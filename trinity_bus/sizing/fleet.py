@@ -48,12 +48,12 @@ CHUNK_BYTES: Final = 256 << 10
 """That an explorer has proved before it passes it on."""
 COPIES: Final = 3
 """Of each record, on as many brokers."""
-COORDINATOR_S: Final = 252e-6
+COORDINATOR_S: Final = 281e-6
 """Of one core, a task: ``benchmarks/scheduling.py``, eight explorers."""
-HEARTBEAT_S: Final = 110e-6
+HEARTBEAT_S: Final = 94e-6
 """Of one core, a heartbeat with 64 runs under way: ``benchmarks/fleet.py``, 1,000 explorers."""
-BROKER_S: Final = 194e-6
-"""Of a core, a task: the same benchmark."""
+BROKER_S: Final = 189e-6
+"""Of a core, a task: ``benchmarks/scheduling.py``, eight explorers."""
 BUSY_ON_POLICY: Final = 0.21
 BUSY: Final = 0.85
 """Of an explorer's slots, with a staleness of 0, and of 8: ``benchmarks/scheduling.py``."""
@@ -108,7 +108,7 @@ class SizeFigure:
 
     @property
     def shown(self) -> str:
-        """Its value, with three digits that count."""
+        """The figure's value, with three significant digits."""
         return f"{self.value:,.0f}" if self.value >= _WHOLE or self.value == int(self.value) else f"{self.value:.3g}"
 
 
@@ -136,7 +136,7 @@ class TrainerPlan:
 
     @property
     def gpus(self) -> int:
-        """Of one copy."""
+        """GPUs of one copy."""
         return self.tensor * self.pipeline
 
 

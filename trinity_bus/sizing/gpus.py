@@ -7,7 +7,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU."""
+    """A kind of GPU."""
 
     memory_gib: float
     tflops: float

@@ -29,11 +29,11 @@ class DiscreetSpanExporter(SpanExporter):
         return self._exporter.export([_without_texts(span) for span in spans])
 
     def shutdown(self) -> None:
-        """Of the other exporter."""
+        """Shut the other exporter down."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Of the other exporter."""
+        """Flush the other exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 

@@ -44,7 +44,7 @@ class TraceFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or more with a traceback, all but the first indented; the trace id ends the first."""
+        """Return one line, or more with a traceback, all but the first indented; the trace id ends the first."""
         record.message = printable(record.getMessage())
         record.asctime = self.formatTime(record, self.datefmt)
         lines = [self.formatMessage(record)]

@@ -43,7 +43,7 @@ class Occupancy:
 
     @contextmanager
     def unit(self, state: str) -> Iterator["Unit"]:
-        """One unit is in ``state``, until the block ends or moves it to another."""
+        """Count one unit as in ``state``, until the block ends or moves it to another."""
         unit = Unit(self)
         unit.move(state)
         try:

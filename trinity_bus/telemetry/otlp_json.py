@@ -99,7 +99,7 @@ class _Lines:
 
 
 def span_to_json(span: ReadableSpan) -> dict[str, Any]:
-    """One export request with one span."""
+    """Return an export request with one span."""
     context, scope = span.get_span_context(), span.instrumentation_scope
     if context is None:
         raise ValueError(f"span {span.name!r} has no context")

@@ -50,7 +50,7 @@ _HTTP = "http/protobuf"
 
 
 class _NoTraces(TracerProvider):
-    """Makes no spans: building one costs as much as handling a record, and nobody would see it."""
+    """Tracer provider without spans: building one costs as much as handling a record, and nobody would see it."""
 
     def get_tracer(self, *_args: Any, **_more: Any) -> Tracer:
         return NoOpTracer()

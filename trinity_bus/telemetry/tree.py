@@ -182,7 +182,7 @@ def _draw(tree: Tree, node: Node, start_ns: int, *, linked: bool = False) -> Non
 
 
 def _summary(alike: Sequence[SpanRecord], start_ns: int) -> str:
-    """One line for spans that differ in nothing worth a line each, such as the samples of a group."""
+    """Return one line for spans that differ in nothing worth a line each, such as the samples of a group."""
     first = alike[0]
     seconds = [span.seconds for span in alike]
     return "  ".join([

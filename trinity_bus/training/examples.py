@@ -44,7 +44,7 @@ class ExampleError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ExampleReader:
-    """Makes samples of examples.
+    """Samples made of examples.
 
     Args:
         writer: Of the model that is trained.

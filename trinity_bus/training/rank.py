@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Rank:
-    """Makes the calls.
+    """A follower rank, which makes the calls that the first orders.
 
     Args:
         rank: Its number.

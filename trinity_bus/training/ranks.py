@@ -48,7 +48,7 @@ _WORDS_S: Final = 5.0
 
 
 class _Follower:
-    """One other rank."""
+    """A rank other than the first, as the first knows it."""
 
     def __init__(self, rank: int, command: Sequence[str]) -> None:
         self.rank = rank

@@ -35,7 +35,7 @@ _OF_THE_SERVICE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of them."""
+    """A stage of training, such as supervised fine-tuning before GRPO."""
 
     name: str
     """Empty where there are no stages."""

@@ -165,7 +165,7 @@ class MeshState:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all explorers that are alive."""
+        """Tokens a second of all explorers that are alive."""
         return sum(explorer.tokens_per_s for explorer in self.alive())
 
     def is_alive(self, explorer: ExplorerView) -> bool:

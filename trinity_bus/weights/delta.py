@@ -41,7 +41,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of each distance: 1, 2, 4 or 8."""
 
     def nbytes(self, item_size: int) -> int:
-        """Of its part of the payload."""
+        """Return the bytes of the tensor's part of the payload."""
         return self.count * (self.width + item_size)
 
 
@@ -55,7 +55,7 @@ class Delta:
 
     @property
     def nbytes(self) -> int:
-        """Of the payload."""
+        """Bytes of the payload."""
         return sum(part.nbytes for part in self.payload)
 
 

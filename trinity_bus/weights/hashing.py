@@ -59,7 +59,7 @@ class ContentHash:
             self._pieces.append(self._pool.submit(_digest, buffer[start : start + PIECE], self._chunk_bytes))
 
     def hexdigest(self) -> str:
-        """Of all buffers; after the context was left."""
+        """Return the digest of all buffers; after the context was left."""
         return self._hexdigest
 
 

@@ -44,7 +44,7 @@ class Meeting:
         return _code(secret, [b"proof", side.encode(), self.who.encode(), self.challenge, self.nonce])
 
     def key(self, secret: bytes) -> bytes:
-        """Of this connection's messages."""
+        """Return the key of this connection's messages."""
         return _code(secret, [b"key", self.who.encode(), self.challenge, self.nonce])
 
 

@@ -335,7 +335,7 @@ class WeightReceiver:
 
     @property
     def manifest(self) -> TransferManifest | None:
-        """Of the version that is ready; None where none is."""
+        """The manifest of the version that is ready; None where none is."""
         return None if self._transfer is None else self._transfer.manifest
 
     def cancel(self) -> None:

@@ -51,7 +51,7 @@ class Staged:
 
     @property
     def nbytes(self) -> int:
-        """Of all buckets."""
+        """Bytes of all buckets."""
         return sum(bucket.nbytes for bucket in self.layout)
 
 

@@ -21,7 +21,7 @@ _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Actions:
-    """Handlers.
+    """Handlers of what operators do to versions: serve one, go back to the newest.
 
     Args:
         desk: Makes pages.

@@ -35,7 +35,7 @@ from schemas import ExperienceGroup, ExplorerHeartbeat
 from schemas.experience import Sample, SampledWith
 from schemas.sampling import MAX_TEMPERATURE, Sampling
 from trinity_bus.console.web.rollouts import turns_of, way_of_drawing
-from trinity_bus.console.web.tokens import token_views
+from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.fleet import ServingFleet
@@ -73,7 +73,7 @@ class _Answered:
 
 
 class AskAgain:
-    """Handlers.
+    """Handlers of a sample's request to ask the model again.
 
     Args:
         desk: Makes pages.
@@ -124,7 +124,7 @@ class AskAgain:
             answered = await self._answer(version, sample, sampling)
         except TrinityError as error:
             return self._desk.told(request, "There is no answer", str(error), f"/samples/{place}", "bad")
-        shown = await asyncio.to_thread(self._shown, sample, answered)
+        shown = await asyncio.to_thread(self._shown, group, sample, place.number, version, answered)
         return self._desk.render(
             request,
             "answered_again.html",
@@ -150,11 +150,27 @@ class AskAgain:
                 return _Answered(drawing, [], f"How likely the old answer is now cannot be said: {error}")
         return _Answered(drawing, old)
 
-    def _shown(self, sample: Sample, answered: _Answered) -> Mapping[str, Any]:
+    def _shown(
+        self, group: ExperienceGroup, sample: Sample, at: int, version: int, answered: _Answered
+    ) -> Mapping[str, Any]:
         texts, drawing = self._feed.index.texts, answered.drawing
         drawn = drawing.token_ids
+        old = sample.tokens[sample.prompt_length :][:PAGE_TOKENS].tolist()
         return {
-            "old": turns_of(sample, texts),
+            "old": turns_of(sample, texts, None if texts is None else texts.read),
+            "old_tokens": token_views(
+                sample.tokens,
+                sample.prompt_length,
+                logprobs=sample.logprobs,
+                mask=sample.mask,
+                versions=[(start, drawn_by) for owner, start, drawn_by in group.versions.tolist() if owner == at],
+                others=answered.old,
+                other=f"version {version} less then",
+                texts=None if texts is None else texts([[token] for token in old]),
+                first=sample.prompt_length,
+            )
+            if answered.old
+            else [],
             "text": " ".join(map(str, drawn)) if texts is None else texts([drawn])[0],
             "tokens": token_views(
                 drawn,

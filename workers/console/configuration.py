@@ -64,7 +64,7 @@ _MODES: Final = ("beginner", "expert")
 
 
 class Configuration:
-    """Handlers.
+    """Handlers of the configuration pages.
 
     Args:
         desk: Makes pages.

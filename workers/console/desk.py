@@ -23,7 +23,7 @@ class BadLinkError(TrinityError, ValueError):
 
 
 class PageDesk:
-    """Makes pages.
+    """What handlers make pages of: templates, index, feed and who asks.
 
     Args:
         settings: Of the mesh.

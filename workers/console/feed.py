@@ -71,7 +71,7 @@ class Feed:
 
     @property
     def state(self) -> MeshState:
-        """Of the mesh, as far as it was read."""
+        """The mesh's state, as far as it was read."""
         return self._state if self._follower is None else self._follower.state
 
     @property

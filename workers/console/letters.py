@@ -32,7 +32,7 @@ _PATH: Final = r"/dead-letters/{topic:[a-z-]+}/{partition:\d+}/{offset:\d+}"
 
 
 class Letters:
-    """Handlers.
+    """Handlers of the dead letters' pages.
 
     Args:
         desk: Makes pages.

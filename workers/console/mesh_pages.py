@@ -20,7 +20,7 @@ _VERSIONS: Final = 40
 
 
 class MeshPages:
-    """Handlers.
+    """Handlers of overview and versions.
 
     Args:
         desk: Makes pages.

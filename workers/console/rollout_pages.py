@@ -22,7 +22,15 @@ from trinity_bus.console.index import (
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.rollouts import RunView, group_runs, sample_json, task_spans, turns_of, way_of_drawing
+from trinity_bus.console.web.rollouts import (
+    RunView,
+    group_runs,
+    sample_json,
+    task_spans,
+    task_tree,
+    turns_of,
+    way_of_drawing,
+)
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
@@ -65,7 +73,7 @@ class Asked:
 
 
 class RolloutPages:
-    """Handlers.
+    """Handlers of the pages on tasks, groups and samples.
 
     Args:
         desk: Makes pages.
@@ -74,6 +82,7 @@ class RolloutPages:
     def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
         self._index = desk.feed.index
+        self._jaeger = (desk.settings.console.jaeger_url or "").rstrip("/")
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -147,7 +156,7 @@ class RolloutPages:
                 "group": found.group,
                 "fates": found.fates,
                 "means": means,
-                "jaeger": (self._desk.settings.console.jaeger_url or "").rstrip("/"),
+                "jaeger": self._jaeger,
                 "answer": None if task is None else task.answer,
                 "previous": _neighbour(place, -1, samples),
                 "following": _neighbour(place, 1, samples),
@@ -175,7 +184,7 @@ class RolloutPages:
                 mask=sample.mask,
                 versions=[(start, version) for owner, start, version in record.versions.tolist() if owner == at],
                 turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
-                teacher=sample.teacher_logprobs,
+                others=sample.teacher_logprobs,
                 texts=None if texts is None else texts([[token] for token in page]),
                 first=first,
             ),
@@ -183,7 +192,7 @@ class RolloutPages:
             "prompt": []
             if texts is None
             else prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
-            "turns": turns_of(sample, texts) if texts is not None else [],
+            "turns": turns_of(sample, texts, texts.read) if texts is not None else [],
             "has_teacher": sample.teacher_logprobs is not None,
             "sampled_with": way_of_drawing(sample.sampling),
             "advantage": group_advantages(record.rewards.tolist())[at],
@@ -212,7 +221,9 @@ class RolloutPages:
             prompt, trouble = None, ""
             try:
                 record = await self._record(found.group)
-                prompt, runs = await asyncio.to_thread(group_runs, record, first, self._index.texts, _RUNS)
+                texts = self._index.texts
+                read = None if texts is None else texts.read
+                prompt, runs = await asyncio.to_thread(group_runs, record, first, texts, _RUNS, read)
             except TrinityError as error:
                 trouble = f"What was said cannot be had: {error}"
             return {
@@ -233,7 +244,8 @@ class RolloutPages:
             task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
             if task is None:
                 raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
-            return {"task": task, "chart": charts.timeline("the way of the task", task_spans(task))}
+            timeline = charts.timeline("the way of the task", task_spans(task))
+            return {"task": task, "tree": task_tree(task), "jaeger": self._jaeger, "chart": timeline}
 
         return await self._desk.show(request, "task.html", values)
 

@@ -76,7 +76,7 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None, 
 
 
 class Console:
-    """One console.
+    """A console over one mesh.
 
     Args:
         settings: Where the log is, and who may look.

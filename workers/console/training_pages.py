@@ -18,7 +18,7 @@ BINS: Final = 24
 
 
 class TrainingPages:
-    """Handlers.
+    """Handlers of the pages on batches and steps.
 
     Args:
         desk: Makes pages.

@@ -58,7 +58,7 @@ LEAVE_S = 5.0
 
 
 class Term:
-    """One.
+    """The time during which one coordinator is the active one.
 
     Args:
         settings: All settings; the ``kafka`` and ``coordinator`` sections are used.

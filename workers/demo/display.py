@@ -1,7 +1,7 @@
 """What the demo shows while it runs: a live view in a terminal, else a line for whatever is news."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
@@ -18,6 +18,8 @@ from trinity_bus.view import MeshState
 from workers.watch.render import batches_table, explorers_table, span, training_line
 
 _REFRESH_S: Final = 0.25
+_SILENT_S: Final = 3.0
+"""After which a line says what goes on, without a terminal."""
 
 
 class Display(Protocol):
@@ -55,14 +57,24 @@ def make_display(console: Console, steps: int) -> Display:
 
 
 class PlainDisplay:
-    """A line for each stage, each step and each held-out test: for pipes, files and continuous integration."""
+    """A line for each stage, each step and each held-out test: for pipes, files and continuous integration.
 
-    def __init__(self, console: Console, steps: int) -> None:
+    What has ended is said with how long it took, and after some seconds without a line what goes on, and for how long.
+
+    Args:
+        console: Where to.
+        steps: Most steps of training.
+        clock: Seconds, rising.
+    """
+
+    def __init__(self, console: Console, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._steps = steps
+        self._clock = clock
         self._shown = 0
-        self._doing: dict[str, str] = {}
-        self._began = time.monotonic()
+        self._doing: dict[str, Activity] = {}
+        self._began = self._said = self._stage_began = clock()
+        self._stage = ""
 
     def running(self) -> AbstractContextManager[object]:
         """See ``Display``."""
@@ -70,19 +82,24 @@ class PlainDisplay:
 
     def stage(self, name: str) -> None:
         """See ``Display``."""
-        self.note(f"{name} ...")
+        now, before = self._clock(), self._stage
+        self.note(f"{name} ..." + (f" ({before} took {now - self._stage_began:.1f} s)" if before else ""))
+        self._stage, self._stage_began = name, now
+        self._doing.clear()
 
     def note(self, text: str) -> None:
         """See ``Display``."""
-        elapsed = time.monotonic() - self._began
-        self._console.print(f"{elapsed:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
+        self._said = self._clock()
+        self._console.print(f"{self._said - self._began:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def starting(self, activities: Sequence[Activity]) -> None:
         """See ``Display``: a line for each that has begun something else."""
         for activity in activities:
-            if self._doing.get(activity.name) != activity.what:
-                self._doing[activity.name] = activity.what
-                self.note(f"{activity.name}: {activity.what}")
+            before = self._doing.get(activity.name)
+            self._doing[activity.name] = activity
+            if before is None or before.what != activity.what:
+                took = f" ({before.what} took {before.seconds:.1f} s)" if before else ""
+                self.note(f"{activity.name}: {activity.what}{took}")
 
     def update(self, view: MeshState) -> None:
         """See ``Display``."""
@@ -90,7 +107,7 @@ class PlainDisplay:
             reward = view.reward(step)
             if reward is None:
                 # Its batch has not been read yet: other topic, same moment.
-                return
+                break
             self._shown += 1
             versions = " ".join(f"{e.name}=v{e.model_version}" for e in view.explorers.values())
             loss, staleness = (step.metrics.get(name, 0.0) for name in ("loss", "staleness_mean"))
@@ -98,10 +115,14 @@ class PlainDisplay:
                 f"step {step.step}/{self._steps}  reward {reward:.3f}  loss {loss:+.4f}  staleness {staleness:.2f}  "
                 f"{view.tokens_per_s:,.0f} tokens/s  {versions}"
             )
+        if self._clock() - self._said >= _SILENT_S:
+            doing = [f"{each.name}: {each.what}, {each.seconds:.0f} s" for each in self._doing.values()]
+            doing = doing or [f"{view.tokens_per_s:,.0f} tokens/s"]
+            self.note(f"{self._stage}, {self._clock() - self._stage_began:.0f} s: {'; '.join(doing)}")
 
 
 class LiveDisplay:
-    """One picture, drawn anew a few times a second."""
+    """The demo's progress as a picture, drawn anew a few times a second."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console

@@ -14,7 +14,7 @@ PLOT = "reward.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One step. Times in seconds; None where the log does not tell."""
+    """A step's figures. Times in seconds; None where the log does not tell."""
 
     step: int
     version: int
@@ -37,6 +37,7 @@ class Summary:
     """A whole run. Times in seconds."""
 
     run_id: str
+    subject: str
     seed: int
     explorers: int
     max_staleness: int
@@ -71,7 +72,7 @@ class Summary:
 
 
 def step_summaries(view: MeshState) -> list[StepSummary]:
-    """Of all trained steps, in order."""
+    """Return the summaries of all trained steps, in order."""
     return [_step(view, step) for step in view.trained]
 
 

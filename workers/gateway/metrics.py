@@ -42,6 +42,9 @@ class GatewayFigures(Collector):
             ("moved_requests", "Requests that another explorer had to finish.", explorers.moved),
             ("forgotten_sessions", "Conversations that were forgotten with answers.", sessions.forgotten),
             ("recalled_answers", "Answers of other gateways that were found on the log.", self.desk.recall.recalled),
+            ("rewrites", "Samples that began because a history was rewritten.", self.desk.flaws["rewrites"]),
+            ("branches", "Samples that began at an earlier turn.", self.desk.flaws["branches"]),
+            ("tool_call_flaws", "Tool calls that could not be read.", self.desk.flaws["tool_call_flaws"]),
             ("turns_passed_over", "Turns that are not on the log.", self.desk.turns.passed_over),
         )
         for name, what, count in counts:

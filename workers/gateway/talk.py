@@ -19,9 +19,8 @@ import msgspec
 from aiohttp import web
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, ChatMessage, Prompt, Said, Session, Tokenizer
-from trinity_bus.chat.openai import UnknownModelError
-from trinity_bus.chat.renderer import Tools
+from trinity_bus.chat import ChatError, Prompt, Said, Session, Tokenizer
+from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
@@ -53,6 +52,8 @@ class Desk:
     recall: Recall
     tokens: Counter[str] = field(default_factory=Counter)
     """Of prompts, and of responses."""
+    flaws: Counter[str] = field(default_factory=Counter)
+    """Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read."""
 
     def check_model(self, asked: str) -> None:
         """Refuse another model than that which is served.
@@ -86,7 +87,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """One request under way."""
+    """A request under way."""
 
     desk: Desk
     id: str
@@ -96,22 +97,21 @@ class Talk:
     session: Session
     """The conversation's, when the request came."""
 
-    async def prompt(self, size: int, messages: Sequence[ChatMessage], tools: Tools, stop: Sequence[str]) -> Prompt:
+    async def prompt(self, size: int, asked: ChatRequest) -> Prompt:
         """Return what the engine is asked with; what another gateway has answered of it is recalled first.
 
         Args:
             size: Of the request, in bytes.
-            messages: The whole conversation.
-            tools: What the model may call.
-            stop: Texts that end answers.
+            asked: The whole conversation.
 
         Raises:
             ChatError: They cannot be written as tokens.
         """
         of, desk = self.conversation, self.desk
+        messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
-            of.fruitless += not await desk.recall.into(self.session, of.task_id, messages, tools, stop)
-        return await desk.written(size, self.session.prompt, messages, tools)
+            of.fruitless += not await desk.recall.into(self.session, of.task_id, asked)
+        return await desk.written(size, self.session.prompt, messages, tools, options)
 
     async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
         """Return ``n`` responses; see ``Explorers.draw``."""
@@ -140,7 +140,12 @@ class Talk:
 
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[Said]:
         """Take the answers to a prompt into the conversation."""
-        said = [self.session.add(prompt, one, sampling.stop or ()) for one in drawings]
+        session = self.session
+        before = session.rewrites, session.branches
+        said = [session.add(prompt, one, sampling.stop or ()) for one in drawings]
+        self.desk.flaws["rewrites"] += session.rewrites - before[0]
+        self.desk.flaws["branches"] += session.branches - before[1]
+        self.desk.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
         self._note(prompt.token_ids, drawings, [(one.sample, one.turn) for one in said])
         return said
 

@@ -182,7 +182,7 @@ class Taskset:
             self._newest = record.version
 
     async def _produce(self, producer: Producer, progress: TasksetProgress) -> None:
-        """One transaction, where there is anything to produce."""
+        """Commit one transaction, where there is anything to produce."""
         count = min(progress.room, _MOST_TASKS)
         evaluate = bool(self._evals) and self._newest >= 0 and progress.is_eval_due(self._newest)
         if not count and not evaluate:

@@ -39,7 +39,7 @@ class StartingPoint:
 
     @property
     def step(self) -> int:
-        """Its step; 0 where there is none."""
+        """The checkpoint's step; 0 where there is none."""
         folder = self.latest()
         return 0 if folder is None else checkpoint.step_of(folder)
 

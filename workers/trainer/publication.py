@@ -61,7 +61,7 @@ class Publisher(Server, Protocol):
 
     @property
     def method(self) -> "Method":
-        """Its name in ``ModelVersion``."""
+        """The method's name in ``ModelVersion``."""
         ...
 
     @property
@@ -153,7 +153,7 @@ class Publication:
             del self._checksums[old]
 
     def checksum(self, version: int) -> str:
-        """Of a version that this incarnation has published lately."""
+        """Return the checksum of a version that this incarnation has published lately."""
         return self._checksums[version]
 
     async def serve(self, announcements: Reader) -> None:

@@ -4,7 +4,7 @@
 
     start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
-               (which versions are published: trinity_bus/coordination/versions/sync_policy.py; the first and the last
+               (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last
                always)
 
     batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:
@@ -194,7 +194,7 @@ async def _shadow(topic: Topic, stage: Stage) -> None:
 
 
 async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> None:
-    """One incarnation of the trainer.
+    """Run one incarnation of the trainer.
 
     Raises:
         BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.

@@ -154,7 +154,7 @@ def batches_table(view: MeshState) -> Table:
 
 
 def explorers_table(view: MeshState) -> Table:
-    """One row for each explorer that ever spoke."""
+    """Return a table with a row for each explorer that ever spoke."""
     table = Table("explorer", title="explorers")
     # On a terminal of 80 columns there is no room for one that is empty.
     pools = any(explorer.pool for explorer in view.explorers.values())

@@ -55,7 +55,8 @@ class Harness:
 
     def __init__(self, **settings: Any) -> None:
         defaults = {"batch_size": 2, "explorer_timeout_s": 10, "max_attempts": 2}
-        self.synchronizer = SynchronizerSettings(sync_timeout_s=settings.pop("sync_timeout_s", 20))
+        own = {name: settings.pop(name) for name in list(settings) if name in SynchronizerSettings.model_fields}
+        self.synchronizer = SynchronizerSettings(**{"sync_timeout_s": 20, **own})
         self.settings = CoordinatorSettings(**{**defaults, **settings})
         self.machine = CoordinatorMachine(self.settings, self.synchronizer)
         self.store: dict[str, bytes | None] = {}

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 
+import msgspec
+
 from schemas.experience import SampledWith
 from tests.support.fakes.experiences import make_group
 from trinity_bus.console.index import Place, SamplePlace, TaskEvent, TaskTimeline, Tokens
 from trinity_bus.console.index.answers import EventKind
-from trinity_bus.console.web.rollouts import group_runs, sample_json, task_spans, way_of_drawing
+from trinity_bus.console.web.rollouts import group_runs, sample_json, task_spans, task_tree, way_of_drawing
 
 
 def texts(tokens: Sequence[Tokens]) -> list[str]:
@@ -64,6 +66,36 @@ def test_what_has_no_end_goes_on() -> None:
     )
     assert ("attempt 1, no end", 1.0, 3.0) in [(span.label, span.begin, span.end) for span in spans]
     assert task_spans(timeline()) == []
+
+
+def test_a_way_is_a_tree_of_attempts() -> None:
+    tree = task_tree(
+        timeline(
+            ("sent", 0.0, None, ""),
+            ("dispatched", 1.0, 1, ""),
+            ("dispatched", 2.0, 2, ""),
+            ("cancelled", 3.0, 1, ""),
+            ("finished", 4.0, 2, ""),
+            ("begun", 5.0, 2, "step 4"),
+            ("result", 6.0, None, "completed"),
+        )
+    )
+    assert [(row.depth, row.event.kind, row.event.attempt) for row in tree] == [
+        (0, "sent", None),
+        (1, "dispatched", 1),
+        (2, "cancelled", 1),
+        (1, "dispatched", 2),
+        (2, "finished", 2),
+        (3, "begun", 2),
+        (1, "result", None),
+    ]
+
+
+def test_metrics_that_have_no_room_are_told_apart() -> None:
+    group = make_group(rewards=(1.0,))
+    group = msgspec.structs.replace(group, metrics=[{f"m{n:02}": 1.0 for n in range(12)}])
+    _, (run,) = group_runs(group, SamplePlace(0, 0, 0), None, most=1)
+    assert [len(run.metrics), len(run.more_metrics)] == [8, 4]
 
 
 def test_how_a_sample_was_drawn() -> None:

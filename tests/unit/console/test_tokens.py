@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from trinity_bus.chat.formats import read_hermes
 from trinity_bus.console.index import Tokens
 from trinity_bus.console.web.advantage import group_advantages, teaches_nothing
 from trinity_bus.console.web.tokens import token_views
@@ -17,7 +18,7 @@ def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
         mask=[True, False, True],
         versions=[(0, 3), (2, 4)],
         turn_starts=[0, 2],
-        teacher=[-0.1, math.nan, -0.2],
+        others=[-0.1, -0.3, -0.2],
         texts=["<5>", "<6>", "<7>", "<8>"],
     )
     assert prompt.classes == "t prompt"
@@ -28,6 +29,7 @@ def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
     assert (last.version, last.turn) == (4, 1)
     assert {"lp7", "gap7", "turn"} <= set(last.classes.split())
     assert "version 4" in last.told
+    assert "teacher +9.0" in last.told
 
 
 def test_a_page_of_a_long_sample_has_so_many_tokens() -> None:
@@ -47,6 +49,17 @@ def test_what_the_model_said_and_what_it_was_told_are_turns() -> None:
         ("model", "5", 1.0),
     ]
     assert turns([], [], None) == []
+
+
+def test_tools_are_told_apart_from_what_is_said() -> None:
+    said = ['I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "3", "<tool_call>{", "?"]
+    found = turns(
+        [0, 1, 2, 3], [True, False, True, False], lambda tokens: [said[each[0]] for each in tokens], read=read_hermes
+    )
+    assert [turn.who for turn in found] == ["model", "told: result of add", "model", "told"]
+    assert [(call.name, call.arguments) for call in found[0].calls] == [("add", '{"a": 1}')]
+    assert found[0].text == said[0]
+    assert "could not be read" in found[2].flaws[0]
 
 
 def test_what_the_template_has_put_into_a_prompt_is_told_from_the_rest() -> None:

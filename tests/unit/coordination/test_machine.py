@@ -389,8 +389,9 @@ def test_the_timeline_of_versions_joiners_and_failures() -> None:
     assert groups(harness.synced(2, 3, "e0", ok=False)) == []
     assert groups(harness.synced(2, 3, "e1")) == []
     assert groups(harness.wait(1)) == [(2, 4, ["e0"])]
-    # A version in the middle of a round supersedes it; late answers are only noted.
-    assert groups(harness.trained(3)) == [(3, 5, ["e0", "e1"])]
+    # A version in the middle of a round waits for its end.
+    assert groups(harness.trained(3)) == []
+    assert groups(harness.synced(2, 4, "e0")) == [(3, 5, ["e0", "e1"])]
     assert Fact.LATE_SYNC in facts(harness.synced(2, 4, "e0"))
     # A member that dies is out of the round.
     harness.event(ExplorerLeft(explorer="e0", incarnation="1"))

@@ -98,6 +98,28 @@ def test_a_terminal_gets_a_picture() -> None:
         assert part in shown
 
 
+def test_a_pipe_is_told_how_long_things_take_and_never_left_alone_for_long() -> None:
+    now = 0.0
+    display = PlainDisplay(console := pipe(), 3, lambda: now)
+    display.stage("start the services")
+    for now in (1.0, 2.0, 3.5, 4.0, 6.5):
+        display.starting([Activity("trainer", "loading the model", now)])
+        display.update(MeshState())
+    now = 7.0
+    display.stage("train")
+    now = 9.0
+    display.update(MeshState())
+    now = 11.0
+    display.update(MeshState())
+    assert text(console).splitlines() == [
+        "   0.0 s  start the services ...",
+        "   1.0 s  trainer: loading the model",
+        "   4.0 s  start the services, 4 s: trainer: loading the model, 4 s",
+        "   7.0 s  train ... (start the services took 7.0 s)",
+        "  11.0 s  train, 4 s: 0 tokens/s",
+    ]
+
+
 def test_while_services_start_each_is_shown_with_what_it_does() -> None:
     doing = [Activity("trainer", "loading the model", 3.0), Activity("vllm", "imports", 75.0)]
     lines = PlainDisplay(console := pipe(), 3)
@@ -106,7 +128,7 @@ def test_while_services_start_each_is_shown_with_what_it_does() -> None:
     assert [line.partition("s  ")[2] for line in text(console).splitlines()] == [
         "trainer: loading the model",
         "vllm: imports",
-        "vllm: ready",
+        "vllm: ready (imports took 75.0 s)",
     ]
     picture = LiveDisplay(console := terminal(), 3)
     with picture.running():

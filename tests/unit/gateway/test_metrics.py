@@ -4,7 +4,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateway.rig import Rig, rig
-from tests.unit.gateway.test_feedback import ask, post
+from tests.unit.gateway.test_feedback import ASKED, ask, post
 from trinity_bus.health.process import readings
 
 
@@ -34,3 +34,19 @@ async def test_requests_tokens_and_rewards_are_counted() -> None:
     assert (found["gateway_ready_samples"], found["gateway_sessions"]) == (1, 1)
     assert (found["gateway_explorer_version/explorer-0"], found["gateway_explorer_requests/explorer-0"]) == (0, 0)
     assert found["gateway_turns_passed_over_total"] == found["gateway_moved_requests_total"] == 0
+
+
+async def test_rewritten_histories_branches_and_unreadable_calls_are_counted_as_runners_do() -> None:
+    async with rig() as here:
+        here.engines["explorer-0"].answer = "<tool_call>{</tool_call>"
+        async with here.client(session="s-1") as client:
+            answers = [await client.chat.completions.create(model="policy", messages=ASKED) for _ in range(2)]
+            changed = [{"role": "user", "content": "Other?"}, *ASKED]
+            answers.append(await client.chat.completions.create(model="policy", messages=changed))
+        await post(here, "/feedback", reward=1, session="s-1")
+        (contribution,) = here.gateway._sessions.pending("me")
+        found = await figures(here)
+    for name, count in (("rewrites", 1), ("branches", 1), ("tool_call_flaws", 3)):
+        assert found[f"gateway_{name}_total"] == count
+        assert [rollout.metrics[name] for rollout in contribution.rollouts] == [count] * 3
+    assert [rollout.metrics["turns"] for rollout in contribution.rollouts] == [3.0] * 3

@@ -12,10 +12,12 @@ from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.rollout import Rollout, RolloutContext
 from trinity_bus.rollout.scores import (
     RewardError,
+    exact,
     gated,
     judged,
     longer_than,
     matches,
+    mathematics,
     numeric,
     passes_tests,
     shaped,
@@ -37,6 +39,10 @@ async def score(reward: Any, response: str, answer: str = "", *, ended: bool = T
 @pytest.mark.parametrize(
     ("reward", "response", "answer", "value"),
     [
+        (exact(), " Paris\n", "Paris", 1.0),
+        (exact(), "In Paris", "Paris", 0.0),
+        (mathematics(), r"so \boxed{\frac{1}{2}}", "#### 0.5", 1.0),
+        (mathematics(), "so it is 3", "0.5", 0.0),
         (numeric(), "so it is 3.5", "7/2", 1.0),
         (numeric(), "so it is 3.51", "3.5", 0.0),
         (numeric(relative=0.01), "so it is 3.51", "3.5", 1.0),
@@ -59,6 +65,25 @@ async def score(reward: Any, response: str, answer: str = "", *, ended: bool = T
 )
 async def test_rewards(reward: Any, response: str, answer: str, value: float) -> None:
     assert await score(reward, response, answer) == value
+
+
+async def test_what_each_part_gave_becomes_a_metric_of_its_run() -> None:
+    reward = weighted((1.0, gated(matches("is"), numeric())), (-0.5, longer_than(1)), (0.0, matches("!")))
+
+    class Parts:
+        name = "parts"
+
+        async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+            return await run_single_turn(task, ctx, reward)
+
+    task = Task(workflow="parts", prompt="1 + 2?", answer="3", repeat_times=2)
+    first, second = await run_workflow(Parts(), task, ScriptedEngine(["it is 3", "no"]))
+    parts = {name: value for name, value in first.metrics.items() if name.startswith("reward/")}
+    assert first.reward == first.metrics["reward"] == 0.5
+    ones = ("matches", "numeric", "gated", "longer_than")
+    assert parts == {**{f"reward/{name}": 1.0 for name in ones}, "reward/matches_2": 0.0}
+    # What was not asked for is not told.
+    assert "reward/numeric" not in second.metrics
 
 
 async def test_what_was_cut_is_too_long() -> None:

@@ -30,7 +30,7 @@ class BadAnswerError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question."""
+    """A question of the configuration page, and the setting that its answer becomes."""
 
     field: str
     """A setting's path, or one of :data:`EXTRA_FIELDS`."""

@@ -245,7 +245,7 @@ class GroupRow(Struct, frozen=True):
 
 
 class SampleRow(Struct, frozen=True):
-    """One sample."""
+    """A sample, as a line of a list."""
 
     place: SamplePlace
     at: float
@@ -352,7 +352,7 @@ class Point(Struct, frozen=True):
 
 
 class Series(Struct, frozen=True):
-    """One metric over time."""
+    """A metric over time."""
 
     name: str
     points: list[Point]

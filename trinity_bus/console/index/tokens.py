@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from trinity_bus.chat.formats import format_of
 from trinity_bus.console.index.group_rows import Texts, Tokens
 from trinity_bus.rollout.tokenizer import load_tokenizer
 
 
 class ModelTexts:
-    """Makes text of a model's tokens.
+    """Text of a model's tokens, by its tokenizer.
 
     Args:
         tokenizer: The model's.
@@ -25,6 +26,8 @@ class ModelTexts:
     def __init__(self, tokenizer: Any) -> None:
         self.special: frozenset[int] = frozenset(tokenizer.all_special_ids)
         """Tokens that stand for no text: what templates are made of."""
+        self.read = format_of(str(getattr(tokenizer, "chat_template", None) or ""))
+        """Finds the tools that the model calls in the text of a turn, as its template has it write them."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         is_byte_level = backend is not None and type(backend.decoder).__name__ == "ByteLevel"
         self._texts = byte_level_texts(backend.get_vocab()) if is_byte_level else _asking(tokenizer)

@@ -24,7 +24,7 @@ type Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line."""
+    """A line of a chart."""
 
     name: str
     points: Sequence[Point]
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of a histogram."""
+    """A bar of a histogram."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of a timeline."""
+    """A stretch of a timeline."""
 
     label: str
     begin: float

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
-from trinity_bus.console.index.answers import SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.chat.formats import Format
+from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.charts import Span
@@ -17,6 +18,9 @@ MAX_SPANS: Final = 60
 """Of one timeline."""
 _METRICS: Final = 8
 """Of one run, beside the others."""
+_MORE_METRICS: Final = 100
+_DEPTHS: Final = {"sent": 0, "dispatched": 1, "finished": 2, "cancelled": 2, "experience": 2, "begun": 3}
+"""Of events of an attempt, in the tree; of others 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,24 @@ class RunView:
     logprob: float | None
     finish_reason: str
     metrics: list[tuple[str, float]]
+    """The first ones."""
+    more_metrics: list[tuple[str, float]]
     turns: list[TurnView]
 
 
-def group_runs(group: ExperienceGroup, first: SamplePlace, texts: Texts | None, most: int) -> tuple[str, list[RunView]]:
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """An event on a task's way, below that which it follows from."""
+
+    depth: int
+    event: TaskEvent
+    group: GroupRow | None = None
+    """That an attempt has yielded here."""
+
+
+def group_runs(
+    group: ExperienceGroup, first: SamplePlace, texts: Texts | None, most: int, read: Format | None = None
+) -> tuple[str, list[RunView]]:
     """Return the prompt of a group's first sample, and its runs.
 
     Args:
@@ -44,6 +62,7 @@ def group_runs(group: ExperienceGroup, first: SamplePlace, texts: Texts | None, 
         first: The place of its first sample.
         texts: Makes text of tokens; absent: ids are shown.
         most: Runs that are returned.
+        read: Finds calls of tools in the model's text.
     """
     samples = list(group.samples())
     advantages = group_advantages(group.rewards.tolist())
@@ -53,6 +72,7 @@ def group_runs(group: ExperienceGroup, first: SamplePlace, texts: Texts | None, 
     runs = []
     for number, sample in enumerate(samples[:most]):
         metrics = group.metrics[number] if number < len(group.metrics) else {}
+        named = [(name, value) for name, value in sorted(metrics.items()) if name != "reward"]
         runs.append(
             RunView(
                 place=SamplePlace(first.partition, first.offset, number),
@@ -63,8 +83,9 @@ def group_runs(group: ExperienceGroup, first: SamplePlace, texts: Texts | None, 
                 response_tokens=len(sample.logprobs),
                 logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
                 finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
-                metrics=[(name, value) for name, value in sorted(metrics.items()) if name != "reward"][:_METRICS],
-                turns=turns_of(sample, texts),
+                metrics=named[:_METRICS],
+                more_metrics=named[_METRICS:_MORE_METRICS],
+                turns=turns_of(sample, texts, read),
             )
         )
     return told, runs
@@ -156,7 +177,30 @@ def _spans(events: list[TaskEvent]) -> Iterator[Span]:  # noqa: C901 - a case fo
         yield Span(f"attempt {attempt}, no end", start.at, last, "wait")
 
 
-def turns_of(sample: Sample, texts: Texts | None) -> list[TurnView]:
+def task_tree(task: TaskTimeline) -> list[TreeRow]:
+    """Return a task's way as a tree: the task, each attempt, what came of that, and the steps that trained on it.
+
+    Attempts may overlap; each is told whole, in the order in which they began.
+    """
+    begun = {one.attempt: at for at, one in reversed(list(enumerate(task.events))) if one.attempt is not None}
+    groups = {(one.partition, one.offset): one for one in task.groups}
+
+    def order(at: int, event: TaskEvent) -> tuple[int, int, int]:
+        first = event.kind != "sent"
+        return (first, at if event.attempt is None else begun[event.attempt], at)
+
+    rows = sorted(enumerate(task.events), key=lambda one: order(*one))
+    return [
+        TreeRow(
+            _DEPTHS.get(event.kind, 1),
+            event,
+            groups.get((event.place.partition, event.place.offset)) if event.kind == "experience" else None,
+        )
+        for _, event in rows
+    ]
+
+
+def turns_of(sample: Sample, texts: Texts | None, read: Format | None = None) -> list[TurnView]:
     """Return what a sample's response says, turn by turn."""
     rewards = [] if sample.turn_rewards is None else _numbers(sample.turn_rewards.tolist())
     return turns(
@@ -165,4 +209,5 @@ def turns_of(sample: Sample, texts: Texts | None) -> list[TurnView]:
         texts,
         turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
         turn_rewards=rewards,
+        read=read,
     )

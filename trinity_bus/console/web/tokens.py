@@ -38,7 +38,9 @@ class TokenView:
     version: int | None = None
     """That drew it."""
     gap: float | None = None
-    """Log-probability under the teacher less under the policy that drew it."""
+    """Log-probability under another policy less under the one that drew it."""
+    other: str = ""
+    """Which other."""
     turn: int | None = None
     """The turn that begins here."""
 
@@ -69,7 +71,7 @@ class TokenView:
         if self.version is not None:
             parts.append(f"drawn by version {self.version}")
         if self.gap is not None:
-            parts.append(f"teacher {self.gap:+.3f}")
+            parts.append(f"{self.other} {self.gap:+.3f}")
         if self.turn is not None:
             parts.append(f"turn {self.turn + 1} begins")
         return ", ".join(parts)
@@ -101,7 +103,8 @@ def token_views(
     mask: Sequence[bool] | NDArray[np.bool_],
     versions: Sequence[tuple[int, int]] = (),
     turn_starts: Sequence[int] = (),
-    teacher: Sequence[float] | NDArray[np.float32] | None = None,
+    others: Sequence[float] | NDArray[np.float32] | None = None,
+    other: str = "teacher",
     texts: Sequence[str] | None = None,
     first: int = 0,
     most: int = PAGE_TOKENS,
@@ -115,7 +118,8 @@ def token_views(
         mask: Of each response token, whether it is trained on.
         versions: (first response token, version), ascending.
         turn_starts: The first response token of each turn.
-        teacher: Log-probabilities of response tokens under a teacher.
+        others: Log-probabilities of response tokens under another policy.
+        other: What that is called.
         texts: Of the tokens of the page, each by itself.
         first: The first token of the page.
         most: Tokens of the page.
@@ -129,7 +133,7 @@ def token_views(
             views.append(TokenView(place, token_id, text, is_prompt=True))
             continue
         logprob = float(logprobs[response])
-        taught = None if teacher is None else float(teacher[response])
+        apart = math.nan if others is None or not mask[response] else float(others[response]) - logprob
         views.append(
             TokenView(
                 place,
@@ -140,7 +144,8 @@ def token_views(
                 logprob=logprob if mask[response] else None,
                 counts=bool(mask[response]),
                 version=next((drawn_by for start, drawn_by in reversed(versions) if start <= response), None),
-                gap=None if taught is None or math.isnan(taught) else taught - logprob,
+                gap=None if math.isnan(apart) else apart,
+                other=other,
                 turn=turns.get(response),
             )
         )

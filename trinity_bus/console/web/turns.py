@@ -4,11 +4,13 @@ A sample's mask tells the one from the other; what the model said of one turn ma
 ``turn_starts`` says that a new one begins.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, pairwise
 from typing import Final
 
+from trinity_bus.chat.formats import Format, Read
 from trinity_bus.console.index.group_rows import Texts
 
 MAX_TURNS: Final = 200
@@ -29,14 +31,27 @@ class PromptPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A tool that the model wants called."""
+
+    name: str
+    arguments: str
+    """As JSON."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnView:
     """A piece of a response that one side has said."""
 
     who: str
-    """``model``, or ``told`` to it: by a tool, by a user, by the template."""
+    """``model``, or ``told`` to it: by a user, by the template, or as the result of the tools that it has called."""
     text: str
     reward: float | None = None
     """That the workflow gave for this turn alone."""
+    calls: Sequence[ToolUse] = ()
+    """Of tools, that the model has written here."""
+    flaws: Sequence[str] = ()
+    """Why what looks like a call is none."""
 
 
 def turns(
@@ -46,6 +61,7 @@ def turns(
     *,
     turn_starts: Sequence[int] = (),
     turn_rewards: Sequence[float | None] = (),
+    read: Format | None = None,
 ) -> list[TurnView]:
     """Return a response as turns.
 
@@ -55,6 +71,7 @@ def turns(
         texts: Makes text of them; absent: ids are shown.
         turn_starts: The first token of each turn of the model.
         turn_rewards: One for each of these.
+        read: Finds calls of tools in the model's text; absent: they are text.
     """
     starts = set(turn_starts)
     bounds = [i for i in range(1, len(response)) if mask[i] != mask[i - 1] or i in starts]
@@ -63,14 +80,17 @@ def turns(
     begins = [begin for begin, end in pairwise(bounds) if end > begin]
     pieces = [[int(token) for token in response[begin:end]] for begin, end in pairwise(bounds) if end > begin]
     said = [" ".join(map(str, piece)) for piece in pieces] if texts is None else texts(pieces)
-    return [
-        TurnView(
-            "model" if mask[begin] else "told",
-            text,
-            turn_rewards[numbers[begin]] if numbers.get(begin, len(turn_rewards)) < len(turn_rewards) else None,
-        )
-        for begin, text in zip(begins, said, strict=True)
-    ]
+    found: list[TurnView] = []
+    for begin, text in zip(begins, said, strict=True):
+        if not mask[begin]:
+            called = [call.name for call in found[-1].calls] if found else []
+            found.append(TurnView(f"told: result of {', '.join(called)}" if called else "told", text))
+            continue
+        reward = turn_rewards[numbers[begin]] if numbers.get(begin, len(turn_rewards)) < len(turn_rewards) else None
+        parsed = Read(text) if read is None else read(text)
+        calls = [ToolUse(call.name, json.dumps(call.arguments, ensure_ascii=False)) for call in parsed.calls]
+        found.append(TurnView("model", text, reward, calls, parsed.flaws))
+    return found
 
 
 def prompt_pieces(prompt: Sequence[int], texts: Texts | None, special: Collection[int]) -> list[PromptPiece]:

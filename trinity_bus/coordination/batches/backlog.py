@@ -25,7 +25,7 @@ class Amount:
 
 @dataclass(slots=True)
 class Backlog:
-    """Both bound what is read."""
+    """Open tasks by count and by bytes; both bound what is read."""
 
     tasks: Amount = field(default_factory=Amount)
     """Open ones, of batches that need no more of them to go on."""

@@ -123,12 +123,12 @@ class OpenTask:
 
     @property
     def total_runs(self) -> int:
-        """Of all parts."""
+        """Runs of all parts."""
         return sum([part.runs for part in self.parts])
 
     @property
     def answers(self) -> list[PartAnswer]:
-        """Of the parts that have one, in the order of their runs."""
+        """Answers of the parts that have one, in the order of their runs."""
         return [part.answer for part in self.parts if part.answer is not None]
 
     @property

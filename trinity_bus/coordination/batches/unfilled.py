@@ -34,12 +34,12 @@ class Unfilled:
         return batch.batch_id in self._taken
 
     def add(self, batch: Batch) -> None:
-        """One more, with the tasks that it has."""
+        """Add a batch, with the tasks that it has."""
         self._batches.setdefault(batch.owner, OrderedDict())[batch.batch_id] = batch
         self._count(batch)
 
     def grew(self, batch: Batch) -> None:
-        """One of them has another task."""
+        """Note that a batch has another task."""
         self._batches[batch.owner].move_to_end(batch.batch_id)
         self._count(batch)
 

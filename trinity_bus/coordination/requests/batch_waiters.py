@@ -13,7 +13,7 @@ from trinity_bus.coordination.state.tables import Groups
 
 
 class BatchWaiter(Value, array_like=True):
-    """One command that waits."""
+    """A command that waits for its batch to end."""
 
     command: FinalizeBatch
     traceparent: str | None
@@ -29,7 +29,7 @@ class BatchWaiter(Value, array_like=True):
         return self.command.client, self.command.command_id
 
     def reply(self, result: BatchResult) -> SendReply:
-        """Its answer when the batch has ended."""
+        """Return the command's answer when the batch has ended."""
         return ended_reply(self.command, result, self.traceparent)
 
 

@@ -13,7 +13,7 @@ class Entries(Protocol):
         """Return what is to be written of an entry; None: there is none."""
 
     def names(self) -> Iterable[str]:
-        """Of all entries."""
+        """Return the keys of all entries."""
 
     def load(self, bodies: dict[str, Any]) -> None:
         """Take over the entries of a changelog, from plain data."""
@@ -50,7 +50,7 @@ class DirtyKeys:
         return self.kinds[kind].body(name)
 
     def keys(self) -> Iterator[str]:
-        """Of all entries."""
+        """Return the keys of all entries."""
         for kind, entries in self.kinds.items():
             for name in entries.names():
                 yield f"{kind}/{name}" if name else kind

@@ -67,7 +67,7 @@ class StateStore:
         return None, f"the state has level {level} now, {before} before"
 
     def entries(self) -> Iterator[tuple[str, bytes]]:
-        """All of them: what all changes add up to."""
+        """Return all entries: what all changes add up to."""
         if self._says_level:
             yield LEVEL_KEY, self._level_entry()
         yield from self._unknown.items()

@@ -87,7 +87,7 @@ class Table[V](dict[str, V]):
         return self.get(name)
 
     def names(self) -> Iterator[str]:
-        """Of all entries."""
+        """Return the keys of all entries."""
         return iter(self)
 
     def load(self, bodies: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class Groups[K, V: Keyed[Any]]:
         return self.find(name) or None
 
     def names(self) -> Iterator[str]:
-        """Of all entries."""
+        """Return the keys of all entries."""
         return (name for name, group in self._groups.items() if group)
 
     def load(self, bodies: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class Single[R: Row]:
         return None if self.row == self._first else self.row
 
     def names(self) -> Iterator[str]:
-        """Of its entry: the empty one, or none."""
+        """Return the key of the only entry: the empty one, or none."""
         return iter(() if self.row == self._first else ("",))
 
     def load(self, bodies: dict[str, Any]) -> None:

@@ -28,5 +28,5 @@ def entry(step: StepTrained) -> PublishedVersion:
 
 
 def key(record: PublishedVersion) -> str:
-    """Its key: one record for each version of each model."""
+    """Return a record's key: one record for each version of each model."""
     return f"{record.model}/{record.version}"

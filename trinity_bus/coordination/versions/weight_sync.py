@@ -1,7 +1,7 @@
 """Which weights the mesh serves, and who takes part in moving them.
 
 The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall take it,
-in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.versions.sync_policy`).
+in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.sync_policy`).
 Members that are named together are a *round*. There is at most one round at a time::
 
     trainer            coordinator                    explorer 0        explorer 1        explorer 2 (joins later)
@@ -17,13 +17,19 @@ Members that are named together are a *round*. There is at most one round at a t
 what happens                                what follows
 ==========================================  =====================================================================
 a version is trained and to be published    it is held while the sync style says so; a newer one takes its place
-a version is held no more                   a round at once, of all explorers that can; a round under way is
-                                            superseded, whatever its members still say about it is only noted
+a version is held no more                   a round, of all explorers that can, as soon as that under way has ended, so
+                                            that a transfer is never given up for a newer version. It is not waited
+                                            for members that ran out of time when they were last asked. The style
+                                            ``fixed`` does not wait: a batch is drawn by that version alone
+more explorers than one record can name     those that serve the oldest versions first: however fast versions come,
+                                            each explorer is named as often as any other
 the explorers' side has done its interval   with ``explorer_driven``, the trainer is asked for a version, and again
                                             after each step until it comes
 a member answers                            it is out of the round
 a member dies, leaves or starts anew        it is out of the round
 a member does not answer for too long       it is out of the round, as failed
+somebody goes back to an older version, or  the round under way is superseded; what its members still say is only noted
+the style does not wait
 the round is empty                          explorers that do not serve the version (joiners, the failed) make
                                             the next round, with the same version
 the same explorer needs round after round   it waits longer each time, up to half a minute
@@ -55,7 +61,7 @@ from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Row, Single
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 type MemberKey = tuple[str, str]
 """An explorer's name and incarnation."""
@@ -67,7 +73,7 @@ TRAINER_SILENCE_S = 30.0
 
 
 class Choice(Value):
-    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.versions.choice`."""
+    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.events.version_choice`."""
 
     version: int
     client: str
@@ -91,7 +97,7 @@ class Rounds(Value, array_like=True):
 
     @property
     def member(self) -> MemberKey:
-        """Of the explorer."""
+        """The explorer's name and incarnation."""
         return self.explorer, self.incarnation
 
 
@@ -143,6 +149,8 @@ class WeightSync:
         self._timeout_s = timeout_s
         self._deadline = 0.0
         self._retry_at: dict[MemberKey, float] = {}
+        self._late: set[MemberKey] = set()
+        """Who ran out of time when last asked. A successor waits for them once more."""
         self._trainer_seen: float | None = None
         self._content: tuple[int, int] | None = None
         """Revision of the fleet at which all served a version, and which."""
@@ -212,11 +220,12 @@ class WeightSync:
         if held is None or state.pinned:
             return None
         explorers = list(explorers)
+        is_awaited = self._policy.finishes_rounds and not self._late.issuperset(state.pending.items())
         if state.release is not None and state.release.incarnation != held.incarnation:
             # What the former incarnation has published can be had from nobody, so only who has it keeps it.
             if any(explorer.version > held.version for explorer in explorers):
                 return None
-        elif self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
+        elif is_awaited or self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
             return None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None
@@ -281,12 +290,14 @@ class WeightSync:
         state = self.state
         if state.pending.get(member[0]) != member[1] or (version, epoch) != (self.version, state.epoch):
             return False
+        self._late.discard(member)
         self._settle(member[0], ok=ok)
         return True
 
     def departed(self, member: MemberKey) -> None:
         """Note that an explorer's incarnation is over."""
         self._retry_at.pop(member, None)
+        self._late.discard(member)
         self.state.rounds = [rounds for rounds in self.state.rounds if rounds.member != member]
         if self.state.pending.get(member[0]) == member[1]:
             self._settle(member[0], ok=False)
@@ -296,6 +307,7 @@ class WeightSync:
         if now < self._deadline:
             return []
         late = list(self.state.pending)
+        self._late.update(self.state.pending.items())
         for name in late:
             self._settle(name, ok=False)
         return late
@@ -330,8 +342,9 @@ class WeightSync:
 
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state
-        # Those that are too many for one record make the next round.
-        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members)[:MAX_MEMBERS])
+        # Those that are too many for one record make the next round, and then they serve the oldest version.
+        oldest = sorted(members, key=lambda explorer: (explorer.version, explorer.name))[:MAX_MEMBERS]
+        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in oldest))
         if group != state.group or not state.intact or state.pending:
             state.epoch += 1
         state.group, state.intact, state.pending = group, True, dict(group)

@@ -18,14 +18,14 @@ type _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Logprobs(msgspec.Struct):
-    """Of the tokens of a choice, or with ``echo`` of its prompt's too."""
+    """Log-probabilities of the tokens of a choice, or with ``echo`` of its prompt's too."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class AnsweredChoice(msgspec.Struct):
-    """One response, or what is new of it."""
+    """A response, or what is new of it."""
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
     token_ids: list[_Token] | None = None

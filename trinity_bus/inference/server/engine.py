@@ -78,7 +78,7 @@ class _Told(msgspec.Struct):
 
 
 class ServerEngine:
-    """One inference server.
+    """An inference server as an explorer's engine.
 
     Args:
         settings: The explorer's; ``engine_url`` is set.

@@ -30,6 +30,8 @@ class Answered:
     """What it was asked: the prompt, or the contents of the messages, one after the other."""
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
     """Of its run: what a reward asks other pools with."""
+    metrics: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+    """What a reward tells of its parts; they become metrics of the run."""
 
 
 class Reward(Protocol):
@@ -64,7 +66,8 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
     rollouts = []
     for sampling, completion in await _drawn(task, ctx, prompt):
         text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        value = await reward(Answered(text, task.answer, completion.finish_reason == "stop", question_of(task), ctx))
+        said = Answered(text, task.answer, completion.finish_reason == "stop", question_of(task), ctx)
+        value = await reward(said)
         rollouts.append(
             Rollout(
                 prompt_token_ids=prompt,
@@ -72,6 +75,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
                 logprobs=completion.logprobs,
                 reward=value,
                 metrics={
+                    **said.metrics,
                     "reward": value,
                     "exact": float(value == 1.0),
                     "response_tokens": float(len(completion.token_ids)),

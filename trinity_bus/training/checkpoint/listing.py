@@ -21,7 +21,7 @@ class Listed:
 
     @property
     def nbytes(self) -> int:
-        """Of all files that it names."""
+        """Bytes of all files that the listing names."""
         return 0 if self.manifest is None else sum(self.manifest.files.values())
 
     @property

@@ -243,13 +243,13 @@ class _Joined:
             return self.tree.holder(self.number)
 
     def move(self, *, alone: bool) -> None:
-        """Its holder has failed it."""
+        """Note that the holder has failed this receiver."""
         with self.lock:
             self.tree.move(self.number, alone=alone)
 
 
 class _Trees:
-    """One for each announcement that somebody follows."""
+    """Trees of receivers, one for each announcement that somebody follows."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses,
 
 
 class SFT(PolicyLoss):
-    """Makes what is shown likelier."""
+    """Supervised fine-tuning: what is shown becomes likelier."""
 
     learns_from = "demonstrations"
 

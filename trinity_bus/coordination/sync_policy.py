@@ -20,6 +20,8 @@ Under each style a version waits for the evaluations that are handed out: every 
 with ``n = max(0, floor((k - 1 - o) / e))``, the number of syncs before batch ``k``. A batch needs *at least* its
 version. The first version of a trainer's incarnation and that of its last step are published always. "At once" means
 beside generation: tokens drawn before are the old version's, tokens drawn after are the new one's, and each is stamped.
+It also means after the round under way, which is not given up for a newer version; ``fixed`` alone does that, because
+each version is the only one that draws some batch, and one that waited could be overtaken by the next.
 
 ``fixed`` with interval 2 and offset 1; time goes to the right::
 
@@ -80,7 +82,7 @@ class VersionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SyncPolicy:
-    """One style with its intervals.
+    """A sync style with its intervals.
 
     Args:
         style: As the table above names them.
@@ -127,6 +129,11 @@ class SyncPolicy:
             return self.max_staleness or 0
         e, t = self.explorer_interval, self.trainer_interval
         return self.offset + e - 1 + t - math.gcd(e, t)
+
+    @property
+    def finishes_rounds(self) -> bool:
+        """Whether a version that may be served waits for the end of the round under way."""
+        return self.style != "fixed"
 
     def version_needed(self, sequence: int, announced: int = 0) -> int:
         """Return the oldest version that the train batch of this sequence may be drawn with.
