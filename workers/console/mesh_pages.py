@@ -41,14 +41,19 @@ class MeshPages:
     async def _overview_values(self, frame: Frame) -> Mapping[str, Any]:
         no_index = ""
         try:
-            past, whose = await self._feed.index.ask(lambda index: (_past(index, frame), trainers_of(index, frame)))
+            past, told = await self._feed.index.ask(
+                lambda index: (
+                    _past(index, frame),
+                    {**trainers_of(index, frame), "passed_over": index.passed_over().line},
+                )
+            )
         except NoIndexError as error:
-            past, whose, no_index = None, {"trainers": [], "trainer": None}, str(error)
+            past, told, no_index = None, {"trainers": [], "trainer": None, "passed_over": ""}, str(error)
         state = self._feed.state if frame.until is None else None
         return {
             "view": first_page.overview(past, state, self._feed.lag, is_record=self._feed.is_record),
             "no_index": no_index,
-            **whose,
+            **told,
         }
 
     async def _versions(self, request: web.Request) -> web.Response:

@@ -143,6 +143,7 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     await _a_letter_put_back(site)
     await _a_version_that_is_asked_for(site)
     await _the_model_asked_again(site)
+    await _what_cannot_be_read(site)
 
 
 async def _the_past(site: Site) -> None:
@@ -155,6 +156,15 @@ async def _the_past(site: Site) -> None:
         assert "as of" in html
         assert "train-1" not in html
     await site.page(f"/steps/1?until={before:.0f}", 404)
+
+
+async def _what_cannot_be_read(site: Site) -> None:
+    async with site.bus.producer() as producer:
+        await (await producer.send_raw(TASKS, b"x", b"nonsense"))
+    feed = site.console.feed
+    async with asyncio.timeout(60):
+        while "Records that are not shown: 1 of tasks could not be read." not in await site.page("/"):
+            await feed.news(feed.serial, 5)
 
 
 async def _news(site: Site) -> None:
