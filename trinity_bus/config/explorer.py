@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from schemas.event import Follows
 from schemas.numbers import MAX_VERSION, Port
 from schemas.record import Identifier
-from trinity_bus.config.mesh import Dtype, of_mesh
+from trinity_bus.config.mesh import Dtype, TemplateOptions, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, HostName, InstanceName, Seconds, Size
@@ -54,6 +54,7 @@ class ExplorerSettings(Section):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Of tasks that name none."""
     max_tokens: Count = of_mesh("max_tokens")
+    chat_template_options: TemplateOptions = of_mesh("chat_template_options")
     cpu_kvcache_gib: Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)] = 1.0
     """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
     max_num_seqs: Size = 256

@@ -76,7 +76,8 @@ class ForkServer:
         settings: The sections ``explorer``, ``coordinator`` (the model's name), ``kafka`` (its namespace) and
             ``telemetry`` are used.
         channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
-        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path.
+        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path and
+                the options of its chat template.
 
     Raises:
         ConfigError: ``explorer.runner_python`` is not fit for runners.
@@ -114,6 +115,7 @@ class ForkServer:
                     explorer=explorer.name,
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),
+                    template_options=explorer.chat_template_options,
                     user=user,
                 )
             )
