@@ -84,9 +84,7 @@ def test_a_file_or_a_module_names_the_one_workflow_that_it_registers(install: In
     with pytest.raises(ConfigError, match=r"two_games registers 2 workflows \(draughts, nim\): name one"):
         find_workflow("two_games")
     (tmp_path / "my-games").mkdir()
-    with pytest.raises(
-        ConfigError, match="my-games registers no workflow: name the module or the file"
-    ):
+    with pytest.raises(ConfigError, match="my-games registers no workflow: name the module or the file"):
         find_workflow("my-games")
 
 
