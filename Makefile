@@ -103,7 +103,7 @@ gpu-check: setup ## Try each part on this machine's GPUs, in ten minutes, and wr
 
 console-shots: setup ## Look at every page of a running console in Chromium, keep pictures and have axe judge them: URL=http://127.0.0.1:8900
 	@tools/tool_env.sh shots
-	@$(BIN)/python -m tools.console_shots --axe .cache/shots/lib/python3.12/site-packages/axe_playwright_python/axe.min.js $(or $(URL),http://127.0.0.1:8900)
+	@$(BIN)/python -m tools.console_shots --axe .cache/shots/lib/python3.12/site-packages/axe_playwright_python/axe.min.js $(ARGS) $(or $(URL),http://127.0.0.1:8900)
 
 clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
 	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
