@@ -12,6 +12,7 @@ Chromium is no Python package, so this is a tool and no test: Debian's `chromium
 import argparse
 import asyncio
 import base64
+import json
 import os
 import re
 import shutil
@@ -85,6 +86,14 @@ _REFRESHED: Final = """
 })()
 """
 """A page that is seen again asks for what is new, as one does that is told of it: ten times."""
+_NO_PATHS: Final = """
+((from, to) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(from, to);
+  for (const one of document.querySelectorAll("input")) one.value = one.value.replaceAll(from, to);
+})(%s)
+""".replace("%s", f"{json.dumps(str(Path.cwd()))}, '/home/you/trinity-bus'")
+"""Whoever looks at a picture need not know in which folder of which machine it was made."""
 _TENS: Final = 20
 _JUDGE: Final = """
 axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
@@ -137,7 +146,11 @@ async def _visit(  # noqa: PLR0917
             await socket.send_json({"id": number, "method": method, "params": params})
             while True:
                 told = await socket.receive_json(timeout=_START_S)
-                if told.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}:
+                # What is verbose is advice.
+                if (
+                    told.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}
+                    and told["params"].get("entry", {}).get("level") != "verbose"
+                ):
                     errors.append(str(told["params"])[:300])
                 if told.get("id") == number:
                     return told.get("result", {})
@@ -148,15 +161,18 @@ async def _visit(  # noqa: PLR0917
             await call("Network.setExtraHTTPHeaders", headers={} if page.anonymous else shown)
             for width in _WIDTHS:
                 for theme in ("light", "dark"):
-                    wrong += [
-                        f"{page.path} {fault}"
-                        for fault in await _shoot(call, url, page, axe, width=width, theme=theme, folder=folder)
-                    ]
-                    wrong += [f"{page.path}: {error}" for error in errors]
+                    faults = await _shoot(call, url, page, axe, width=width, theme=theme, folder=folder)
+                    found = [f"{page.path} {fault}" for fault in faults]
+                    found += [f"{page.path}: {error}" for error in errors]
+                    # As they are found: what comes later may fail.
+                    sys.stdout.write("".join(f"{one}\n" for one in found))
+                    sys.stdout.flush()
+                    wrong += found
                     errors.clear()
         await call("Network.setExtraHTTPHeaders", headers=shown)
-        wrong += [f"{page.path} {fault}" for page in _LISTS[:4] for fault in await _grown(call, url, page.path)]
-        wrong += errors
+        grown = [f"{page.path} {fault}" for page in _LISTS[:4] for fault in await _grown(call, url, page.path)]
+        sys.stdout.write("".join(f"{one}\n" for one in (*grown, *errors)))
+        wrong += [*grown, *errors]
     return wrong
 
 
@@ -229,6 +245,7 @@ async def _shoot(call: Call, url: str, page: Shown, axe: str, *, width: int, the
     unnamed = await call("Runtime.evaluate", expression=_UNNAMED, returnByValue=True)
     await call("Runtime.evaluate", expression=axe)
     judged = await call("Runtime.evaluate", expression=_JUDGE, awaitPromise=True, returnByValue=True)
+    await call("Runtime.evaluate", expression=_NO_PATHS)
     picture = await call("Page.captureScreenshot", format="png")
     (folder / f"{page.name}-{width}-{theme}.png").write_bytes(base64.b64decode(picture["data"]))
     too_wide = [f"is {shown} wide in a window of {width}"] if shown > width else []
@@ -256,7 +273,7 @@ def main() -> int:
         for path in sorted(options.folder.glob(f"*-{_WIDTHS[0]}-*.png")):
             name = path.name.replace(f"-{_WIDTHS[0]}-", "-")
             Image.open(path).convert("RGB").quantize(_COLOURS).save(options.docs / f"console-{name}", optimize=True)
-    sys.stdout.write("".join(f"{one}\n" for one in wrong) or f"nothing is wrong; pictures are in {options.folder}\n")
+    sys.stdout.write(f"{len(wrong)} faults; pictures are in {options.folder}\n")
     return 1 if wrong else 0
 
 
