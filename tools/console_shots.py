@@ -88,6 +88,9 @@ _REFRESHED: Final = """
 """A page that is seen again asks for what is new, as one does that is told of it: ten times."""
 _NO_PATHS: Final = """
 ((from, to) => {
+  // News would put it back.
+  const content = document.getElementById("content");
+  if (content) content.replaceChildren = () => {};
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(from, to);
   for (const one of document.querySelectorAll("input")) one.value = one.value.replaceAll(from, to);
