@@ -49,6 +49,7 @@ class ExplorerSettings(Section):
     """Rollouts run at once, at least, however little room there is."""
     max_model_len: Count = of_mesh("max_model_len")
     dtype: Dtype = of_mesh("dtype")
+    adapter_rank: int = of_mesh("adapter_rank")
     heartbeat_s: Seconds = 0.5
     """How often it says that it lives."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
@@ -72,6 +73,9 @@ class ExplorerSettings(Section):
     """Threads of the engine's arithmetic on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores that the engine may run on, such as ``0`` or ``0-3,8``; each of several engines its own. Unset: all."""
+    quantization: Literal["fp8"] | None = None
+    """As what its own engine computes with the weights, which it makes of each version as it comes; for GPUs that
+    multiply in it. The trainer sees the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
     tensor_parallel_size: Count = 1
     """GPUs that share one copy of the model."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -137,6 +141,11 @@ class ExplorerSettings(Section):
     def is_in_own_pool(self) -> bool:
         """Whether it answers the tasks of the model that is trained."""
         return self.pool in (None, self.model)
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether versions are adapters, beside the weights that it starts with."""
+        return self.adapter_rank > 0 and self.follows != "none"
 
     @property
     def served_model(self) -> str:
