@@ -27,9 +27,10 @@ from schemas.experience import ExperienceGroup, Float32, Rollout, build_group
 from schemas.task import Task
 from trinity_bus.config import TrainerSettings
 from trinity_bus.rollout.rewards import sequence_reward
-from workers.demo.curriculum import MAX_TOKENS, load_tasks, train_stream
-from workers.demo.model import BOS, EOS, PAD, UNKNOWN, VOCABULARY, make_model
-from workers.demo.settings import BATCH_SIZE, ENTROPY_COEF, GROUP_SIZE, LEARNING_RATE
+from workers.demo.curriculum import load_tasks, train_stream
+from workers.demo.model import BOS, DIGITS, EOS, PAD, UNKNOWN, make_model
+from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE
+from workers.demo.subjects import COPY
 
 PLOT: Final = Path(__file__).parents[1] / "docs" / "images" / "learning.svg"
 GOAL: Final = 0.9
@@ -49,7 +50,7 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
 """What each has otherwise than the demo."""
 STEPS: Final = 60
 """Most steps of a run; the learning rate falls over as many."""
-_ID: Final = {word: i for i, word in enumerate(VOCABULARY)}
+_ID: Final = {word: i for i, word in enumerate(DIGITS.vocabulary)}
 _SILENT: Final = {_ID[word] for word in (PAD, BOS, EOS, UNKNOWN)}
 
 
@@ -97,7 +98,7 @@ class Sampler:
         logits = self._logits(torch.tensor(prompts), **cache)[:, -1].repeat_interleave(samples, 0)
         cache["past_key_values"].batch_repeat_interleave(samples)
         tokens, logprobs = [], []
-        for _ in range(MAX_TOKENS):
+        for _ in range(COPY.max_tokens):
             logp = logits.log_softmax(-1)
             tokens.append(torch.multinomial(logp.exp(), 1, generator=lots))
             logprobs.append(logp.gather(1, tokens[-1]))
@@ -153,7 +154,7 @@ def _rollout(
 ) -> Rollout:
     ends = np.flatnonzero(tokens == _ID[EOS])
     length = int(ends[0]) + 1 if len(ends) else len(tokens)
-    said = " ".join(VOCABULARY[token] for token in tokens[:length].tolist() if token not in _SILENT)
+    said = " ".join(DIGITS.vocabulary[token] for token in tokens[:length].tolist() if token not in _SILENT)
     return Rollout(
         prompt_token_ids=prompt,
         response_token_ids=tokens[:length].astype(np.int32),
@@ -183,12 +184,12 @@ def learn(
     torch.set_num_threads(1)
     lots = torch.Generator().manual_seed(seed)
     rewards: list[float] = []
-    stream = train_stream(load_tasks("train"), seed)
+    stream = train_stream(load_tasks(COPY, "train"), seed)
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), seed)
         figures: dict[str, Any] = {
-            "model_path": str(model), "dtype": "float32", "max_tokens": MAX_TOKENS, "threads": 1, "seed": seed,
-            "learning_rate": LEARNING_RATE, "warmup_steps": 3, "decay_steps": STEPS, "entropy_coef": ENTROPY_COEF,
+            "model_path": str(model), "dtype": "float32", "max_tokens": COPY.max_tokens, "threads": 1, "seed": seed,
+            "learning_rate": LEARNING_RATE, "warmup_steps": 3, "decay_steps": STEPS, "entropy_coef": COPY.entropy_coef,
             "mini_batches": 8, "adam_beta2": 0.99,
         }  # fmt: skip
         engine = MegatronEngine(TrainerSettings(**{**figures, **OBJECTIVES[objective]}))

@@ -27,9 +27,9 @@ from benchmarks._options import parser
 from benchmarks._report import Row, report
 from benchmarks._workload import DEMO
 from benchmarks.training import make_groups, seconds
-from workers.demo.curriculum import MAX_TOKENS
 from workers.demo.model import make_model
-from workers.demo.settings import BATCH_SIZE, ENTROPY_COEF, GROUP_SIZE, LEARNING_RATE, MAX_STEPS
+from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE, MAX_STEPS
+from workers.demo.subjects import COPY
 
 ROOT: Final = Path(__file__).parents[1]
 GOAL: Final = 0.9
@@ -58,7 +58,7 @@ def run_trl(python: Path, folder: Path, seed: int, **figures: float | None) -> t
     model, out = make_model(folder / "model", seed), folder / "steps.jsonl"
     values = {
         "seed": seed, "tasks": BATCH_SIZE, "samples": GROUP_SIZE, "mini_batches": DEMO.updates,
-        "max_tokens": MAX_TOKENS, "learning_rate": LEARNING_RATE, "entropy_coef": ENTROPY_COEF,
+        "max_tokens": COPY.max_tokens, "learning_rate": LEARNING_RATE, "entropy_coef": COPY.entropy_coef,
         "warmup_steps": 3, "adam_beta2": 0.99, "steps": MAX_STEPS, "steps_after": 2, "goal": GOAL, "threads": None,
         **figures,
     }  # fmt: skip
@@ -93,8 +93,8 @@ def engine_cpu_s(folder: Path) -> float:
 
     torch.set_num_threads(1)
     settings = TrainerSettings(
-        model_path=str(make_model(folder, 0)), dtype="float32", max_tokens=MAX_TOKENS, threads=1,
-        mini_batches=DEMO.updates, learning_rate=LEARNING_RATE, entropy_coef=ENTROPY_COEF, adam_beta2=0.99,
+        model_path=str(make_model(folder, 0)), dtype="float32", max_tokens=COPY.max_tokens, threads=1,
+        mini_batches=DEMO.updates, learning_rate=LEARNING_RATE, entropy_coef=COPY.entropy_coef, adam_beta2=0.99,
     )  # fmt: skip
     engine, groups = MegatronEngine(settings), make_groups(DEMO)
     engine.train_step(groups)

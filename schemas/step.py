@@ -125,7 +125,7 @@ class StepEnded(Record):
     model: Identifier
     step: Positive
     batch_id: Identifier
-    """As the step's ``StepBegun`` says."""
+    """As the step's ``StepBegun`` says, like all of the above."""
     follows: Identifier | None = None
     """The same."""
     metrics: Metrics = Field(default_factory=dict)

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from trinity_bus.rollout.endpoint import Endpoint
     from trinity_bus.rollout.programs import ProgramWorkflow
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
+    from trinity_bus.rollout.sandboxed import sandboxed_python
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
     from trinity_bus.rollout.threads import BlockingContext
     from trinity_bus.sandbox import ContainerSandbox, Sandbox, SandboxError, SandboxLimits
@@ -155,6 +156,7 @@ __all__ = [
     "register",
     "renderer_for",
     "reused",
+    "sandboxed_python",
     "scores",
     "sequence_reward",
 ]
@@ -177,6 +179,7 @@ _NAMES = {
     "trinity_bus.rollout.endpoint": "Endpoint",
     "trinity_bus.rollout.programs": "ProgramWorkflow",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
+    "trinity_bus.rollout.sandboxed": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
     "trinity_bus.rollout.threads": "BlockingContext",
     "trinity_bus.sandbox": "ContainerSandbox Sandbox SandboxError SandboxLimits",

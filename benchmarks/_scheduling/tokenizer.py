@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from trinity_bus.chat.options import TemplateOptions
+
 
 class FakeTokenizer:
     """A token per character."""
@@ -19,7 +21,7 @@ class FakeTokenizer:
         return "".join(map(chr, token_ids))
 
 
-def load(model_path: str) -> FakeTokenizer:
+def load(model_path: str, options: TemplateOptions) -> FakeTokenizer:
     """Load the tokenizer, as a fork server does."""
-    del model_path
+    del model_path, options
     return FakeTokenizer()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from schemas import (
     BatchSkipped,
     ExperienceGroup,
     RolloutFinished,
+    StepBegun,
     StepTrained,
     Task,
 )
@@ -33,6 +35,7 @@ from tests.integration.explorer.test_explorer import dispatch, explored, fork_se
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,
+    begun,
     deterministic,
     entry_of,
     produce,
@@ -55,6 +58,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 __all__ = ["fork_server", "settings"]
 
+POSITIONS = 128
+"""Of the model that is trained."""
 REASONS = {
     "infinite reward": "reward inf is beyond 1e+09",
     "reward beyond a float32": "reward inf is beyond 1e+09",
@@ -91,16 +96,51 @@ def changed(group: ExperienceGroup, **columns: np.ndarray) -> ExperienceGroup:
 
 
 def poisoned(step: int) -> list[ExperienceGroup]:
-    """Groups with one flawed sample each, and one without a single sample that could be trained on."""
-    made = [make_group(seed=1000 * step + i, task_id=f"poison-{step}-{i}", version=step) for i in range(5)]
+    """Groups with one flawed sample each, and some without a single sample that could be trained on."""
+    made = [
+        make_group(seed=1000 * step + i, task_id=f"poison-{step}-{i}", version=step, prompt=POSITIONS if i == 6 else 3)
+        for i in range(9)
+    ]
     inf, nan = np.float32(np.inf), np.float32(np.nan)
+    first = np.arange(len(made[8].mask)) < made[8].lengths[0] - made[8].prompt_lengths[0]
     return [
         changed(made[0], rewards=np.array([inf, 1.0, 0.5, 0.0], np.float32)),
         changed(made[1], tokens=np.where(np.arange(len(made[1].tokens)) == 0, 32, made[1].tokens).astype(np.int32)),
         changed(made[2], tokens=np.where(np.arange(len(made[2].tokens)) == 0, -1, made[2].tokens).astype(np.int32)),
         changed(made[3], logprobs=np.where(np.arange(len(made[3].logprobs)) == 0, nan, made[3].logprobs)),
         changed(made[4], logprobs=made[4].logprobs + np.float32(9)),
+        changed(made[5], logprobs=np.where(np.arange(len(made[5].logprobs)) == 0, -inf, made[5].logprobs)),
+        made[6],
+        without_response(made[7]),
+        changed(made[8], mask_bits=np.packbits(made[8].mask & ~first)),
     ]
+
+
+def without_response(group: ExperienceGroup) -> ExperienceGroup:
+    """Of its first sample."""
+    prompt, length = int(group.prompt_lengths[0]), int(group.lengths[0])
+    return changed(
+        group,
+        tokens=np.delete(group.tokens, np.s_[prompt:length]),
+        lengths=np.concatenate([group.prompt_lengths[:1], group.lengths[1:]]),
+        logprobs=group.logprobs[length - prompt :],
+        mask_bits=np.packbits(group.mask[length - prompt :]),
+        versions=group.versions[1:],
+    )
+
+
+LEFT_OUT = [
+    ("bad_reward", [0]),
+    ("bad_token", [0]),
+    ("bad_token", [0]),
+    ("bad_logprob", [0]),
+    ("bad_logprob", [0, 1, 2, 3]),
+    ("bad_logprob", [0]),
+    ("too_long", [0, 1, 2, 3]),
+    ("empty", [0]),
+    ("all_masked", [0]),
+]
+"""Why, and which samples, of the groups of ``poisoned``."""
 
 
 @pytest.fixture
@@ -140,7 +180,7 @@ async def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_rea
     """What a forged record, or an older explorer, brings."""
     model, batches = write_model(tmp_path / "model"), batches_of(4)
 
-    async def scenario(folder: Path, *deaths: tuple[str, int]) -> list[StepTrained]:
+    async def scenario(folder: Path, *deaths: tuple[str, int]) -> tuple[list[StepTrained], list[StepBegun]]:
         kafka = namespaced()
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, [batches[0] + poisoned(0)])
@@ -151,14 +191,19 @@ async def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_rea
             for point, step in deaths:
                 await asyncio.to_thread(trainer.dies, point, step)
             said = await train_to_the_end(bus, trainer, 4)
-            assert "leaves out 8 samples: task poison-0-0, sample 0: reward inf" in trainer.log.read_text()
-            return said
+            assert "leaves out 15 samples: task poison-0-0, sample 0: reward inf" in trainer.log.read_text()
+            return said, await begun(bus)
 
-    start, first, passed, nothing, last = await scenario(tmp_path / "undisturbed")
-    assert first.metrics["samples_left_out"] == 8
-    assert first.metrics["samples_left_out/bad_reward"] == 1
-    assert first.metrics["samples_left_out/bad_token"] == 2
-    assert first.metrics["samples_left_out/bad_logprob"] == 5
+    (start, first, passed, nothing, last), written = await scenario(tmp_path / "undisturbed")
+    assert [(one.task_id, one.reason, one.samples) for one in written[0].left_out] == [
+        (f"poison-0-{i}", *why) for i, why in enumerate(LEFT_OUT)
+    ]
+    assert [len(record.left_out) for record in written] == [len(LEFT_OUT), 0, 1, 0]
+    counted: dict[str, int] = defaultdict(int)
+    for reason, samples in LEFT_OUT:
+        counted[f"samples_left_out/{reason}"] += len(samples)
+    assert {name: value for name, value in first.metrics.items() if name.startswith("samples_left_out/")} == counted
+    assert first.metrics["samples_left_out"] == sum(counted.values()) == 15
     assert first.metrics["samples_trained"] >= 8
     assert np.isfinite([value for step in (first, nothing, last) for value in step.metrics.values()]).all()
     # A step that is passed over, or that nothing is left for, changes nothing.
@@ -169,7 +214,9 @@ async def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_rea
     assert [lineage(step) for step in (start, first, passed, last)] == [[], [], skipped, skipped]
 
     expected = {step.step: step for step in (start, first, passed, nothing, last)}
-    for step in await scenario(tmp_path / "disturbed", ("trained", 2)):
+    told, again = await scenario(tmp_path / "disturbed", ("trained", 2))
+    assert [record.left_out for record in again] == [record.left_out for record in written]
+    for step in told:
         assert step.checksum == expected[step.step].checksum
         assert lineage(step) == lineage(expected[step.step])
         if step.batch_id is not None:

@@ -79,6 +79,15 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
                 (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
                 entries = {entry[0]: entry for entry in response.resources[0][4]}
         assert entries["unclean.leader.election.enable"][3] == 1, "what others have set stays"
+
+        # As the runbook has an operator do it.
+        larger = {key: entry[1] for key, entry in entries.items() if entry[3] == 1} | {"retention.bytes": str(1 << 40)}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, larger)])
+        async with asyncio.timeout(30), Bus(settings, client_id="test") as bus:
+            while await bus.budgets([TASKS]) != {"tasks": 1 << 40}:  # noqa: ASYNC110 - the broker changes it
+                await asyncio.sleep(0.05)
+            await bus.ensure_topics([TASKS])
+            assert await bus.budgets([TASKS]) == {"tasks": 1 << 40}, "a larger budget stays"
     finally:
         await admin.close()
 

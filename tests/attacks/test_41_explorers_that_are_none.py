@@ -9,6 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
 from schemas import ExplorerHeartbeat
@@ -17,7 +19,7 @@ from tests.support.fakes.log import FakeBus
 from tests.support.gateway.rig import KEY, SECRET, Rig, rig
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
-from trinity_bus.gateway.address_proof import with_proof
+from trinity_bus.gateway.address_proof import presence_of, with_proof
 from workers.preconditions import problems
 
 MINE = {"Authorization": f"Bearer {KEY}"}
@@ -67,6 +69,42 @@ async def test_nothing_is_sent_to_an_address_without_its_proof(forged: Callable[
             async with http.post(f"{here.url}/v1/chat/completions", json=ASKED) as answer:
                 assert answer.status == 200
     assert not asked
+
+
+@pytest.mark.parametrize("answers", ["nothing", "what the explorer says to it", "what was said once"])
+async def test_an_old_heartbeat_that_is_written_again_leads_nobody_to_who_has_its_address_now(answers: str) -> None:
+    """The explorer is gone, its address is a stranger's, and its proof lies on the log for all to read."""
+    asked: list[str] = []
+    heads: list[str] = []
+    async with rig() as here, aiohttp.ClientSession(headers=MINE) as http, aiohttp.ClientSession() as strangers:
+        honest = here.sides["explorer-0"]
+        once = "0" * 64
+
+        async def answer(request: web.Request) -> web.Response:
+            asked.append(request.path)
+            heads.append(request.headers.get("Authorization", ""))
+            if answers == "nothing":
+                return web.Response(status=404)
+            if answers == "what was said once":
+                return web.Response(text=once)
+            async with strangers.get(f"http://{honest.address}{request.path_qs}") as passed_on:
+                return web.Response(text=await passed_on.text())
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        async with TestServer(app) as stranger:
+            # Of the true key, and of an explorer that was there.
+            old = with_proof(beat(address=f"127.0.0.1:{stranger.port}"), SECRET.get_secret_value())
+            once = presence_of(old).answer("0" * 32, SECRET.get_secret_value())
+            await (await FakeBus(here.log).producer().send(EXPLORER_EVENTS, old.explorer, old))
+            await until(lambda: len(here.gateway.explorers.usable) == 2, 10)
+            await here.heard("explorer-0", running=[])
+            for number in range(8):
+                async with http.post(f"{here.url}/v1/chat/completions", json=ASKED | {"seed": number}) as told:
+                    assert told.status == 200
+        assert set(asked) <= {"/proof"}, "no prompt was sent there"
+        assert asked, "it was its turn, too"
+        assert not any(heads), "nor the key"
 
 
 def test_a_key_that_can_be_guessed_from_its_proofs_is_refused() -> None:

@@ -225,7 +225,8 @@ def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Dem
 
 
 def test_a_broker_that_dies_is_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
-    demo = start("--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)
+    # The other subject, so that it is run at all: turns, and calls of a tool.
+    demo = start("tools", "--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)
     demo.until(lambda: "test before" in demo.said(), "its services served")
     (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
     kafka.kill()

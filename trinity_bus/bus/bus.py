@@ -194,6 +194,14 @@ class Bus:
         wanted = {topic.name for topic in topics}
         return {place: size for place, size in found.items() if place[0] in wanted}
 
+    async def budgets(self, topics: Sequence[Topic]) -> dict[str, int]:
+        """Topic name to the bytes that a partition may take before Kafka deletes the oldest; -1 is no limit.
+
+        Raises:
+            BusError: The broker refuses, or does not answer.
+        """
+        return await topic_admin.budgets(await self._administrator(), self.settings, topics)
+
     async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.
 

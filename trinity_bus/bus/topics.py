@@ -37,7 +37,8 @@ _MAY_NOT = (_NOT_ALLOWED, 31)
 _ALREADY_EXISTS = 36
 _CLEANUP = "cleanup.policy"
 _MAX_MESSAGE = "max.message.bytes"
-_KEPT = ("message.timestamp.type", "retention.ms", "retention.bytes")
+_BUDGET = "retention.bytes"
+_KEPT = ("message.timestamp.type", "retention.ms", _BUDGET)
 _OF_TOPIC = 1
 """Where a setting comes from, by Kafka's numbers: from the topic itself."""
 _MIN_IN_SYNC = "min.insync.replicas"
@@ -72,9 +73,18 @@ def config_of(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
 
 
 def outdated(topic: Topic, found: Found) -> dict[str, str]:
-    """Return what of an existing topic keeps its records for another time than it should, with what it should be."""
+    """Return what of an existing topic keeps its records for another time than it should, with what it should be.
+
+    A budget of bytes that an operator has made larger stays.
+    """
     wanted = topic.config()
-    return {name: wanted[name] for name, value in found.kept.items() if name in wanted and value != wanted[name]}
+    return {
+        name: wanted[name]
+        for name, value in found.kept.items()
+        if name in wanted
+        and value != wanted[name]
+        and not (name == _BUDGET and int(found.own.get(name, -1)) > topic.retention_bytes > 0)
+    }
 
 
 def copies_for(wanted: int | None, brokers: int) -> int:
@@ -207,6 +217,18 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     for weakness in weaknesses(found, settings, brokers):
         log.warning("%s", weakness)
     return created
+
+
+async def budgets(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> dict[str, int]:
+    """Return how many bytes a partition of each of these topics may take, by the topic's name; -1 is no limit.
+
+    Raises:
+        BusError: The broker refuses.
+    """
+    names = {topic.full_name(settings.namespace): topic.name for topic in topics}
+    with kafka_errors("find the budgets of topics"):
+        configs = await _configs(admin, list(names))
+    return {names[name]: int(entry[1]) for name, entries in configs.items() for entry in entries if entry[0] == _BUDGET}
 
 
 async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, Found]]) -> None:

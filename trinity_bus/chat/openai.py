@@ -17,15 +17,18 @@ from pydantic import ValidationError
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError, ChatMessage
+from trinity_bus.chat.options import TemplateOptions, read_options
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import Tools
 from trinity_bus.chat.session import Said
 from trinity_bus.errors import TrinityError
 
 MAX_CHOICES: Final = 128
+OPTIONS: Final = "chat_template_kwargs"
+"""As vLLM calls them."""
 _TAKEN: Final = frozenset(
     {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
-    | {"logprobs"}
+    | {"logprobs", OPTIONS}
 )
 _DRAWING: Final = frozenset(
     {
@@ -66,6 +69,8 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     logprobs: bool
+    options: TemplateOptions = field(default_factory=dict)
+    """Of the model's chat template."""
     drawing: Mapping[str, Any] = field(default_factory=dict)
     """How the client would have it drawn, as it came: for a model that is not trained."""
 
@@ -75,7 +80,8 @@ class ChatRequest:
         Raises:
             ChatError: It asks for what such a model does not give, or cannot be drawn so.
         """
-        for name, asked in (("tools", self.tools), ("n", self.n > 1), ("logprobs", self.logprobs)):
+        not_had = {"tools": self.tools, "n": self.n > 1, "logprobs": self.logprobs, OPTIONS: self.options}
+        for name, asked in not_had.items():
             if asked:
                 raise ChatError(f"{name} cannot be had of model {self.model!r}")
         return _sampling({**self.drawing, "max_tokens": self.sampling.max_tokens, "stop": self.sampling.stop})
@@ -105,6 +111,7 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         stream=bool(asked.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(asked.get("logprobs")),
+        options=read_options(asked.get(OPTIONS, {})),
         drawing={name: value for name, value in asked.items() if name in _DRAWING},
     )
 

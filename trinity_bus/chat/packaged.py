@@ -13,6 +13,7 @@ from renderers.configs import AutoRendererConfig
 
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
+from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
 from trinity_bus.chat.speech import Speech
@@ -36,6 +37,7 @@ class PackagedRenderer:
 
     def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
+        self._options = options
         keeping = AutoRendererConfig(thinking_retention="all")
         try:
             self._renderer = create_renderer(tokenizer, keeping, chat_template_kwargs=options or None)
@@ -45,6 +47,10 @@ class PackagedRenderer:
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.prompt``."""
         return self._render(messages, tools, prompted=True)
+
+    def configured(self, options: TemplateOptions) -> "PackagedRenderer":
+        """See ``Renderer.configured``."""
+        return PackagedRenderer(self._tokenizer, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
         """See ``Renderer.turn``."""

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
+from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.speech import Speech
 
@@ -70,6 +71,14 @@ class Renderer(Protocol):
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
         """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
+        ...
+
+    def configured(self, options: TemplateOptions) -> "Renderer":
+        """Return the renderer with other options of its chat template.
+
+        Raises:
+            ChatError: The model has no such option.
+        """
         ...
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
@@ -130,6 +139,15 @@ class PromptsOnly:
         del prompt
         return Speech(self._tokenizer, stop=stop, plain=True)
 
+    def configured(self, options: TemplateOptions) -> "PromptsOnly":
+        """Refuse it.
+
+        Raises:
+            ChatError: Always.
+        """
+        del options
+        raise ChatError(_NO_TEMPLATE)
+
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
         """Refuse it.
 
@@ -144,12 +162,13 @@ def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
     """Return the renderer of a model.
 
     Args:
-        tokenizer: The model's.
-        **options: Of the chat template, such as ``enable_thinking=False``.
+        tokenizer: The model's; with its ``chat_template_options``, where it has any.
+        **options: More of the chat template, such as ``enable_thinking=False``.
 
     Raises:
-        ChatError: The model has no chat template.
+        ChatError: The model has no chat template, or no such option.
     """
+    options = {**getattr(tokenizer, "chat_template_options", {}), **options}
     name = str(getattr(tokenizer, "name_or_path", ""))
     if name and not Path(name).is_dir() and importlib.util.find_spec("renderers") is not None:
         from trinity_bus.chat.packaged import PackagedRenderer, knows
@@ -161,4 +180,4 @@ def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
         raise ChatError(_NO_TEMPLATE)
     from trinity_bus.chat.template import TemplateRenderer
 
-    return TemplateRenderer(tokenizer, **options)
+    return TemplateRenderer(tokenizer, options)

@@ -33,6 +33,7 @@ import numpy as np
 from schemas.experience import Rollout, UInt8, VersionSpan
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
+from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Completion
 from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
 from trinity_bus.chat.speech import Speech
@@ -128,6 +129,8 @@ class Prompt:
 
     token_ids: list[int]
     tools: Tools
+    renderer: Renderer
+    """That has written it, and reads its answers."""
     known: bytes
     """What its history is known by."""
     digests: Digests
@@ -205,12 +208,15 @@ class Session:
             "response_tokens": float(sum(sum(sample.mask) for sample in self.samples)),
         }
 
-    def prompt(self, messages: Sequence[ChatMessage], tools: Tools = None) -> Prompt:
+    def prompt(
+        self, messages: Sequence[ChatMessage], tools: Tools = None, options: TemplateOptions | None = None
+    ) -> Prompt:
         """Return what to ask the engine with.
 
         Args:
             messages: The whole conversation, as clients of OpenAI's send it.
             tools: What the model may call.
+            options: Of the model's chat template, for what is new of it.
 
         Raises:
             ChatError: They cannot be written as tokens of this model, or make none.
@@ -219,12 +225,13 @@ class Session:
             raise ChatError("a conversation needs at least one message")
         digests = Digests(tools)
         known = [digests.add(message) for message in messages]
-        token_ids, after = self._continued(known, messages, tools)
+        renderer = self._renderer.configured(options) if options else self._renderer
+        token_ids, after = self._continued(renderer, known, messages, tools)
         if token_ids is None:
-            token_ids, after = self._renderer.prompt(messages, tools), None
+            token_ids, after = renderer.prompt(messages, tools), None
         if not token_ids:
             raise ChatError("a conversation without a single token")
-        return Prompt(token_ids, tools, known[-1], digests, after)
+        return Prompt(token_ids, tools, renderer, known[-1], digests, after)
 
     def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
         """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten.
@@ -245,6 +252,7 @@ class Session:
         tools: Tools,
         stop: Sequence[str],
         drawn: Callable[[Sequence[int]], Sequence[Completion]],
+        options: TemplateOptions | None = None,
     ) -> None:
         """Take the answers of a history that were given elsewhere, up to the first that is not what was drawn there.
 
@@ -253,6 +261,7 @@ class Session:
             tools: What the model may call.
             stop: Texts that ended answers.
             drawn: Returns what was drawn elsewhere after a prompt.
+            options: Of the model's chat template.
 
         Raises:
             ChatError: They cannot be written as tokens of this model.
@@ -264,7 +273,7 @@ class Session:
                 continue
             if not count:
                 return
-            prompt = self.prompt(messages[:count], tools)
+            prompt = self.prompt(messages[:count], tools, options)
             same = next((one for one in drawn(prompt.token_ids) if self._would_be(prompt, one, stop) == known), None)
             if same is None:
                 return
@@ -304,14 +313,14 @@ class Session:
         return prompt.digests.with_one_more(said.message)
 
     def _continued(
-        self, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
+        self, renderer: Renderer, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
     ) -> tuple[list[int] | None, _Point | None]:
         """Return the prompt after the latest turn that these messages continue."""
         for count in range(len(known), 0, -1):
             point = self._points.get(known[count - 1])
             if point is not None:
                 drawn = point.drawn()
-                new = self._renderer.extension(drawn, messages[count:], tools)
+                new = renderer.extension(drawn, messages[count:], tools)
                 return (None if new is None else [*drawn.prompt, *drawn.token_ids, *new]), point
         return None, None
 
@@ -329,11 +338,11 @@ class Session:
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
         """Return what shows the answer to a prompt while it is drawn."""
-        return self._renderer.speech(prompt.token_ids, stop)
+        return prompt.renderer.speech(prompt.token_ids, stop)
 
     def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int) -> Said:
         ended = completion.finish_reason == "stop"
-        read = self._renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
+        read = prompt.renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
         content = read.content
         for text in stop:
             content = content.partition(text)[0]

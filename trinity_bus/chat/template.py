@@ -10,12 +10,13 @@ before nor what was drawn, and cannot take anything of it back: reasoning that i
 where it was drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity_bus.chat.formats import format_of, read_llama, split_reasoning
 from trinity_bus.chat.formats.call import opens_reasoning
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
+from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
 from trinity_bus.chat.speech import Speech
@@ -30,10 +31,10 @@ class TemplateRenderer:
 
     Args:
         tokenizer: With a chat template.
-        **options: Of the template.
+        options: Of the template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, **options: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._options = options
         self._special = frozenset(tokenizer.all_special_ids)
@@ -62,6 +63,10 @@ class TemplateRenderer:
         reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=self._opens(drawn.prompt))
         read = self._read(rest)
         return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
+
+    def configured(self, options: TemplateOptions) -> "TemplateRenderer":
+        """See ``Renderer.configured``."""
+        return TemplateRenderer(self._tokenizer, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
         """See ``Renderer.turn``."""

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from schemas.event import Follows
 from schemas.numbers import MAX_VERSION, Port
 from schemas.record import Identifier
-from trinity_bus.config.mesh import Dtype, of_mesh
+from trinity_bus.config.mesh import Dtype, TemplateOptions, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, HostName, InstanceName, Seconds, Size
@@ -54,6 +54,7 @@ class ExplorerSettings(Section):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Of tasks that name none."""
     max_tokens: Count = of_mesh("max_tokens")
+    chat_template_options: TemplateOptions = of_mesh("chat_template_options")
     cpu_kvcache_gib: Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)] = 1.0
     """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
     max_num_seqs: Size = 256
@@ -110,7 +111,8 @@ class ExplorerSettings(Section):
     runner_report_s: Seconds = 1.0
     """How often the states of the runners are told."""
     runner_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer.
+    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer,
+    and of root the user ``workflows`` where there is one, as in the images.
     Of another user, workflows reach none of the explorer's files and processes: see docs/workflows.md."""
     runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
     """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as

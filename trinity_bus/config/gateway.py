@@ -4,7 +4,7 @@ from pydantic import Field, SecretStr
 
 from schemas.numbers import Port
 from schemas.record import Identifier
-from trinity_bus.config.mesh import of_mesh
+from trinity_bus.config.mesh import TemplateOptions, of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, HostName, InstanceName, Seconds
 
@@ -29,6 +29,7 @@ class GatewaySettings(Section):
     temperature: float = Field(default=1.0, ge=0, le=10)
     """At which all is drawn, whatever clients ask for: what is contributed was drawn as the trainer takes it to be."""
     max_tokens: Count = of_mesh("max_tokens")
+    chat_template_options: TemplateOptions = of_mesh("chat_template_options")
     timeout_s: Seconds = 600.0
     """How long an answer may take."""
     engine_wait_s: Seconds = 2.0

@@ -16,6 +16,7 @@ from trinity_bus.config.values import Count, Size
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 type Mode = Literal["both", "explore", "train", "bench", "serve"]
+type TemplateOptions = Annotated[dict[str, bool | int | float | str], Field(max_length=32)]
 type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 TAKES_PART: Final[Mapping[str, frozenset[Mode]]] = {
@@ -55,6 +56,10 @@ class MeshSettings(Section):
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256
     """Longest response of tasks that name none, in tokens; less than ``max_model_len``."""
+    chat_template_options: TemplateOptions = Field(default={})
+    """Options of the model's chat template, such as ``{"enable_thinking": false}``: for prompts, conversations, agents,
+    the gateway, and what explorers of other pools are asked. A request may have others (``chat_template_kwargs``).
+    Examples that a trainer learns from are written without."""
     max_record_mib: Annotated[int, Field(ge=MIN_RECORD_MIB, le=MAX_RECORD_MIB)] = MAX_RECORD_MIB
     """Largest record that the cluster takes (its ``max.message.bytes``), in MiB; managed ones often take 8. Topics are
     made with it, groups that are larger are split over several records, and batches have 1024 tasks at most for each

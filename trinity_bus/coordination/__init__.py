@@ -41,7 +41,7 @@ from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState,
 from trinity_bus.coordination.machine import CoordinatorMachine, Figures
 from trinity_bus.coordination.retention import Retention
 from trinity_bus.coordination.state.codec import StateError
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy, required_version, staleness
+from trinity_bus.coordination.sync_policy import SyncPolicy, required_version, staleness
 
 __all__ = [
     "TRANSITIONS",

@@ -51,8 +51,6 @@ from schemas import (
     UnservedPool,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.batches.answers import Answers
-from trinity_bus.coordination.batches.endings import Endings
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
@@ -70,6 +68,12 @@ from trinity_bus.coordination.effects import (
     RejectTask,
     TellPace,
 )
+from trinity_bus.coordination.events.answers import Answers
+from trinity_bus.coordination.events.batch_commands import BatchCommands
+from trinity_bus.coordination.events.contributions import Contributions
+from trinity_bus.coordination.events.endings import Endings
+from trinity_bus.coordination.events.version_choice import VersionChoice
+from trinity_bus.coordination.events.version_events import VersionEvents
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     ContributionArrived,
@@ -79,15 +83,11 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.pools import Kind, kind_of
-from trinity_bus.coordination.requests.batch_commands import BatchCommands
-from trinity_bus.coordination.requests.contributions import Contributions
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.state.store import StateStore
-from trinity_bus.coordination.versions.choice import VersionChoice
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
-from trinity_bus.coordination.versions.version_events import VersionEvents
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 LONGEST_STEP = 0.25
 """Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""

@@ -7,6 +7,9 @@
                 |                    |
                 '--no answer, 503 ---'--cut off, tokens known--> CHOOSING, with these tokens after the prompt
 
+Who is asked for the first time, or again after it was lost, proves before that it is who its heartbeat says
+(``address_proof``): nothing is sent to others, the key least of all.
+
 A request that is not streamed is drawn anew by the next explorer. Of one that is, the tokens that have arrived are
 kept: the next explorer is asked with prompt and tokens, for the rest. That is one draw from the same policies, unless
 what is drawn depends on the response as a whole (several responses, stop texts, penalties, a seed): then it fails.
@@ -20,6 +23,7 @@ Failures: ``NoEngineError``, ``EngineSlowError``, ``RequestRefusedError``, ``Gen
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -32,6 +36,7 @@ import aiohttp
 
 from schemas.sampling import Sampling
 from trinity_bus.gateway import wire
+from trinity_bus.gateway.address_proof import Presence
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
@@ -44,6 +49,8 @@ _MOST_TRIES: Final = 4
 _LOOK_S: Final = 0.1
 """How often it is looked for an explorer while there is none."""
 _CONNECT_S: Final = 5.0
+_MOST_ANSWER: Final = 100
+"""Bytes of a proof that are read; it has 64."""
 
 
 class _CutOffError(Exception):
@@ -99,19 +106,20 @@ class Explorers:
 
     def __init__(self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float) -> None:
         self._fleet = fleet
-        self._headers = {"Authorization": f"Bearer {key}"}
+        self._key = key
         self._wait_s = wait_s
         self._timeout_s = timeout_s
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
+        self._met: dict[str, Presence] = {}
+        """Who has proved to be there, by name, until they are lost."""
         self.moved = 0
         """Requests that were given to another explorer because one failed."""
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -207,6 +215,7 @@ class Explorers:
             _log.warning("explorer %s was lost to a request: %s", explorer.name, error)
             failed.add(explorer.name)
             self._fleet.doubt(explorer.name)
+            self._met.pop(explorer.name, None)
             raise
         finally:
             self._requests[explorer.name] -= 1
@@ -305,8 +314,12 @@ class Explorers:
             raise NoEngineError("this process is shutting down")
         frames = wire.frame_reader()
         try:
+            await self._meet(explorer, self._client)
             async with self._client.post(
-                f"http://{explorer.address}{path}", data=body, allow_redirects=False
+                f"http://{explorer.address}{path}",
+                data=body,
+                headers={"Authorization": f"Bearer {self._key}"},
+                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     await self._refused(explorer, response)
@@ -315,6 +328,32 @@ class Explorers:
                         yield wire.decode_frame(whole)
         except (aiohttp.ClientError, OSError, ProtocolError) as error:
             raise _CutOffError(str(error) or type(error).__name__) from error
+
+    async def _meet(self, explorer: ServingExplorer, client: aiohttp.ClientSession) -> None:
+        """Have an explorer that is asked for the first time prove that it is there.
+
+        Raises:
+            _CutOffError: It does not.
+        """
+        if self._met.get(explorer.name) == explorer.presence:
+            return
+        nonce = secrets.token_hex(16)
+        try:
+            async with (
+                asyncio.timeout(_CONNECT_S),
+                client.get(
+                    f"http://{explorer.address}{wire.PROOF_PATH}", params={"nonce": nonce}, allow_redirects=False
+                ) as response,
+            ):
+                answer = (await response.content.read(_MOST_ANSWER)).decode("ascii", errors="replace")
+        except TimeoutError as error:
+            raise _CutOffError(f"{explorer.address} does not say who it is") from error
+        if not explorer.presence.is_proved(answer, nonce, self._key):
+            raise _CutOffError(
+                f"{explorer.address} does not prove to be it: its heartbeat was an old one, written again, or it is of "
+                "an earlier version"
+            )
+        self._met[explorer.name] = explorer.presence
 
     async def _refused(self, explorer: ServingExplorer, response: aiohttp.ClientResponse) -> None:
         why = (await response.content.read(1000)).decode(errors="replace")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
-from trinity_bus.gateway.address_proof import is_proved
+from trinity_bus.gateway.address_proof import Presence, is_proved, presence_of
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +28,25 @@ _MOST_TOLD: Final = 100
 class ServingExplorer:
     """An explorer that can be asked."""
 
-    name: str
-    incarnation: str
-    address: str
-    """``host:port``"""
+    presence: Presence
     version: int
     attempts: int
     """Of tasks, that it works on beside what it is asked over HTTP."""
+
+    @property
+    def name(self) -> str:
+        """Return the explorer's name."""
+        return self.presence.explorer
+
+    @property
+    def incarnation(self) -> str:
+        """Return the explorer's incarnation."""
+        return self.presence.incarnation
+
+    @property
+    def address(self) -> str:
+        """Return ``host:port``."""
+        return self.presence.address
 
 
 class ServingFleet:
@@ -67,7 +79,7 @@ class ServingFleet:
             self._known.pop(beat.explorer, None)
             return
         self._doubted.discard(beat.explorer)
-        explorer = ServingExplorer(beat.explorer, beat.incarnation, beat.address, beat.model_version, len(beat.running))
+        explorer = ServingExplorer(presence_of(beat), beat.model_version, len(beat.running))
         self._known[beat.explorer] = explorer, now + beat.silent_after_s(self._silence_s)
 
     def _pass_over(self, beat: ExplorerHeartbeat) -> None:
@@ -83,7 +95,7 @@ class ServingFleet:
     def left(self, event: ExplorerLeft) -> None:
         """Note that one has shut down."""
         known = self._known.get(event.explorer)
-        if known is not None and known[0].incarnation == event.incarnation:
+        if known is not None and known[0].presence.incarnation == event.incarnation:
             del self._known[event.explorer]
 
     def doubt(self, name: str) -> None:

@@ -24,6 +24,8 @@ from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 PATH: Final = "/generate"
 CHAT_PATH: Final = "/chat"
 SCORE_PATH: Final = "/score"
+PROOF_PATH: Final = "/proof"
+"""Where it proves, before anything is sent to it, that it is who its heartbeat says: see ``address_proof``."""
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_RESPONSES: Final = 1024

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,8 +25,9 @@ from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.chat import ChatError, ParsedCall, Said, Session, renderer_for
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
-from trinity_bus.rollout.tools import Toolbox, ToolError
+from trinity_bus.rollout.tools import Given, Toolbox, ToolError
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
+from trinity_bus.sandbox import Sandbox
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class Conversation:
     """What the other side has given, where it gives some."""
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
     """Of the run: what a reward asks other pools with."""
+    sandbox: Sandbox | None = field(default=None, repr=False, compare=False)
+    """Of the run, where a tool wants one: it is there until the reward is known."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What a reward has to tell beside itself; ``Answered(..., metrics=conversation.metrics)`` tells of its parts."""
 
@@ -163,21 +166,39 @@ class ToolWorkflow(ConversationWorkflow):
         self._toolbox = Toolbox(self.tools)
         self.schemas = self._toolbox.schemas
 
+    def make_sandbox(self, task: Task) -> Sandbox:
+        """Return what a run's tools get that want a sandbox."""
+        del task
+        return Sandbox()
+
     @asynccontextmanager
     async def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AsyncIterator[OtherSide]:
         """See ``ConversationWorkflow.other_side``."""
-        del task
 
         async def answer(said: Said) -> bool:
             await self._answer_calls(ctx, talk, said)
             return not (said.tool_calls or said.flaws)
 
-        yield answer
+        async with AsyncExitStack() as stack:
+            if self._toolbox.sandboxed:
+                talk.sandbox = await stack.enter_async_context(self.make_sandbox(task))
+            yield answer
 
     async def _answer_calls(self, ctx: RolloutContext, talk: Conversation, said: Said) -> None:
         """Add what the tools of a turn return, and what is wrong with its calls."""
+        given: Given = {RolloutContext: ctx, Sandbox: talk.sandbox}
         for call in said.tool_calls:
-            good, text = await ctx.call(call.name, self._called, call.name, call.arguments)
+            made = False
+
+            async def called(name: str, arguments: dict[str, Any]) -> list[Any]:
+                nonlocal made
+                made = True
+                return await self._called(name, arguments, given)
+
+            good, text = await ctx.call(call.name, called, call.name, call.arguments)
+            if not made and call.name in self._toolbox.sandboxed:
+                # An earlier attempt has called it, elsewhere. The model is told the same; the sandbox here is filled.
+                await called(call.name, call.arguments)
             talk.calls += 1
             talk.errors += not good
             talk.messages.append(_result(call, text))
@@ -185,10 +206,10 @@ class ToolWorkflow(ConversationWorkflow):
             talk.errors += 1
             talk.messages.append({"role": "tool", "content": flaw})
 
-    async def _called(self, name: str, arguments: dict[str, Any]) -> list[Any]:
+    async def _called(self, name: str, arguments: dict[str, Any], given: Given) -> list[Any]:
         """Return whether a call could be made, and what the model is told of it."""
         try:
-            return [True, await self._toolbox.run(name, arguments, self.tool_timeout_s)]
+            return [True, await self._toolbox.run(name, arguments, self.tool_timeout_s, given)]
         except ToolError as error:
             return [False, f"error: {error}"]
 

@@ -160,7 +160,7 @@ class Endpoint:
 
     async def _drawn(self, asked: ChatRequest) -> ChatAnswer:
         """Have the model answer that is trained."""
-        prompt = self._session.prompt(asked.messages, asked.tools)
+        prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         for completion in await self.ctx.generate(prompt.token_ids, asked.sampling, asked.n):
             said = self._session.add(prompt, completion, asked.sampling.stop or ())

@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from trinity_bus.chat import EndingTokenizer
+from trinity_bus.chat.options import TemplateOptions, read_options
 
 
-def load_tokenizer(model_path: str) -> EndingTokenizer:
+def load_tokenizer(model_path: str, options: TemplateOptions | None = None) -> EndingTokenizer:
     """Return the tokenizer of a Hugging Face model.
 
     Args:
         model_path: A folder, or the name of a model.
+        options: Of its chat template (``mesh.chat_template_options``), for ``renderer_for`` to find.
 
     Raises:
         OSError, ValueError: There is none.
+        ChatError: These are no options of a chat template.
     """
+    options = read_options(options or {})
     # Its threads would not survive a fork, and it says so at length.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # It would say that models are not available without torch.
@@ -33,6 +37,7 @@ def load_tokenizer(model_path: str) -> EndingTokenizer:
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+    tokenizer.chat_template_options = options
     loaded: EndingTokenizer = tokenizer
     return loaded
 

@@ -11,13 +11,17 @@ whose function raises anything else         the failure of its run
 that takes longer than it may               the failure of its run: ``ToolTimeoutError``
 ==========================================  ==========================================================================
 
+A parameter whose type is ``RolloutContext`` or ``Sandbox`` is no part of what the model is told: the workflow gives it,
+the run's own.
+
 A function that is not ``async`` runs in a thread of its own (``trinity_bus.rollout.threads``); one that hangs there
 ends with its runner, which is replaced.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, get_type_hints
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError, validate_call
@@ -25,9 +29,15 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from schemas.message import FunctionSchema, Tool
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.threads import within
+from trinity_bus.rollout.workflow import RolloutContext
+from trinity_bus.sandbox import Sandbox
 
 MAX_RESULT_CHARS = 1 << 18
 """Of what a tool returns; a model reads no more."""
+
+type Given = Mapping[type, Any]
+"""A run's own ``RolloutContext``, and its ``Sandbox`` where a tool wants one."""
+_NOTHING: Final[Given] = MappingProxyType({})
 
 
 class ToolError(TrinityError, RuntimeError):
@@ -53,20 +63,29 @@ class PythonTool:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = function.__name__
+        types = get_type_hints(function, include_extras=True)
+        self.given = {name: kind for name, of in types.items() if (kind := _given_kind(of)) is not None}
+        """By parameter, what the workflow gives it."""
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} cannot be given by its name")
             if parameter.annotation is parameter.empty:
                 raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} needs a type")
-        self._check = validate_call(_given(function))
+        asked = _asked(function, {name: of for name, of in types.items() if name not in self.given})
+        self._check = validate_call(asked)
         description = (inspect.getdoc(function) or "").partition("\n\n")[0] or None
         # Pydantic takes functions too, whatever its types say.
-        parameters = TypeAdapter[Any](function).json_schema()  # type: ignore[arg-type]
+        parameters = TypeAdapter[Any](asked).json_schema()  # type: ignore[arg-type]
         self.schema = Tool(function=FunctionSchema(name=self.name, description=description, parameters=parameters))
         self._function = function
 
-    async def run(self, arguments: Mapping[str, Any], timeout_s: float) -> str:
+    async def run(self, arguments: Mapping[str, Any], timeout_s: float, given: Given = _NOTHING) -> str:
         """Return what it returns, as text.
+
+        Args:
+            arguments: What the model has said.
+            timeout_s: How long it may take.
+            given: What the workflow gives.
 
         Raises:
             ToolError: It does not take these arguments, or says that it cannot do it.
@@ -78,7 +97,8 @@ class PythonTool:
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ToolError(f"{self.name} does not take these arguments: {problems}") from error
-        value = await within(timeout_s, lambda: self._late(timeout_s), self._function, **taken)
+        own = {name: given[kind] for name, kind in self.given.items()}
+        value = await within(timeout_s, lambda: self._late(timeout_s), self._function, **taken, **own)
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if len(text) > MAX_RESULT_CHARS:
             raise ToolError(f"{self.name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
@@ -88,15 +108,21 @@ class PythonTool:
         return ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
 
 
-def _given(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function with the same parameters that returns what it was given."""
+def _given_kind(of: Any) -> type | None:
+    return next((kind for kind in (RolloutContext, Sandbox) if isinstance(of, type) and issubclass(of, kind)), None)
 
-    def given(**arguments: Any) -> dict[str, Any]:
+
+def _asked(function: Callable[..., Any], types: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+    """Return a function of those parameters that have these types; it returns what it was asked with."""
+
+    def asked(**arguments: Any) -> dict[str, Any]:
         return arguments
 
-    given.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    given.__annotations__ = dict(function.__annotations__)
-    return given
+    signature = inspect.signature(function)
+    kept = [one.replace(annotation=types[one.name]) for one in signature.parameters.values() if one.name in types]
+    asked.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    asked.__annotations__ = dict(types)
+    return asked
 
 
 class Toolbox:
@@ -117,8 +143,10 @@ class Toolbox:
             raise ValueError(f"two tools have the same name: {', '.join(sorted(tool.name for tool in tools))}")
         self.schemas = [tool.schema.model_dump(exclude_none=True) for tool in tools]
         """What a model is told of them, OpenAI's shape."""
+        self.sandboxed = frozenset(tool.name for tool in tools if Sandbox in tool.given.values())
+        """Those that are given a sandbox."""
 
-    async def run(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
+    async def run(self, name: str, arguments: Mapping[str, Any], timeout_s: float, given: Given = _NOTHING) -> str:
         """Run a call; see ``PythonTool.run``.
 
         Raises:
@@ -127,4 +155,4 @@ class Toolbox:
         tool = self._tools.get(name)
         if tool is None:
             raise ToolError(f"there is no tool {name!r}; there are {', '.join(sorted(self._tools)) or 'none'}")
-        return await tool.run(arguments, timeout_s)
+        return await tool.run(arguments, timeout_s, given)

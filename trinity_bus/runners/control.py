@@ -13,6 +13,8 @@
 When the explorer's end is closed, the fork server kills its runners and ends.
 """
 
+from typing import Any
+
 from msgspec import Struct
 
 from trinity_bus.runtime.frames import Dialect
@@ -24,7 +26,7 @@ class LoadWorkflows(Struct, tag="load", frozen=True):
     """What all runners have in common."""
 
     tokenizer: str
-    """What loads it, as ``module:function``; it is called with ``model_path``."""
+    """What loads it, as ``module:function``; it is called with ``model_path`` and ``template_options``."""
     model_path: str
     model: str
     """Its name, for the experiences."""
@@ -36,6 +38,8 @@ class LoadWorkflows(Struct, tag="load", frozen=True):
     namespace: str
     telemetry: bytes
     """``TelemetrySettings`` as JSON."""
+    template_options: dict[str, Any] = {}
+    """Of the model's chat template."""
     user: str | None = None
     """User, by name or number, to become before anything of the workflows' is imported; None: to stay."""
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pwd
 import signal
 import socket
 from collections import deque
@@ -46,10 +47,26 @@ from trinity_bus.runtime.process import Child
 _log = logging.getLogger(__name__)
 
 _RUNNER_USER = env_name("explorer.runner_user")
+_IMAGES_USER = "workflows"
 TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
 _STOP_S = 2.0
 
 type Listener = Callable[[RunnerForked | RunnerExited | RunnersError], None]
+
+
+def runner_user(named: str | None) -> str | None:
+    """Return whom runners become: who is named, else of an explorer that is root the images' own user for it.
+
+    Args:
+        named: ``explorer.runner_user``.
+    """
+    if named is not None or os.geteuid() != 0:
+        return named
+    try:
+        return pwd.getpwnam(_IMAGES_USER).pw_name
+    except KeyError:
+        _log.warning("workflows run as root, as this explorer does; %s names another user", _RUNNER_USER)
+        return None
 
 
 class ForkServer:
@@ -59,7 +76,8 @@ class ForkServer:
         settings: The sections ``explorer``, ``coordinator`` (the model's name), ``kafka`` (its namespace) and
             ``telemetry`` are used.
         channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
-        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path.
+        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path and
+                the options of its chat template.
 
     Raises:
         ConfigError: ``explorer.runner_python`` is not fit for runners.
@@ -68,8 +86,7 @@ class ForkServer:
 
     def __init__(self, settings: Settings, *, channel: socket.socket | None = None, tokenizer: str = TOKENIZER) -> None:
         explorer = settings.explorer
-        if os.geteuid() == 0 and explorer.runner_user is None:
-            _log.warning("workflows run as root, as this explorer does; %s names another user", _RUNNER_USER)
+        user = runner_user(explorer.runner_user)
         self._limit_s = explorer.start_timeout_s
         self._child: Child | None = None
         if channel is None:
@@ -98,7 +115,8 @@ class ForkServer:
                     explorer=explorer.name,
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),
-                    user=explorer.runner_user,
+                    template_options=explorer.chat_template_options,
+                    user=user,
                 )
             )
         )

@@ -70,7 +70,8 @@ def load(order: LoadWorkflows) -> Tokenizer:
         for module in order.modules:
             importlib.import_module(module)
         module, _, function = order.tokenizer.partition(":")
-        tokenizer: Tokenizer = getattr(importlib.import_module(module), function)(order.model_path)
+        load_it = getattr(importlib.import_module(module), function)
+        tokenizer: Tokenizer = load_it(order.model_path, order.template_options)
     return tokenizer
 
 

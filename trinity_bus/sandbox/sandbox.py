@@ -10,6 +10,8 @@ variables, and the sandbox's folder as working folder, home and place of tempora
 it is not kept from: reading files that its user may read. So run runners as a user of their own
 (``explorer.runner_user``). It lives as long as its block, and so through scoring.
 
+Its owner holds a lock on the folder. Where the owner is killed, the next process that opens a sandbox removes it.
+
 Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
 limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
 is killed from outside takes its processes along.
@@ -17,12 +19,15 @@ is killed from outside takes its processes along.
 
 import asyncio
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -34,6 +39,8 @@ from trinity_bus.runtime.execution import Executed, Process, execute, kill
 from trinity_bus.sandbox import jail
 
 _JAIL: Final = str(jail.__file__)
+_PREFIX: Final = "trinity-bus-sandbox-"
+_NEW_S: Final = 60.0
 
 
 class SandboxError(TrinityError, RuntimeError):
@@ -80,7 +87,9 @@ class Sandbox:
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
         self._running: set[Process] = set()
-        self._folder: Path | None = Path(tempfile.mkdtemp(prefix="sandbox-"))
+        self._folder: Path | None = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = os.open(self._folder, os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     @property
     def folder(self) -> Path:
@@ -164,8 +173,10 @@ class Sandbox:
             await kill(process)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            os.close(self._lock)
 
     async def __aenter__(self) -> Self:
+        await asyncio.to_thread(_remove_left)
         return self
 
     async def __aexit__(
@@ -196,6 +207,20 @@ class Sandbox:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise SandboxError(f"{path!r} is no file")
             yield file
+
+
+@functools.cache
+def _remove_left() -> None:
+    """Remove the folders of owners that are dead; once in this process."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            file = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, file)
+            found = os.fstat(file)
+            # A new one is locked by its owner in a moment.
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW_S:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_all(file: int, data: bytes) -> None:

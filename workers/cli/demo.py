@@ -16,6 +16,7 @@ from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
 from workers.demo.settings import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
+from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import RUNS, SUMMARY, program
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
@@ -27,6 +28,7 @@ _GRACE_S = 40.0
 
 @app.command()
 def demo(
+    name: Annotated[str, typer.Argument(help=f"What is taught: {', '.join(SUBJECTS)}.")] = COPY.name,
     *,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights, the order of tasks, and the draws.")] = 0,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Most steps of training.")] = MAX_STEPS,
@@ -42,14 +44,18 @@ def demo(
     ] = True,
     limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = LIMIT_S,
 ) -> None:
-    """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model to copy what it is told.
+    """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model something.
 
-    The model starts from random weights, and everything goes through the topics. Ctrl-C stops all of it.
+    ``copy``: to copy what it is told. ``tools``: to call a tool, and to call it again with what it has said. The model
+    starts from random weights, and everything goes through the topics. Ctrl-C stops all of it.
 
     Exit code 1 where a service ended, time was up, or the model has not learned in all the steps that it usually takes.
     """
+    if name not in SUBJECTS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(SUBJECTS)}")
     options = DemoOptions(
-        run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-seed{seed}")),
+        run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-{name}-seed{seed}")),
+        subject=SUBJECTS[name],
         seed=seed,
         steps=steps,
         explorers=explorers,
@@ -96,7 +102,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
         ("Summary", folder / SUMMARY),
         ("Settings", options.mesh_file),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
-        ("Ask it", f'{program()} ask "copy 3 1 4 =" --model {summary.model}'),
+        ("Ask it", options.subject.try_it.format(program=program(), model=summary.model)),
         ("Look at it", f"{program()} console --run-dir {folder}"),
         ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
     ):

@@ -1,28 +1,41 @@
 """Up to four runs on one axis: each run's index is asked, also of runs that have long ended.
 
-Indexes lie side by side in one folder, one for each namespace; a run is one of these. Only names that the folder has
-are opened.
+Indexes lie side by side in one folder, one for each namespace; a run is one of these, or one of the other trainers of a
+namespace that is chosen: ``namespace/replay-12``. Only names that the folder has are opened.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from trinity_bus.console.index import Index, SettingsRow, StoreError
+from trinity_bus.console.index import Index, Series, SettingsRow, StoreError
 from trinity_bus.console.index.files import database
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.settings_table import ComparedSetting, compared_settings
+from trinity_bus.console.web.settings_table import compared_settings
 from workers.console.desk import BadLinkError, PageDesk
 
 MAX_RUNS: Final = 4
 _LISTED: Final = 200
 _METRICS: Final = (REWARD, "loss", "entropy", "kl", "grad_norm", "staleness_mean", "seconds")
 _MAX_NAME: Final = 200
+
+
+class _Told(NamedTuple):
+    """What the index of a run says."""
+
+    trouble: str
+    """A line for people; empty where there is none."""
+    series: Sequence[Series] = ()
+    names: Sequence[str] = ()
+    """Of all metrics."""
+    settings: Sequence[SettingsRow] = ()
+    others: Sequence[str] = ()
+    """Of its namespace, runs of other trainers than the one that the namespace stands for."""
 
 
 class Compare:
@@ -49,21 +62,21 @@ class Compare:
                 raise BadLinkError(f"a metric's name has at most {_MAX_NAME} characters")
             names = await asyncio.to_thread(_runs, self._folder)
             wanted = list(dict.fromkeys(chosen)) or [name for name in names if name == frame.namespace]
-            if unknown := [name for name in wanted if name not in names]:
+            if unknown := [name for name in wanted if _namespace(name) not in names]:
                 raise BadLinkError(f"there is no index of {unknown[0][:100]!r}")
             if len(wanted) > MAX_RUNS:
                 raise BadLinkError(f"{len(wanted)} runs: at most {MAX_RUNS} can be told apart on one axis")
             shown = (metric, *_METRICS) if metric and metric not in _METRICS else _METRICS
-            drawn, known = await asyncio.to_thread(_charts, self._folder, wanted, shown, frame.until)
-            settings, untold = await asyncio.to_thread(_settings, self._folder, wanted, frame.until)
+            told = await asyncio.to_thread(lambda: [_told(self._folder, run, shown, frame.until) for run in wanted])
+            others = {_namespace(run): one.others for run, one in zip(wanted, told, strict=True)}
             return {
-                "runs": names,
+                "runs": [run for name in names for run in (name, *others.get(name, ()))],
                 "chosen": wanted,
-                "charts": drawn,
+                "charts": _charts(wanted, shown, told),
                 "metric": metric,
-                "metrics": known,
-                "settings": settings,
-                "untold": untold,
+                "metrics": sorted({name for one in told for name in one.names}),
+                "settings": compared_settings([one.settings for one in told]),
+                "untold": [one.trouble for one in told if one.trouble],
                 "most": MAX_RUNS,
             }
 
@@ -77,33 +90,36 @@ def _runs(folder: Path) -> list[str]:
     return [path.name for path in newest[:_LISTED]]
 
 
-def _settings(folder: Path, runs: Sequence[str], until: float | None) -> tuple[list[ComparedSetting], list[str]]:
-    """Return the settings of runs side by side, and a line for each run whose services have told none."""
-    told: list[list[SettingsRow]] = []
-    lines = []
-    for run in runs:
-        with Index(folder / run) as index:
-            try:
-                told.append(index.settings(until=until))
-            except StoreError:
-                lines.append(f"{run}: its index is of an earlier version; a console of its log makes it anew")
-                told.append([])
-                continue
-        if not told[-1]:
-            lines.append(f"{run}: no service has told its settings, or retention had deleted them")
-    return compared_settings(told), lines
+def _namespace(run: str) -> str:
+    return run.partition("/")[0]
 
 
-def _charts(
-    folder: Path, runs: Sequence[str], metrics: Sequence[str], until: float | None
-) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Return a chart for each metric that some run has, and the names of all metrics."""
+def _trainer(run: str) -> str | None:
+    """Return whose steps they are; None: those of the live trainer that spoke last."""
+    return run.partition("/")[2] or None
+
+
+def _told(folder: Path, run: str, metrics: Sequence[str], until: float | None) -> _Told:
+    with Index(folder / _namespace(run)) as index:
+        try:
+            trainers = index.trainers(until=until)
+            follows = any(one.trainer == _trainer(run) and one.follows is not None for one in trainers)
+            settings = [] if follows else index.settings(until=until)
+            points = index.metrics(metrics, points=charts.MAX_POINTS, trainer=_trainer(run), until=until)
+            names = index.metric_names()
+        except StoreError:
+            return _Told(f"{run}: its index is of an earlier version; a console of its log makes it anew")
+    untold = f"{run}: nobody has told its settings (replays and shadows do not), or retention had deleted them"
+    others = [f"{_namespace(run)}/{one.trainer}" for one in trainers[1:_LISTED]]
+    return _Told("" if settings else untold, points, names, settings, others)
+
+
+def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) -> list[tuple[str, Any]]:
+    """Return a chart for each metric that some run has."""
     lines: dict[str, list[charts.Line]] = {name: [] for name in metrics}
-    known: set[str] = set()
-    for run in runs:
-        with Index(folder / run) as index:
-            known.update(index.metric_names())
-            for one in index.metrics(metrics, by="step", points=charts.MAX_POINTS, until=until):
-                lines[one.name].append(charts.Line(run, [(point.x, point.value) for point in one.points]))
-    drawn = [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]
-    return drawn, sorted(known)
+    for run, one in zip(runs, told, strict=True):
+        found = {series.name: series.points for series in one.series}
+        for name, each in lines.items():
+            # Also of a run that has none: the colours go by the order of the runs.
+            each.append(charts.Line(run, [(point.x, point.value) for point in found.get(name, ())]))
+    return [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]

@@ -25,7 +25,7 @@ from typing import Any
 
 from schemas import BatchRecord, Position, TrainerHeartbeat
 from schemas.topic import Topic
-from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, TURNS, VERSION_HISTORY
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, DEMONSTRATIONS, EXPERIENCES, PREFERENCES, TURNS, VERSION_HISTORY
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
 from trinity_bus.coordination.retention import Cuts, Look
@@ -38,6 +38,8 @@ log = logging.getLogger("workers.coordinator")
 
 _POLL_S = 0.05
 _TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES, TURNS)
+_NEVER_TRIMMED = (DEMONSTRATIONS, PREFERENCES)
+"""A trainer may learn from all of them once more: above their budget Kafka deletes the oldest all the same."""
 
 
 class Commits:
@@ -131,7 +133,7 @@ class Keeper:
         cuts = self._retention.look(await self._look())
         batches, versions = self._retention.forgettable()
         self._tombstones = [(BATCHES, key) for key in batches] + [(VERSION_HISTORY, key) for key in versions]
-        await self._weigh()
+        await self.weigh()
         if cuts:
             await self._bus.delete_before(cuts)
             log.debug("deleted up to %s", cuts)
@@ -147,18 +149,25 @@ class Keeper:
             record = received.record if isinstance(received.record, BatchRecord) else None
             self._retention.batch(key, received.offset, record)
 
-    async def _weigh(self) -> None:
+    async def weigh(self) -> None:
         """Tells how much of the budget of each topic is taken by what is still needed."""
-        sizes = await self._bus.sizes(_TRIMMED)
-        for topic in _TRIMMED:
-            begins, ends = await self._bus.beginning_offsets(topic), await self._bus.end_offsets(topic)
-            shares = [
-                sizes.get((topic.name, partition), 0)
-                * needed_share(begins[partition], self._retention.needed.get((topic.name, partition), 0), end)
-                / topic.retention_bytes
-                for partition, end in ends.items()
-            ]
-            observations.BUDGET_USED.set(max(shares), {names.MESSAGING_DESTINATION_TEMPLATE: topic.name})
+        weighed = (*_TRIMMED, *_NEVER_TRIMMED)
+        sizes, budgets = await self._bus.sizes(weighed), await self._bus.budgets(weighed)
+        for topic in weighed:
+            needed = dict.fromkeys(range(topic.partitions), 1.0)
+            if topic in _TRIMMED:
+                begins, ends = await self._bus.beginning_offsets(topic), await self._bus.end_offsets(topic)
+                needed = {
+                    partition: needed_share(
+                        begins[partition], self._retention.needed.get((topic.name, partition), 0), end
+                    )
+                    for partition, end in ends.items()
+                }
+            taken = max(sizes.get((topic.name, partition), 0) * share for partition, share in needed.items())
+            observations.BUDGET_USED.set(
+                used_share(taken, budgets.get(topic.name, topic.retention_bytes)),
+                {names.MESSAGING_DESTINATION_TEMPLATE: topic.name},
+            )
 
     async def _look(self) -> Look:
         begins: Cuts = {}
@@ -184,6 +193,11 @@ class Keeper:
 def needed_share(begin: int, needed: int, end: int) -> float:
     """How much of what a partition holds is needed, from 0 to 1, as records are of much the same size."""
     return max(0, end - max(begin, needed)) / (end - begin) if end > begin else 0.0
+
+
+def used_share(taken: float, budget: int) -> float:
+    """How much of a budget of bytes is taken; none of one that has no limit."""
+    return taken / budget if budget > 0 else 0.0
 
 
 def _counting(machine: CoordinatorMachine) -> Iterator[Position]:

@@ -1,7 +1,7 @@
-"""The demo's tasks, in the order in which they are produced.
+"""A demo's tasks, in the order in which they are produced.
 
-They ship with the project as JSON lines: ``tasks/train.jsonl`` to learn from, ``tasks/held_out.jsonl`` to be tested
-with, no prompt in both. A task id may be used once in a mesh's lifetime, so each use of a line gets an id of its own.
+They ship with the project as JSON lines. A task id may be used once in a mesh's lifetime, so each use of a line gets an
+id of its own.
 """
 
 import random
@@ -12,22 +12,21 @@ from typing import Literal
 from schemas.codec import decode
 from schemas.sampling import Sampling
 from schemas.task import Task
+from workers.demo.subjects import DemoSubject
 
-MAX_TOKENS = 4
-"""Three digits and the end."""
 HELD_OUT = "held-out"
 CHECK = "check"
 CHECK_EVERY = 2
 """Of the tasks to learn from, the share that a check asks is one in so many."""
 
 
-def load_tasks(name: Literal["train", "held_out"]) -> list[Task]:
-    """Return the tasks of a file that ships with this package.
+def load_tasks(subject: DemoSubject, name: Literal["train", "held_out"]) -> list[Task]:
+    """Return a subject's tasks: those to learn from, or those to be tested with.
 
     Raises:
         DecodeError: A line is no task.
     """
-    text = resources.files("workers.demo.tasks").joinpath(f"{name}.jsonl").read_text(encoding="utf-8")
+    text = resources.files("workers.demo.tasks").joinpath(f"{subject.tasks}{name}.jsonl").read_text(encoding="utf-8")
     return [decode(line.encode(), Task) for line in text.splitlines()]
 
 
@@ -40,14 +39,12 @@ def train_stream(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
         epoch += 1
         rng.shuffle(order)
         for task in order:
-            yield task.model_copy(
-                update={"task_id": f"{task.task_id}/{epoch}", "sampling": Sampling(max_tokens=MAX_TOKENS)}
-            )
+            yield task.model_copy(update={"task_id": f"{task.task_id}/{epoch}"})
 
 
-def check_tasks() -> list[Task]:
+def check_tasks(subject: DemoSubject) -> list[Task]:
     """Return tasks to learn from in which every digit stands at every place: what tells whether to go on training."""
-    return load_tasks("train")[::CHECK_EVERY]
+    return load_tasks(subject, "train")[::CHECK_EVERY]
 
 
 def eval_tasks(tasks: Sequence[Task], label: str, name: str = HELD_OUT) -> list[Task]:
@@ -66,7 +63,7 @@ def eval_tasks(tasks: Sequence[Task], label: str, name: str = HELD_OUT) -> list[
                 "batch_type": "eval",
                 "batch_size": len(tasks),
                 "repeat_times": 1,
-                "sampling": Sampling(temperature=0.0, max_tokens=MAX_TOKENS),
+                "sampling": Sampling(temperature=0.0),
             }
         )
         for task in tasks

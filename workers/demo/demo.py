@@ -137,7 +137,7 @@ async def _run_beside(
 ) -> Summary:
     """Run the demo, while vLLM and Megatron are being imported for its services."""
     with clock.stage("make the model"):
-        make_model(options.model_dir, options.seed)
+        make_model(options.model_dir, options.seed, options.subject.language)
     began = clock.begin("start Kafka")
     async with mesh.broker(settings, options.run_dir, display.note) as broker:
         kafka = broker.kafka
@@ -189,7 +189,7 @@ class _Lesson:
         self._activities = activities
         self._producer = producer
         self._follower = follower
-        self._held_out = load_tasks("held_out")
+        self._held_out = load_tasks(options.subject, "held_out")
         self._first_task: str | None = None
 
     async def run(self) -> Summary:
@@ -208,6 +208,7 @@ class _Lesson:
             self._keep_model(newest)
             summary = Summary(
                 run_id=self._options.run_dir.name,
+                subject=self._options.subject.name,
                 seed=self._options.seed,
                 explorers=self._options.explorers,
                 max_staleness=self._options.max_staleness,
@@ -244,14 +245,16 @@ class _Lesson:
 
     async def _check(self, steps: int) -> float:
         """Ask prompts that the model is trained on; held-out ones stay unseen until the end."""
-        _, exact = await self._ask(check_tasks(), f"step-{steps}", CHECK)
+        _, exact = await self._ask(check_tasks(self._options.subject), f"step-{steps}", CHECK)
         self._display.note(f"after step {steps}: {exact:.1%} of prompts trained on without a fault")
         return exact
 
     async def _train(self) -> StepView:
         """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
-        stream, produced = train_stream(load_tasks("train"), self._options.seed), 0
-        course = Course(self._options.steps, early_stop=self._options.early_stop)
+        stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
+        course = Course(
+            self._options.steps, early_stop=self._options.early_stop, reward_up=self._options.subject.reward_up
+        )
         while True:
             rewards, trained = self._rewards(), self._view.trained
             turn = course.turn(produced, len(trained), rewards)

@@ -1,10 +1,11 @@
-"""The demo's model: a Qwen3 of random weights and a tokenizer of a few words, as a Hugging Face folder.
+"""A demo's model: a Qwen3 of random weights and a tokenizer of a few words, as a Hugging Face folder.
 
 Everything is written with numpy: making it needs no machine-learning framework and takes no second. The weights follow
 from the seed alone.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,21 +13,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
-VOCABULARY: Final = (PAD, BOS, EOS, UNKNOWN, "=", "copy", *"0123456789")
-"""The id of a word is its place. Words beside these are ``<unk>``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """What a model reads and writes."""
+
+    words: tuple[str, ...]
+    """Beside the marks. Those that are no such word are ``<unk>``."""
+    chat_template: str | None = None
+    """How messages are written. Unset: the model completes prompts."""
+    ends: tuple[str, ...] = ()
+    """Words that end a response, beside the mark for it."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """All tokens; the id of one is its place."""
+        return (PAD, BOS, EOS, UNKNOWN, *self.words)
+
 
 MAX_LENGTH: Final = 64
 """Most tokens of prompt and response together."""
+DIGITS: Final = Language(words=("=", "copy", *"0123456789"))
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 128, 2, 4, 2, 32, 256
 _INIT_STD: Final = 0.02
 
 
-def make_model(folder: Path, seed: int) -> Path:
+def make_model(folder: Path, seed: int, language: Language = DIGITS) -> Path:
     """Write a model of about 0.3 M float32 parameters, with random weights, and its tokenizer.
 
     Args:
         folder: Made if absent; files in it are overwritten.
         seed: Of the weights.
+        language: What it reads and writes.
 
     Returns:
         ``folder``.
@@ -34,19 +53,21 @@ def make_model(folder: Path, seed: int) -> Path:
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", _config())
-    ids = {"bos_token_id": _id(BOS), "eos_token_id": _id(EOS), "pad_token_id": _id(PAD)}
+    _write_json(folder / "config.json", _config(language))
+    ends = [language.vocabulary.index(word) for word in (EOS, *language.ends)]
+    ids = {"bos_token_id": _id(BOS), "eos_token_id": ends, "pad_token_id": _id(PAD)}
     _write_json(folder / "generation_config.json", ids)
-    _write_tokenizer(folder)
-    save_file(_weights(np.random.default_rng(seed)), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(folder, language)
+    weights = _weights(np.random.default_rng(seed), len(language.vocabulary))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def _config() -> dict[str, Any]:
+def _config(language: Language) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "vocab_size": len(VOCABULARY),
+        "vocab_size": len(language.vocabulary),
         "hidden_size": _HIDDEN,
         "num_hidden_layers": _LAYERS,
         "num_attention_heads": _HEADS,
@@ -67,7 +88,7 @@ def _config() -> dict[str, Any]:
     }
 
 
-def _weights(rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
+def _weights(rng: np.random.Generator, vocabulary: int) -> dict[str, NDArray[np.float32]]:
     """Draw from a normal distribution with a standard deviation of 0.02, as Qwen3 starts; norms are ones."""
 
     def normal(*shape: int) -> NDArray[np.float32]:
@@ -76,7 +97,7 @@ def _weights(rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
     def ones(size: int) -> NDArray[np.float32]:
         return np.ones(size, np.float32)
 
-    tensors = {"model.embed_tokens.weight": normal(len(VOCABULARY), _HIDDEN), "model.norm.weight": ones(_HIDDEN)}
+    tensors = {"model.embed_tokens.weight": normal(vocabulary, _HIDDEN), "model.norm.weight": ones(_HIDDEN)}
     queries, keys = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
     for i in range(_LAYERS):
         layer = f"model.layers.{i}"
@@ -96,11 +117,12 @@ def _weights(rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
     return tensors
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, language: Language) -> None:
     """Words at blanks; a beginning-of-sequence token in front, as most language models have it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    places = {word: i for i, word in enumerate(language.vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(places, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, _id(BOS))])
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN])
@@ -115,12 +137,13 @@ def _write_tokenizer(folder: Path) -> None:
             "unk_token": UNKNOWN,
             "model_max_length": MAX_LENGTH,
             "clean_up_tokenization_spaces": False,
+            **({} if language.chat_template is None else {"chat_template": language.chat_template}),
         },
     )
 
 
-def _id(word: str) -> int:
-    return VOCABULARY.index(word)
+def _id(mark: str) -> int:
+    return DIGITS.vocabulary.index(mark)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ class Summary:
     """A whole run. Times in seconds."""
 
     run_id: str
+    subject: str
     seed: int
     explorers: int
     max_staleness: int

@@ -1,4 +1,4 @@
-"""What the demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
+"""What a demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
 
 The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
 other settings but secrets, which stay in the environment, and explorers their names, cores and ports.
@@ -29,8 +29,8 @@ from pydantic import SecretStr
 from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
-from workers.demo.curriculum import MAX_TOKENS
 from workers.demo.model import MAX_LENGTH
+from workers.demo.subjects import COPY, DemoSubject
 from workers.runs import program
 
 BATCH_SIZE: Final = 64
@@ -43,7 +43,6 @@ LEARNED: Final = 0.99
 LIMIT_S: Final = 300.0
 """What the whole may take, on two cores."""
 LEARNING_RATE: Final = 7e-4
-ENTROPY_COEF: Final = 0.005
 CONSOLE_PORT: Final = 8900
 """Where the console listens, where nobody else does."""
 
@@ -53,6 +52,7 @@ class DemoOptions:
     """What a user may choose."""
 
     run_dir: Path
+    subject: DemoSubject = COPY
     seed: int = 0
     steps: int = MAX_STEPS
     """Most steps of training."""
@@ -96,7 +96,7 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "mesh.model_path": options.model_dir.resolve(),
         "mesh.dtype": "float32",
         "mesh.max_model_len": MAX_LENGTH,
-        "mesh.max_tokens": MAX_TOKENS,
+        "mesh.max_tokens": options.subject.max_tokens,
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
         "coordinator.batch_size": BATCH_SIZE,
         "coordinator.group_size": GROUP_SIZE,
@@ -109,7 +109,7 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "trainer.checkpoint_dir": options.checkpoint_dir.resolve(),
         "trainer.total_steps": options.steps,
         "trainer.learning_rate": LEARNING_RATE,
-        "trainer.entropy_coef": ENTROPY_COEF,
+        "trainer.entropy_coef": options.subject.entropy_coef,
         "trainer.warmup_steps": 3,
         "trainer.decay_steps": max(MAX_STEPS, options.steps),
         "trainer.mini_batches": 8,
@@ -120,6 +120,7 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         # Beside those of other runs, to be compared with them.
         "console.folder": options.run_dir.parent.resolve() / "console",
         "telemetry.run_dir": options.run_dir.resolve(),
+        **({} if options.subject.module is None else {"explorer.workflow_modules": options.subject.module}),
     }
 
 

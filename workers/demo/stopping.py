@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
-REWARD_UP: Final = 0.98
 STEADY_STEPS: Final = 4
 AHEAD: Final = 2
 """Batches in the log beyond those that are trained."""
@@ -40,11 +39,13 @@ class Course:
     Args:
         steps: Most steps.
         early_stop: Whether it may end before them.
+        reward_up: From which on a check is worth its while.
     """
 
-    def __init__(self, steps: int, *, early_stop: bool) -> None:
+    def __init__(self, steps: int, *, early_stop: bool, reward_up: float) -> None:
         self._steps = steps
         self._early_stop = early_stop
+        self._reward_up = reward_up
         self._steps_checked = 0
         self._learned = False
 
@@ -74,4 +75,4 @@ class Course:
 
     def _is_due(self, rewards: Sequence[float]) -> bool:
         steady = rewards[self._steps_checked :][-STEADY_STEPS:]
-        return len(steady) == STEADY_STEPS and min(steady) >= REWARD_UP
+        return len(steady) == STEADY_STEPS and min(steady) >= self._reward_up

@@ -37,7 +37,7 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, Renderer, Session, Tokenizer, renderer_for
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
-from trinity_bus.gateway.address_proof import with_proof
+from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
 from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
@@ -75,6 +75,8 @@ class HttpSide:
         self._engine = engine
         self._served = served
         self._load = tokenizer
+        self._presence: Presence | None = None
+        """What was told of this one last."""
         self._renderer: Renderer | None = None
         self._writing = asyncio.Lock()
         self._draining = False
@@ -82,6 +84,7 @@ class HttpSide:
         app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
         for path, answer in ((wire.PATH, self._generate), (wire.CHAT_PATH, self._chat), (wire.SCORE_PATH, self._score)):
             app.router.add_post(path, self._guarded(answer))
+        app.router.add_get(wire.PROOF_PATH, self._prove)
         self._listening = listening(
             app,
             settings.http_host,
@@ -98,8 +101,10 @@ class HttpSide:
         return len(self._under_way)
 
     def told(self, beat: ExplorerHeartbeat) -> ExplorerHeartbeat:
-        """Return a heartbeat that tells of the address."""
-        return with_proof(beat.model_copy(update={"address": self.address}), self._key)
+        """Return a heartbeat that tells of the address; who sends it is who answers there."""
+        told = with_proof(beat.model_copy(update={"address": self.address}), self._key)
+        self._presence = presence_of(told)
+        return told
 
     async def __aenter__(self) -> Self:
         self.address = await self._listening.__aenter__()
@@ -141,6 +146,15 @@ class HttpSide:
                     self._under_way.discard(task)
 
         return guarded
+
+    async def _prove(self, request: web.Request) -> web.Response:
+        """Say who this is, to one who has not shown the key yet: they give it to nobody who cannot say so."""
+        if self._presence is None:
+            return web.Response(status=503, text="nobody was told of this explorer yet")
+        try:
+            return web.Response(text=self._presence.answer(request.query.get("nonce", ""), self._key))
+        except ValueError as error:
+            return web.Response(status=400, text=str(error))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         ask = wire.ASKS.decode(await request.read())

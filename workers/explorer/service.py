@@ -187,7 +187,7 @@ class ExplorerService:
             stack.enter_context(watching("the orders", lane.keeps_up))
             http = None
             if self._settings.http_port is not None:
-                load = partial(load_tokenizer, self._settings.model_path or "")
+                load = partial(load_tokenizer, self._settings.model_path or "", self._settings.chat_template_options)
                 http = await stack.enter_async_context(HttpSide(self._settings, self._engine, self._served, load))
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))
             runners = Runners(self._fork_server, self._engine, self._settings, pools)

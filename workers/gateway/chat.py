@@ -39,7 +39,7 @@ class OpenAI:
         asked = read_request(body, self._desk.sampling)
         self._desk.check_model(asked.model)
         talk = self._desk.begin(request, "chatcmpl-")
-        prompt = await talk.prompt(len(body), asked.messages, asked.tools, asked.sampling.stop or ())
+        prompt = await talk.prompt(len(body), asked)
         if asked.stream:
             return await self._stream_chat(request, talk, asked, prompt)
         drawings = await talk.draw(prompt.token_ids, asked.sampling, asked.n)

@@ -28,7 +28,7 @@ class Anthropic:
         self._desk.check_model(asked.model)
         talk = self._desk.begin(request, "msg_")
         stop = asked.sampling.stop or ()
-        prompt = await talk.prompt(len(body), asked.messages, asked.tools, stop)
+        prompt = await talk.prompt(len(body), asked)
         shape = MessageShape(talk.id, self._desk.model, len(prompt.token_ids))
         if not asked.stream:
             (said,) = talk.said(prompt, asked.sampling, await talk.draw(prompt.token_ids, asked.sampling, 1))

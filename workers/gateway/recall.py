@@ -21,8 +21,8 @@ from typing import Final
 from schemas.topics import TURNS
 from schemas.turn import DrawnResponse, Turn
 from trinity_bus.bus import Bus, partition_of
-from trinity_bus.chat import ChatMessage, Completion, Session
-from trinity_bus.chat.renderer import Tools
+from trinity_bus.chat import Completion, Session
+from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.errors import BusError
 from trinity_bus.rollout.turns import kept_completion
 from workers.gateway.turns import question_of
@@ -53,9 +53,7 @@ class Recall:
         self.recalled = 0
         """Answers of other gateways that were found."""
 
-    async def into(
-        self, session: Session, task_id: str, messages: Sequence[ChatMessage], tools: Tools, stop: Sequence[str]
-    ) -> bool:
+    async def into(self, session: Session, task_id: str, asked: ChatRequest) -> bool:
         """Take into a session what others have answered of a history; return whether that is all of it.
 
         Raises:
@@ -71,8 +69,9 @@ class Recall:
             except (BusError, TimeoutError) as error:
                 log.warning("session %s begins another sample: its turns cannot be looked for: %s", task_id, error)
                 return False
-            session.recall(messages, tools, stop, partial(_drawn, found))
-            if not session.misses(messages, tools):
+            stop = asked.sampling.stop or ()
+            session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
+            if not session.misses(asked.messages, asked.tools):
                 break
         self.recalled += session.turns - before
         return session.turns > before

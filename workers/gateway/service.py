@@ -77,7 +77,8 @@ async def run(settings: Settings) -> None:
     """
     ensure("gateway", settings)
     own = settings.gateway
-    tokenizer = await asyncio.to_thread(load_tokenizer, str(gateway_model_path(settings)))
+    model = str(gateway_model_path(settings))
+    tokenizer = await asyncio.to_thread(load_tokenizer, model, own.chat_template_options)
     telemetry = setup_telemetry("gateway", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
         async with Bus(settings.kafka, client_id=own.name) as bus:

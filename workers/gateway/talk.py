@@ -19,9 +19,8 @@ import msgspec
 from aiohttp import web
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, ChatMessage, Prompt, Said, Session, Tokenizer
-from trinity_bus.chat.openai import UnknownModelError
-from trinity_bus.chat.renderer import Tools
+from trinity_bus.chat import ChatError, Prompt, Said, Session, Tokenizer
+from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
@@ -98,22 +97,21 @@ class Talk:
     session: Session
     """The conversation's, when the request came."""
 
-    async def prompt(self, size: int, messages: Sequence[ChatMessage], tools: Tools, stop: Sequence[str]) -> Prompt:
+    async def prompt(self, size: int, asked: ChatRequest) -> Prompt:
         """Return what the engine is asked with; what another gateway has answered of it is recalled first.
 
         Args:
             size: Of the request, in bytes.
-            messages: The whole conversation.
-            tools: What the model may call.
-            stop: Texts that end answers.
+            asked: The whole conversation.
 
         Raises:
             ChatError: They cannot be written as tokens.
         """
         of, desk = self.conversation, self.desk
+        messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
-            of.fruitless += not await desk.recall.into(self.session, of.task_id, messages, tools, stop)
-        return await desk.written(size, self.session.prompt, messages, tools)
+            of.fruitless += not await desk.recall.into(self.session, of.task_id, asked)
+        return await desk.written(size, self.session.prompt, messages, tools, options)
 
     async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
         """Return ``n`` responses; see ``Explorers.draw``."""

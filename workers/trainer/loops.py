@@ -4,13 +4,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from schemas import ExperienceGroup, Rollback, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
+from schemas import BatchRecord, ExperienceGroup, Rollback, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
 from schemas.record import Metrics
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from schemas.trainable import Bounds
@@ -110,6 +110,7 @@ class Trainer:
             bounds=Bounds(
                 shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
             ),
+            following=self._following,
             steps=steps,
             examples=examples,
             bus=bus,
@@ -234,6 +235,10 @@ class Trainer:
             await self._thread.call(lambda: self._engine.export_hf(target))
             log.info("the trained model is in %s", target)
 
+    def _following(self) -> Iterator[BatchRecord]:
+        # Of the agenda of now: another one is made when it is known what was told before.
+        return self._agenda.following()
+
     def _finished(self) -> bool:
         return self._settings.is_done(self._progress.step)
 
@@ -257,7 +262,7 @@ class Trainer:
             ) as span,
         ):
             if due.skip is None:
-                groups = await self._inputs.fetch(batch, self._agenda)
+                groups = await self._inputs.fetch(batch)
             else:
                 groups = []
                 span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)

@@ -5,14 +5,15 @@
     start:  load the model -> load the newest checkpoint, of this run -> what was written on `steps`
     step:   its source says what it is made of -------------------------------------------------> steps
             train            (a thread; meanwhile its source fetches what it can of the next step)
-            its figures are a line of `metrics.jsonl`, beside the checkpoints
+            its figures ----------------------------------------------------------------------------> steps
+                (and a line of `metrics.jsonl`, beside the checkpoints)
             checkpoint       (at each `checkpoint_interval`, and after the last step; written beside the next step)
     end:    after `total_steps`; without that, never
 
 Sources: ``offline`` (demonstrations or preferences), ``shadow`` (the steps of another trainer).
 
 Killed at any instant and started again it goes on from its newest checkpoint, and takes the steps since as they were
-written; their lines are in ``metrics.jsonl`` twice then, and the last one counts. A checkpoint that cannot be written
+written; their figures are told twice then, and the last ones count. A checkpoint that cannot be written
 ends it, at the next one or at its end.
 """
 
@@ -110,18 +111,27 @@ class QuietTrainer:
     Args:
         settings: Of the service.
         source: Of its steps.
+        steps: Where they are written.
         directory: Of the checkpoints, held.
         thread: Of the engine.
         engine: As its newest checkpoint left it.
     """
 
     def __init__(
-        self, settings: Settings, source: StepSource, *, directory: Path, thread: EngineThread, engine: TrainingEngine
+        self,
+        settings: Settings,
+        source: StepSource,
+        *,
+        steps: StepLog,
+        directory: Path,
+        thread: EngineThread,
+        engine: TrainingEngine,
     ) -> None:
         self._settings = settings.trainer
         # Nobody is to take a shadow's figures for those of the model that is served.
         self._model = settings.trainer.name if settings.trainer.role == "shadow" else settings.mesh.model
         self._source = source
+        self._steps = steps
         self._directory = directory
         self._thread = thread
         self._engine = engine
@@ -156,6 +166,9 @@ class QuietTrainer:
             taken = await self._source.begin(step)
             now.move("training")
             metrics = await self._train_and_look_ahead(taken)
+            seconds = time.perf_counter() - began
+            # Before a checkpoint has the step: killed in between, it is trained and told of again.
+            await self._steps.end(taken.begun, metrics, seconds)
             progress = self._engine.progress
             now.move("checkpointing")
             skipped = int(metrics["updates_skipped_in_a_row"])
@@ -166,7 +179,6 @@ class QuietTrainer:
             if ends:
                 await self._saved()
                 raise diverged(skipped, step, self._directory)
-            seconds = time.perf_counter() - began
             step_trained(self._model, step=step, version=progress.version, seconds=seconds, metrics=metrics)
             log.info(
                 "step %d, %s: loss %.6g, %d tokens, %.2f s",
@@ -256,7 +268,8 @@ async def train_quietly(
                     bus=bus,
                 )
                 source = make_source(around)
-                await QuietTrainer(settings, source, directory=directory, thread=thread, engine=engine).run()
+                trainer = QuietTrainer(settings, source, steps=steps, directory=directory, thread=thread, engine=engine)
+                await trainer.run()
         finally:
             engine.interrupt()
             await thread.call(engine.leave)

@@ -4,7 +4,7 @@
 
     start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
-               (which versions are published: trinity_bus/coordination/versions/sync_policy.py; the first and the last
+               (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last
                always)
 
     batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:

@@ -4,14 +4,15 @@
 
     a batch whose turn it is --fetch--> its groups, in the order of its manifest --begin--> StepBegun, durable
                                |                                               '--> that of a former incarnation: obeyed
-                               '--one is gone, or is something else: BatchError
+                               '--one is gone, or is something else: BatchError, which names the first batch known
+                                  to follow whose groups are all there
     earlier steps, with trainer.strategy=priority --ranked--> those that teach something: fetched, and begun with
     steps that waited, with trainer.strategy=dynamic_sampling --> fetched; it begins with them, or waits too
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from schemas import BatchRecord, ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
@@ -27,7 +28,7 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.samples import teach
-from workers.trainer.agenda import Agenda, Due
+from workers.trainer.agenda import Due
 from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.errors import BatchError, way_out
 from workers.trainer.examples import Chosen, ExampleLog
@@ -44,6 +45,7 @@ class StepInputs:
         settings: The trainer's.
         who: This incarnation of it.
         bounds: What the model can be trained on.
+        following: The batches that are known to come after the one whose turn it is.
         steps: The topic ``steps``.
         examples: What is mixed with the batches; None where nothing is.
         bus: Connected.
@@ -56,6 +58,7 @@ class StepInputs:
         who: TrainerIdentity,
         *,
         bounds: Bounds,
+        following: Callable[[], Iterable[BatchRecord]],
         steps: StepLog,
         examples: ExampleLog | None,
         bus: Bus,
@@ -64,6 +67,7 @@ class StepInputs:
         self._settings = settings
         self._who = who
         self._bounds = bounds
+        self._following = following
         self._advantage: Advantage = registry.make("advantage", Advantage, settings)
         self._teaches: dict[str, bool] = {}
         """Of the tasks that may be learned from once more, those of which it is known."""
@@ -76,12 +80,11 @@ class StepInputs:
         """Take in what was written on ``steps`` before."""
         await self._steps.replay()
 
-    async def fetch(self, batch: BatchRecord, agenda: Agenda) -> list[ExperienceGroup]:
+    async def fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
         """Return the experiences of a batch, in the order of its manifest.
 
         Args:
             batch: Whose turn it is.
-            agenda: What comes after it.
 
         Raises:
             BatchError: One is gone, or is not what the manifest says.
@@ -90,19 +93,30 @@ class StepInputs:
         if not entries:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
             return []
+        what = f"batch {batch.batch_id}, step {batch.sequence}, cannot be trained on"
+        return await self._present(batch, entries, what)
+
+    async def _present(self, batch: BatchRecord, named: Sequence[Entry], what: str) -> list[ExperienceGroup]:
+        """Return what a step of a batch is trained on.
+
+        Args:
+            batch: Of the step.
+            named: Its entries, or those of its record.
+            what: Is to be said where one is gone.
+
+        Raises:
+            BatchError: One is gone, or is not what names it.
+        """
         try:
-            return await self._groups(batch, entries)
+            return await self._groups(batch, named)
         except RecordGoneError as error:
-            kept = first_replayable(agenda.following(), await self._bus.beginning_offsets(EXPERIENCES))
+            kept = first_replayable(self._following(), await self._bus.beginning_offsets(EXPERIENCES))
             left = (
                 "no later one is known that can be"
                 if kept is None
                 else f"the first that can still be is {kept.sequence}"
             )
-            raise BatchError(
-                f"batch {batch.batch_id}, step {batch.sequence}, cannot be trained on: {error}; {left}; "
-                f"{way_out(batch.batch_id)}"
-            ) from error
+            raise BatchError(f"{what}: {error}; {left}; {way_out(batch.batch_id)}") from error
 
     async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
         """Return what a step of a batch is trained on.
@@ -237,10 +251,5 @@ class StepInputs:
         Raises:
             BatchError: One is gone.
         """
-        try:
-            return await self._groups(batch, named)
-        except RecordGoneError as error:
-            raise BatchError(
-                f"step {step} was begun with experiences of earlier batches, and they are not there any more: {error}; "
-                f"{way_out(batch.batch_id)}"
-            ) from error
+        what = f"step {step} was begun with experiences of earlier batches, and cannot be trained as it was"
+        return await self._present(batch, named, what)

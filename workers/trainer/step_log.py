@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 from typing import Self
 
-from schemas import StepBegun
-from schemas.step import KEPT_STEPS, step_key
+from schemas import StepBegun, StepEnded
+from schemas.record import Metrics
+from schemas.step import KEPT_STEPS, ended_key, step_key
 from schemas.topics import STEPS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.training import checkpoint
@@ -92,3 +93,26 @@ class StepLog:
             )
             log.warning("step %d leaves out %d samples: %s", step, total, shown)
         return begun
+
+    async def end(self, begun: StepBegun, metrics: Metrics, seconds: float) -> None:
+        """Write the figures of a step whose version nobody is told of.
+
+        Args:
+            begun: The step, as it is durable.
+            metrics: Of it.
+            seconds: That it took.
+        """
+        ended = StepEnded(
+            trainer=self.trainer,
+            incarnation=begun.incarnation,
+            run=self.run,
+            model=begun.model,
+            step=begun.step,
+            batch_id=begun.batch_id,
+            follows=begun.follows,
+            metrics=metrics,
+            seconds=seconds,
+        )
+        await (await self._producer.send(STEPS, ended_key(self.trainer, begun.step), ended))
+        if begun.step > KEPT_STEPS:
+            await self._producer.send_raw(STEPS, ended_key(self.trainer, begun.step - KEPT_STEPS), None)

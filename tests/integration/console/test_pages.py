@@ -76,14 +76,15 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     assert "the mesh" in await readings(), "it is not ready while that stands still"
     place = site.places[FIRST_TASK]
     group = f"{place.partition}-{place.offset}"
+    name = site.bus.settings.namespace
     wanted = {
         "/": ["held_out", "explorer-0", "0.5"],
         "/batches": ["train-1", "train-2", "eval-after", "step 2"],
         "/batches?type=eval": ["eval-after"],
         "/batches/train-1": ["task/1/0", "finalized", "running", "8 samples"],
         "/steps": ["train-2", "0.50 s", "once more what trainer-0 did"],
-        "/steps?trainer=replay-2": ["train-2", "under way"],
-        "/steps/2?trainer=replay-2": ["replay-2", "step 2 of trainer-0", "8 samples"],
+        "/steps?trainer=replay-2": ["train-2", "0.50 s"],
+        "/steps/2?trainer=replay-2": ["replay-2", "step 2 of trainer-0", "8 samples", "0.125"],
         "/steps/2": ["train-2", "loss", "not_finite", "task/2/0", "8 samples"],
         "/steps/1?teach=nothing": ["None."],
         "/samples": [f"{SAMPLES} samples", "0.67"],
@@ -103,7 +104,9 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
             "explorer.temperature",
             "0.7",
             "unset",
+            f"{site.bus.settings.namespace}/replay-2",
         ],
+        f"/compare?run={name}&run={name}/replay-2": [f"{name}/replay-2: nobody has told its settings"],
         "/versions/1/serve": ["Serve version 1?"],
     }
     links: set[str] = set()
@@ -118,6 +121,11 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     place = site.places["task/2/0"]
     html = await site.page(f"/samples/{place.partition}-{place.offset}-0")
     assert re.findall(r"By <a[^>]*>step (\d)</a>( of replay-2)? trained on", html) == [("2", ""), ("2", " of replay-2")]
+    chart = re.search(
+        r"<figcaption>loss.*?</figure>", await site.page(f"/compare?run={name}&run={name}/replay-2"), re.DOTALL
+    )
+    assert chart is not None
+    assert "0.125" in chart[0], "the replay's loss beside the live run's"
     for link in sorted(links):
         await site.page(link)
     # What was written is there to be read, though.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from schemas import Demonstration, Preference, StepBegun, StepTrained
+from schemas import Demonstration, Preference, StepBegun, StepEnded, StepTrained
 from schemas.topic import Topic
 from schemas.topics import DEMONSTRATIONS, PREFERENCES, STEPS, TRAINER_DEAD_LETTERS
 from tests.integration.training.trainers import (
@@ -62,6 +62,14 @@ async def begun(bus: Bus) -> list[StepBegun]:
         return [received.record async for received in steps.replay() if isinstance(received.record, StepBegun)]
 
 
+async def ended(bus: Bus) -> list[tuple[str, int]]:
+    """Return stage and step of those whose figures are on `steps`: of others the trainer's events have them."""
+    async with bus.reader(STEPS, start="beginning") as steps:
+        found = [received.record async for received in steps.replay() if isinstance(received.record, StepEnded)]
+    assert all(record.metrics["loss"] > 0.0 and record.follows is None for record in found)
+    return [(record.trainer.removeprefix("trainer-0/"), record.step) for record in found]
+
+
 async def count(bus: Bus, topic: Topic) -> int:
     async with bus.reader(topic, start="beginning", expect=()) as reader:
         return len([received async for received in reader.replay()])
@@ -90,6 +98,7 @@ async def test_stages_killed_anywhere_end_in_the_same_weights(
             said = await train_to_the_end(bus, trainer, 3)
             if not deaths:
                 assert await count(bus, TRAINER_DEAD_LETTERS) == 2, "one in each stage that has met it"
+                assert await ended(bus) == [("sft", step) for step in (1, 2, 3, 4)] + [("dpo", step) for step in (1, 2)]
             return said, await begun(bus)
 
     undisturbed, written = await scenario(tmp_path / "undisturbed", [])

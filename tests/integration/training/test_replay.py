@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from schemas import Position, ResultPart, StepBegun, StepGroup, StepTrained
+from schemas import Position, ResultPart, StepBegun, StepEnded, StepGroup, StepTrained
 from schemas.step import step_key
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
@@ -125,6 +125,15 @@ def figures(directory: Path) -> dict[int, dict[str, float]]:
     return {line["step"]: {n: v for n, v in line.items() if n not in SAID_OTHERWISE} for line in lines}
 
 
+async def ended(bus: Bus, trainer: str) -> dict[int, dict[str, float]]:
+    """Return what the log says of these."""
+    async with bus.reader(STEPS, start="beginning") as reader:
+        found = [one.record async for one in reader.replay() if isinstance(one.record, StepEnded)]
+    own = [one for one in found if one.trainer == trainer]
+    assert all(one.follows == "trainer-0" for one in own)
+    return {one.step: {n: v for n, v in one.metrics.items() if n not in SAID_OTHERWISE} for one in own}
+
+
 def lived(run: Run) -> dict[int, dict[str, float]]:
     steps = {number: deterministic(step) for number, step in run.said.items() if number}
     return {number: {n: v for n, v in step.items() if n != "weights_mismatched"} for number, step in steps.items()}
@@ -137,7 +146,9 @@ async def test_with_nothing_changed_it_is_the_live_run_bit_for_bit(run: Run, tmp
     assert figures(tmp_path) == lived(run)
     async with Bus(run.kafka, client_id="test") as bus:
         assert await of_the_live_run(bus, run.live) == run.bytes, "nothing of the live run is touched"
-        assert [key for _, _, key, _, _ in await records(bus, STEPS, "again")] == [f"again/{i}" for i in range(1, 6)]
+        keys = [(f"again/{step}", f"again/{step}/ended") for step in range(1, 6)]
+        assert [key for _, _, key, _, _ in await records(bus, STEPS, "again")] == [key for step in keys for key in step]
+        assert await ended(bus, "again") == figures(tmp_path)
     # Once more under the same name there is nothing left to do; another question is refused.
     assert await replay(ReplayRequest(live, live, "again", tmp_path, 1)) == STEPS_TRAINED
     with pytest.raises(TrainingError, match="is of another replay, from step 1 of trainer-0"):
@@ -163,7 +174,7 @@ async def test_a_shadow_leaves_the_live_run_as_it_is(run: Run) -> None:
     assert follows[1] in {"2", "3"}, "it was killed in that one, while the checkpoint before was perhaps being written"
     async with Bus(run.kafka, client_id="test") as bus:
         assert await of_the_live_run(bus, run.live) == run.bytes
-        assert len(await records(bus, STEPS, "shadow-0")) == STEPS_TRAINED
+        assert await ended(bus, "shadow-0") == figures(run.shadow.folder / "checkpoints")
         async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
             speakers = {received.key async for received in events.replay()}
     assert speakers == {"trainer-0"}, "nobody else hears of it"

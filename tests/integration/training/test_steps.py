@@ -10,11 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from schemas import ExperienceGroup, StepBegun, StepTrained
-from schemas.topics import STEPS
+from schemas.topics import EXPERIENCES
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
     batches_of,
+    begun,
     deterministic,
     produce,
     train_to_the_end,
@@ -34,11 +35,6 @@ SAID = "step 1 is taken as its record says, not as the settings would have it no
 @pytest.fixture
 def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
     return lambda: kafka.model_copy(update={"namespace": f"steps-{uuid.uuid4().hex[:8]}"})
-
-
-async def begun(bus: Bus) -> list[StepBegun]:
-    async with bus.reader(STEPS, start="beginning") as steps:
-        return [received.record async for received in steps.replay() if isinstance(received.record, StepBegun)]
 
 
 def drawn(group: ExperienceGroup, *, top_p: float) -> ExperienceGroup:
@@ -145,3 +141,21 @@ async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_
     assert "step 2: the gradient norm of an update is nan" in log
     assert "2 updates in a row, the last in step 3, were skipped because their loss or gradients were not finite" in log
     assert (tmp_path / "trainer" / "checkpoints" / "step-00000003").is_dir()
+
+
+async def test_experiences_that_are_deleted_end_the_trainer_with_the_first_step_that_can_still_be_trained(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    kafka, batches = namespaced(), batches_of(3)
+    trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), engine="torch")
+    async with Bus(kafka, client_id="test") as bus:
+        await produce(bus, batches[:1])
+        ends = await bus.end_offsets(EXPERIENCES)
+        await produce(bus, batches[1:], first=2)
+        await bus.delete_before({(EXPERIENCES.name, partition): end for partition, end in ends.items() if end})
+        with trainer.running() as process:
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 1
+        assert await begun(bus) == []
+    line = trainer.log.read_text().splitlines()[-1]
+    assert "batch batch-1, step 1, cannot be trained on: " in line
+    assert "; the first that can still be is 2; `trinity-bus batches skip batch-1 --reason ...`" in line

@@ -18,9 +18,10 @@ from schemas import (
     ManifestEntry,
     Position,
     ResultPart,
+    StepBegun,
     StepTrained,
 )
-from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
+from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
 from tests.support.fakes.experiences import make_group
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import KafkaSettings
@@ -138,6 +139,11 @@ async def until(reader: Reader, wanted: Callable[[Any], bool], process: Process)
 
 def trained(records: Sequence[Any]) -> list[StepTrained]:
     return [record for record in records if isinstance(record, StepTrained)]
+
+
+async def begun(bus: Bus) -> list[StepBegun]:
+    async with bus.reader(STEPS, start="beginning") as steps:
+        return [received.record async for received in steps.replay() if isinstance(received.record, StepBegun)]
 
 
 def step_is(step: int) -> Callable[[Any], bool]:

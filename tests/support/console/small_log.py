@@ -24,7 +24,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.batch import ResultPart
-from schemas.step import LeftOut, StepBegun, StepGroup, step_key
+from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup, ended_key, step_key
 from schemas.topic import Topic
 from schemas.topics import (
     BATCHES,
@@ -136,6 +136,8 @@ async def _replay(log: _Writer, places: dict[str, Position]) -> None:
     groups = [StepGroup(task_id=task_id, parts=[_part(places[task_id])]) for task_id in tasks]
     begun = StepBegun(**who, sequence=2, next_offset=1, groups=groups)
     await log.write(STEPS, step_key(REPLAY, 2), begun)
+    ended = StepEnded(**who, metrics={"loss": 0.125}, seconds=0.5)
+    await log.write(STEPS, ended_key(REPLAY, 2), ended)
 
 
 async def _task(log: _Writer, task_id: str, batch_id: str, version: int) -> Position:

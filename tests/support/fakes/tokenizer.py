@@ -1,8 +1,10 @@
 """The character tokenizer of FAKE engines, for runners: a token per character, no model."""
 
+from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.testing import CharacterTokenizer
 
 
-def load(model_path: str) -> CharacterTokenizer:
+def load(model_path: str, options: TemplateOptions) -> CharacterTokenizer:
     """What a fork server calls."""
+    del model_path, options
     return CharacterTokenizer()

@@ -6,6 +6,7 @@ It prints its address. Of each answer, ``abcdef``, it draws three tokens and no 
 import asyncio
 import sys
 
+from schemas import ExplorerHeartbeat
 from tests.support.fakes.engine import FakeEngine
 from tests.support.gateway.rig import SECRET
 from trinity_bus.config import ExplorerSettings
@@ -20,6 +21,7 @@ async def main() -> None:
     engine.hang_after = 3
     settings = ExplorerSettings(http_port=0, http_key=SECRET)
     async with HttpSide(settings, engine, ServedVersion(1), CharacterTokenizer) as side:
+        side.told(ExplorerHeartbeat(explorer="lone", incarnation="life", state="ready", slots=1))
         sys.stdout.write(f"{side.address}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -59,10 +59,11 @@ class Rig:
             "state": "ready",
             "slots": 1,
             "model_version": 0,
-            **({"address": self.sides[name].address} if name in self.sides else {}),
             **said,
         }
-        told = with_proof(ExplorerHeartbeat(**beat), SECRET.get_secret_value())
+        own = self.sides.get(name) if "address" not in said else None
+        told = ExplorerHeartbeat(**beat)
+        told = with_proof(told, SECRET.get_secret_value()) if own is None else own.told(told)
         await (await FakeBus(self.log).producer().send(EXPLORER_EVENTS, name, told))
         usable = beat["state"] == "ready"
         await until(lambda: (name in [one.name for one in self.gateway.explorers.usable]) == usable, 10)

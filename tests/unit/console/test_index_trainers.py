@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, LeftOut, Position, ResultPart, StepBegun, StepGroup, StepTrained
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    LeftOut,
+    Position,
+    ResultPart,
+    StepBegun,
+    StepEnded,
+    StepGroup,
+    StepTrained,
+)
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.console.index import Index, SampleFilter, SamplePlace, Store
 
@@ -121,3 +131,39 @@ def test_of_two_stages_the_one_that_spoke_last_is_shown(tmp_path: Path) -> None:
             assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
             assert [row.trainer for row in index.steps().rows] == ["trainer-0/grpo"]
             assert [row.trainer for row in index.steps(until=150).rows] == ["trainer-0/sft"]
+
+
+def ended(trainer: str, step: int, loss: float, **fields: Any) -> StepEnded:
+    told = {"batch_id": f"train-{step}", "metrics": {"loss": loss}, "seconds": 3.0, **fields}
+    return StepEnded(**MODEL, trainer=trainer, run="s", step=step, **told)
+
+
+def test_steps_that_make_no_version_have_their_figures(index: Index, store: Store) -> None:
+    log = live_run_and_replay()
+    log.take()
+    log.add(ended("replay-2", 2, 7.0, follows="trainer-0"), 301)
+    store.take(*log.take())
+    step = index.step(2, trainer="replay-2")
+    assert step is not None
+    assert (step.row.trained_at, step.row.seconds, step.metrics, step.checksum) == (301, 3.0, {"loss": 7.0}, None)
+    assert [[point.value for point in one.points] for one in index.metrics(["loss", "rollout/reward/mean"])] == [
+        [0.5, 0.25],
+        [0.5, 0.5],
+    ]
+    loss, reward = index.metrics(["loss", "rollout/reward/mean"], trainer="replay-2")
+    assert [(point.x, point.value) for point in loss.points] == [(2, 7.0)]
+    assert reward.points == [], "rewards of batches are the live run's"
+    assert index.versions().rows == []
+
+
+def test_a_run_of_examples_alone_has_its_charts(tmp_path: Path) -> None:
+    log = LogRecords()
+    for step in (1, 2):
+        examples: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": f"demonstrations-{step}"}
+        log.add(begun("trainer-0", step, run="s", **examples), 100 * step)
+        log.add(ended("trainer-0", step, 1.0 / step, batch_id=f"demonstrations-{step}"), 100 * step + 1)
+    with Store(tmp_path, texts="none") as store:
+        store.take(*log.take())
+        with Index(tmp_path) as index:
+            assert [(row.step, row.trained_at) for row in index.steps().rows] == [(2, 201), (1, 101)]
+            assert [point.value for point in index.metrics(["loss"])[0].points] == [1.0, 0.5]

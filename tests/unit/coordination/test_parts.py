@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from schemas import Task
 from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.dispatch_queue import batch_priority
 from trinity_bus.coordination.batches.parts import Attempt, split
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.dispatch.dispatch_queue import batch_priority
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import Rooms
 from trinity_bus.coordination.inputs import Origin
@@ -17,7 +17,7 @@ from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounde
 from trinity_bus.coordination.pools import kind_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.window import BLOCK_SIZE, Window
-from trinity_bus.coordination.versions.sync_policy import required_version, staleness
+from trinity_bus.coordination.sync_policy import required_version, staleness
 
 
 @given(st.lists(st.floats(-1e9, 1e9)), st.floats(0.01, 100))

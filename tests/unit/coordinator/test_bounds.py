@@ -43,6 +43,9 @@ class FakeLog:
     async def sizes(self, topics: object) -> dict[tuple[str, int], int]:
         return {}
 
+    async def budgets(self, topics: object) -> dict[str, int]:
+        return {}
+
     @asynccontextmanager
     async def reader(self, *topics: Topic, start: Mapping[tuple[str, int], int]) -> AsyncIterator["FakeLog"]:
         self.starts.append(start)

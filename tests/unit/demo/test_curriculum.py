@@ -1,28 +1,36 @@
 from itertools import islice
 
+import pytest
+
 from trinity_bus.rollout import get_workflow
 from workers.demo.curriculum import CHECK, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
-from workers.demo.model import VOCABULARY
+from workers.demo.subjects import COPY, SUBJECTS, DemoSubject
+
+every_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=list(SUBJECTS))
 
 
-def test_no_prompt_is_both_trained_on_and_held_out() -> None:
-    train, held_out = load_tasks("train"), load_tasks("held_out")
+@every_subject
+def test_no_prompt_is_both_trained_on_and_held_out(subject: DemoSubject) -> None:
+    train, held_out = load_tasks(subject, "train"), load_tasks(subject, "held_out")
     prompts = {task.prompt for task in train}, {task.prompt for task in held_out}
     assert (len(train), len(held_out)) == (800, 200) == (len(prompts[0]), len(prompts[1]))
     assert prompts[0].isdisjoint(prompts[1])
 
 
-def test_tasks_are_of_words_that_the_model_knows_and_of_a_workflow_that_exists() -> None:
-    for task in load_tasks("train") + load_tasks("held_out"):
+@every_subject
+def test_tasks_are_of_words_that_the_model_knows_and_of_a_workflow_that_exists(subject: DemoSubject) -> None:
+    for task in load_tasks(subject, "train") + load_tasks(subject, "held_out"):
         assert task.prompt is not None
-        assert task.answer is not None
-        assert set(task.prompt.split()) | set(task.answer.split()) <= set(VOCABULARY)
-        assert task.prompt == f"copy {task.answer} ="
+        assert set(task.prompt.split()) | set((task.answer or "").split()) <= set(subject.language.vocabulary)
         get_workflow(task.workflow)
 
 
+def test_what_is_to_be_copied_is_the_answer() -> None:
+    assert all(task.prompt == f"copy {task.answer} =" for task in load_tasks(COPY, "held_out"))
+
+
 def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None:
-    tasks = load_tasks("train")
+    tasks = load_tasks(COPY, "train")
     two_rounds = list(islice(train_stream(tasks, seed=3), 2 * len(tasks)))
     assert len({task.task_id for task in two_rounds}) == len(two_rounds)
     first, second = two_rounds[: len(tasks)], two_rounds[len(tasks) :]
@@ -33,7 +41,7 @@ def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None
 
 
 def test_an_exam_is_one_greedy_eval_batch() -> None:
-    tasks = load_tasks("held_out")
+    tasks = load_tasks(COPY, "held_out")
     before, after = eval_tasks(tasks, "before"), eval_tasks(tasks, "after")
     assert {task.task_id for task in before}.isdisjoint(task.task_id for task in after)
     for task in before:
@@ -45,9 +53,13 @@ def test_an_exam_is_one_greedy_eval_batch() -> None:
         assert task.sampling.temperature == 0.0
 
 
-def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing_that_is_held_out() -> None:
-    tasks = check_tasks()
-    asked = {(place, digit) for task in tasks for place, digit in enumerate((task.answer or "").split())}
+@every_subject
+def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing_that_is_held_out(
+    subject: DemoSubject,
+) -> None:
+    tasks = check_tasks(subject)
+    digits = [[word for word in (task.prompt or "").split() if word.isdigit()] for task in tasks]
+    asked = {(place, digit) for of in digits for place, digit in enumerate(of)}
     assert asked == {(place, digit) for place in range(3) for digit in "0123456789"}
-    assert {task.prompt for task in tasks} <= {task.prompt for task in load_tasks("train")}
+    assert {task.prompt for task in tasks} <= {task.prompt for task in load_tasks(subject, "train")}
     assert {task.batch_id for task in eval_tasks(tasks, "step-9", CHECK)} == {"step-9/check"}

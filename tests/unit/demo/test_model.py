@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from workers.demo.model import VOCABULARY, make_model
+from workers.demo.model import DIGITS, make_model
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_weights_follow_from_the_seed_alone(folder: Path, tmp_path: Path) -> Non
 def test_shapes_are_those_of_the_configuration(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
-    assert weights["model.embed_tokens.weight"].shape == (len(VOCABULARY), config["hidden_size"])
+    assert weights["model.embed_tokens.weight"].shape == (len(DIGITS.vocabulary), config["hidden_size"])
     for i in range(config["num_hidden_layers"]):
         queries = weights[f"model.layers.{i}.self_attn.q_proj.weight"]
         keys = weights[f"model.layers.{i}.self_attn.k_proj.weight"]
@@ -41,6 +42,15 @@ def test_the_tokenizer_is_one_of_words(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoded = tokenizer.encode("copy 3 1 4 =")
     assert encoded.tokens == ["<bos>", "copy", "3", "1", "4", "="]
-    assert encoded.ids == [VOCABULARY.index(word) for word in encoded.tokens]
-    assert tokenizer.decode([*encoded.ids, VOCABULARY.index("<eos>")]) == "copy 3 1 4 ="
+    assert encoded.ids == [DIGITS.vocabulary.index(word) for word in encoded.tokens]
+    assert tokenizer.decode([*encoded.ids, DIGITS.vocabulary.index("<eos>")]) == "copy 3 1 4 ="
     assert tokenizer.encode("copy horse").tokens == ["<bos>", "copy", "<unk>"]
+
+
+@pytest.mark.parametrize(("ends", "expected"), [((), ["<eos>"]), (("=",), ["<eos>", "="])])
+def test_what_ends_a_response_is_where_engines_look_for_it(
+    ends: tuple[str, ...], expected: list[str], tmp_path: Path
+) -> None:
+    language = replace(DIGITS, ends=ends)
+    found = json.loads((make_model(tmp_path, 0, language) / "generation_config.json").read_text())["eos_token_id"]
+    assert [language.vocabulary[one] for one in found] == expected

@@ -9,6 +9,7 @@ from workers.demo.report import StepSummary, Summary, plot, results_table, stage
 
 SUMMARY = Summary(
     run_id="r",
+    subject="copy",
     seed=1,
     explorers=2,
     max_staleness=0,

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from unittest.mock import MagicMock
@@ -14,6 +15,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from workers.demo import mesh
 from workers.demo.mesh import Preloads, specs
 from workers.demo.settings import DemoOptions, demo_namespace, hint, write_mesh_file
+from workers.demo.subjects import TOOLS
 from workers.runs import service_environment
 
 if TYPE_CHECKING:
@@ -52,6 +54,14 @@ def test_the_file_is_valid_and_says_what_the_demo_decides(
     assert settings.explorer.seed == 7
     assert settings.explorer.model_path == str(options.model_dir)
     assert "# Tasks in a batch that names no size of its own.\nbatch_size = 64\n" in options.mesh_file.read_text()
+
+
+def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mesh_file(replace(options, subject=TOOLS), KAFKA)
+    settings = read(options, service_environment(Settings()), monkeypatch)
+    assert settings.explorer.workflow_modules == TOOLS.module
+    assert settings.explorer.max_tokens == TOOLS.max_tokens
+    assert settings.trainer.entropy_coef == TOOLS.entropy_coef
 
 
 def test_imports_before_a_fork_ask_no_cuda_for_gpus(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:

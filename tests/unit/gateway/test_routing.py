@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
 from trinity_bus.gateway import routing
-from trinity_bus.gateway.address_proof import with_proof
+from trinity_bus.gateway.address_proof import Presence, with_proof
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import BLOCK, FACTOR, SLACK, Router, digests_of
 
@@ -14,7 +14,7 @@ KEY = "of the explorers"
 
 
 def explorer(name: str, *, version: int = 0, attempts: int = 0) -> ServingExplorer:
-    return ServingExplorer(name, "life", f"{name}:1", version, attempts)
+    return ServingExplorer(Presence(name, "life", None, f"{name}:1"), version, attempts)
 
 
 NAMES = [f"e{number}" for number in range(4)]

@@ -8,9 +8,12 @@ from workers.demo.model import make_model
 def test_a_tokenizer_is_loaded_without_torch_which_can_still_be_imported(tmp_path: Path) -> None:
     make_model(tmp_path, seed=0)
     program = (
-        "import sys, importlib.util\n"
+        "import sys, importlib.util, inspect\n"
+        "from trinity_bus.chat.options import NOT_OPTIONS\n"
         "from trinity_bus.rollout.tokenizer import load_tokenizer\n"
-        f"tokenizer = load_tokenizer({str(tmp_path)!r})\n"
+        f"tokenizer = load_tokenizer({str(tmp_path)!r}, {{'enable_thinking': False}})\n"
+        "assert tokenizer.chat_template_options == {'enable_thinking': False}\n"
+        "assert set(inspect.signature(tokenizer.apply_chat_template).parameters) - {'kwargs'} <= NOT_OPTIONS\n"
         "assert 'torch' not in sys.modules and importlib.util.find_spec('torch') is not None\n"
         "print(tokenizer.decode(tokenizer.encode('copy 3 1 4 ='), skip_special_tokens=True))\n"
     )

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.mesh.waiting import until
 from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
+from trinity_bus.sandbox.sandbox import _remove_left
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -131,3 +132,19 @@ async def test_a_machine_without_namespaces_is_told_and_runs_nothing(monkeypatch
         script = b"import sys; print('no namespaces can be had here: so', file=sys.stderr); sys.exit(120)"
         with pytest.raises(SandboxError, match="no namespaces can be had here: so; a sandbox needs"):
             await box.exec(["true"], stdin=script)
+
+
+async def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, new, other = tmp_path / "trinity-bus-sandbox-left", tmp_path / "trinity-bus-sandbox-new", tmp_path / "other"
+    async with Sandbox() as box:
+        for folder in (left, new, other):
+            (folder / "in").mkdir(parents=True)
+        for folder in (left, other, box.folder):
+            os.utime(folder, (0, 0))
+        _remove_left.cache_clear()
+        async with Sandbox():
+            assert not left.exists()
+            assert all(folder.exists() for folder in (new, other, box.folder))

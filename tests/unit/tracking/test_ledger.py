@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from schemas import BatchLifecycleState, BatchRecord, StepEnded, StepTrained
 from schemas.record import Record
 from schemas.topic import Topic
-from schemas.topics import BATCHES, TRAINER_EVENTS
+from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
 from trinity_bus.bus import Received
 from trinity_bus.tracking import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
 
@@ -56,6 +56,20 @@ def test_what_has_metrics_of_a_step_is_a_line() -> None:
     assert line_of(received(step(0, metrics={}), TRAINER_EVENTS)) is None
 
 
+@pytest.mark.parametrize(
+    ("trainer", "follows", "name"),
+    [
+        ("trainer-0", None, "loss"),
+        ("trainer-0/sft", None, "sft/loss"),
+        ("replay-3", "trainer-0/grpo", "replay-3/loss"),
+    ],
+)
+def test_steps_that_make_no_version_are_told_by_whose_they_are(trainer: str, follows: str | None, name: str) -> None:
+    who = {"trainer": trainer, "follows": follows, "incarnation": "i", "run": "r", "model": "policy"}
+    ended = StepEnded(**who, step=3, batch_id="b", metrics={"loss": 0.5})
+    assert line_of(received(ended, STEPS, 7)) == MetricsLine("steps", 0, 7, 1.5, 3, {name: 0.5})
+
+
 @pytest.mark.parametrize(("kind", "wanted"), [("train", 4), ("eval", 9)])
 def test_a_batch_tells_when_it_is_finalized(kind: Any, wanted: int) -> None:
     def batch(state: BatchLifecycleState) -> BatchRecord:
@@ -89,6 +103,8 @@ def test_it_is_of_one_log_and_of_one_tracker(tmp_path: Path) -> None:
         MetricsLedger(tmp_path, LOG)
     with pytest.raises(MetricsLedgerError, match="another log"):
         MetricsLedger(tmp_path, {**LOG, "batches": "cluster/three"})
+    with MetricsLedger(tmp_path, {**LOG, "steps": "cluster/four"}) as ledger:
+        assert ledger.positions == {}, "a topic that it did not know is read from its beginning"
     with ledger.path.open("a") as file:
         file.write(json.dumps({"some": "thing"}) + "\n")
     with pytest.raises(MetricsLedgerError, match="line 2"):

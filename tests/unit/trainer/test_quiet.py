@@ -1,19 +1,26 @@
-"""What becomes of the fetch of the next step when a step ends badly."""
+"""A trainer that publishes nothing: what it tells of a step, and what becomes of the next one's fetch."""
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from schemas import StepEnded
+from schemas.step import KEPT_STEPS
+from schemas.topic import Topic
 from tests.unit.trainer.test_step_records import begun
-from trinity_bus.config import Settings
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.quiet import QuietTrainer, StepInput
+from workers.trainer.step_log import StepLog
+from workers.trainer.step_records import StepRecords
 
 
 class FakeSource:
@@ -51,7 +58,64 @@ async def test_a_fetch_ahead_is_over_when_the_step_beside_it_fails(tmp_path: Pat
 
     engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress(), train_step=train_step))
     async with EngineThread() as thread:
-        trainer = QuietTrainer(Settings(), source, directory=tmp_path, thread=thread, engine=engine)
+        trainer = QuietTrainer(
+            Settings(), source, steps=cast("StepLog", None), directory=tmp_path, thread=thread, engine=engine
+        )
         with pytest.raises(TrainingError, match="the card is gone"):
             await trainer.run()
         assert source.left
+
+
+class FakeTopic:
+    """A producer that keeps what is sent, with nobody behind it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, object]] = []
+
+    async def send(self, _topic: Topic, key: str, record: object) -> Any:
+        self.sent.append((key, record))
+        written = asyncio.get_running_loop().create_future()
+        written.set_result(None)
+        return written
+
+    async def send_raw(self, topic: Topic, key: str, value: object) -> Any:
+        return await self.send(topic, key, value)
+
+
+async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_path: Path) -> None:
+    log, told_before_the_checkpoint = FakeTopic(), []
+
+    class Once(FakeSource):
+        async def begin(self, step: int) -> StepInput:
+            return StepInput(begun(step=step, trainer="replay-1", follows="trainer-0"))
+
+    engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress()))
+
+    def train_step(*_args: object, **_kwargs: object) -> dict[str, float]:
+        engine.progress = TrainingProgress(step=1)
+        return {"loss": 0.5, "trained_tokens": 3.0, "updates_skipped_in_a_row": 0.0}
+
+    def save_checkpoint(*_args: object, **_kwargs: object) -> Future[Path]:
+        told_before_the_checkpoint.extend(log.sent)
+        done: Future[Path] = Future()
+        done.set_result(tmp_path)
+        return done
+
+    engine.train_step, engine.save_checkpoint = train_step, save_checkpoint  # type: ignore[method-assign]
+    settings = Settings().model_copy(update={"trainer": TrainerSettings(total_steps=1, name="replay-1")})
+    records = StepRecords("replay-1", "run-1", 0)
+    steps = StepLog("replay-1", "run-1", records, bus=cast("Bus", None), producer=cast("Producer", log))
+    async with EngineThread() as thread:
+        await QuietTrainer(settings, Once(), steps=steps, directory=tmp_path, thread=thread, engine=engine).run()
+    ((key, ended),) = told_before_the_checkpoint
+    assert key == "replay-1/1/ended"
+    assert isinstance(ended, StepEnded)
+    assert (ended.trainer, ended.follows, ended.step, ended.metrics["loss"]) == ("replay-1", "trainer-0", 1, 0.5)
+
+
+async def test_figures_of_old_steps_go_with_their_records() -> None:
+    log = FakeTopic()
+    steps = StepLog("t", "r", StepRecords("t", "r", 0), bus=cast("Bus", None), producer=cast("Producer", log))
+    await steps.end(begun(step=KEPT_STEPS + 2), {}, 1.0)
+    assert [key for key, _ in log.sent] == [f"t/{KEPT_STEPS + 2}/ended", "t/2/ended"]
+    assert log.sent[1][1] is None

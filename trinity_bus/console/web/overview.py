@@ -238,9 +238,11 @@ def waiting(steps: Sequence[StepRow]) -> str:
     """Say who waits for whom, by the newest steps: how much of the time between two of them the trainer works.
 
     Args:
-        steps: The newest first.
+        steps: The newest first. Those that are made of examples alone wait for nobody.
     """
-    done = [(step.trained_at, step.seconds or 0.0) for step in steps[:10] if step.trained_at is not None]
+    done = [
+        (step.trained_at, step.seconds or 0.0) for step in steps[:10] if step.trained_at is not None and step.groups
+    ]
     if len(done) < 2 or done[0][0] <= done[-1][0]:
         return ""
     share = min(1.0, sum(seconds for _, seconds in done[:-1]) / (done[0][0] - done[-1][0]))

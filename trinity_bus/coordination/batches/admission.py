@@ -21,7 +21,7 @@ from trinity_bus.coordination.batches.shares import Shares
 from trinity_bus.coordination.batches.unfilled import Unfilled
 from trinity_bus.coordination.limits import MAX_UNFILLED_BATCHES, MAX_UNFILLED_TASKS
 from trinity_bus.coordination.state.counters import Counters
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 
 class Admission:

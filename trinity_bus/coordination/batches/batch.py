@@ -77,7 +77,7 @@ class Batch(Row):
     """``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results."""
     owner: str = NOBODY
     """Who is served when its tasks are handed out, and may end it: see
-    :mod:`trinity_bus.coordination.requests.batch_commands`. A version that knew no owners wrote none."""
+    :mod:`trinity_bus.coordination.events.batch_commands`. A version that knew no owners wrote none."""
 
     def __post_init__(self) -> None:
         if self.unnamed and self.owner == NOBODY:

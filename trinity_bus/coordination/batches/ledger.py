@@ -39,13 +39,13 @@ from trinity_bus.coordination import pools
 from trinity_bus.coordination.batches.admission import Admission
 from trinity_bus.coordination.batches.backlog import Backlog
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
+from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
 from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer
 from trinity_bus.coordination.batches.running_attempts import RunningAttempts
 from trinity_bus.coordination.batches.shares import Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.batches.usage import Usage
-from trinity_bus.coordination.dispatch.dispatch_queue import DispatchQueue
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import Origin, TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
@@ -54,7 +54,7 @@ from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.pages import ResultPages, TaskPages
 from trinity_bus.coordination.state.tables import Single, Table
 from trinity_bus.coordination.state.window import Window
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 CLOSED_WINDOW = 10_000
 """Ids of ended batches that are remembered."""

@@ -3,7 +3,7 @@
 A slot that is free is for the producer that has the fewest attempts running of those that have something for it, see
 :mod:`shares <trinity_bus.coordination.batches.shares>`: however much one of them has queued, the others get their part
 of the slots. Its batches take their turn in the order of its :mod:`queue
-<trinity_bus.coordination.dispatch.dispatch_queue>`; inside a batch, parts go in the order of their tasks and runs,
+<trinity_bus.coordination.batches.dispatch_queue>`; inside a batch, parts go in the order of their tasks and runs,
 those that are tried again too. A part may go to an explorer that is ready, has a free slot, is of the task's pool,
 knows the workflow and serves at least the version that the batch needs, if its pool has versions (see
 :mod:`trinity_bus.coordination.pools`). Among those, in this order:

@@ -1,7 +1,7 @@
 """Which weights the mesh serves, and who takes part in moving them.
 
 The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall take it,
-in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.versions.sync_policy`).
+in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.sync_policy`).
 Members that are named together are a *round*. There is at most one round at a time::
 
     trainer            coordinator                    explorer 0        explorer 1        explorer 2 (joins later)
@@ -61,7 +61,7 @@ from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Row, Single
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 type MemberKey = tuple[str, str]
 """An explorer's name and incarnation."""
@@ -73,7 +73,7 @@ TRAINER_SILENCE_S = 30.0
 
 
 class Choice(Value):
-    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.versions.choice`."""
+    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.events.version_choice`."""
 
     version: int
     client: str

@@ -67,7 +67,7 @@ from schemas import (
 )
 from schemas.command import CommandError
 from trinity_bus.coordination.effects import Fact, RequestVersion
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.versions.weight_sync import Choice
 
 ROLLBACK_S = 600.0

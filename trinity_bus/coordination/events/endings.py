@@ -29,15 +29,15 @@ from schemas import RolloutFinished
 from schemas.command import BatchResult
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.dispatch_queue import batch_priority
 from trinity_bus.coordination.batches.parts import Attempt, Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
-from trinity_bus.coordination.dispatch.dispatch_queue import batch_priority
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, PublishBatch, PublishResult
 from trinity_bus.coordination.limits import short_error
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
 
 _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 

@@ -3,12 +3,12 @@
 from schemas import RolloutFinished
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.endings import Endings
 from trinity_bus.coordination.batches.parts import CUT_LEVEL, PIECES_LEVEL, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.effects import Fact
+from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.limits import records_left
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.state.store import StateStore
 
 

@@ -18,10 +18,10 @@ from typing import assert_never
 
 from schemas import StepTrained, TrainerHeartbeat, VersionRefused, VersionWanted, WeightsSynced
 from trinity_bus.coordination.effects import Fact, RecordVersion, RequestVersion
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.events.version_choice import VersionChoice
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions import history
-from trinity_bus.coordination.versions.choice import VersionChoice
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 
 
 class VersionEvents:

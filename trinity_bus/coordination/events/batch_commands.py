@@ -34,12 +34,12 @@ from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBa
 from schemas import BatchLifecycleState as State
 from schemas.command import BatchResult, CommandError
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch
-from trinity_bus.coordination.batches.endings import Endings
 from trinity_bus.coordination.effects import PublishBatch, Skip
+from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import BatchRequest
 from trinity_bus.coordination.limits import MAX_BATCH_WAITERS, MAX_OPEN_BATCHES
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.requests.batch_waiters import BatchWaiter, ended_reply
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
 
 
 class BatchCommands:

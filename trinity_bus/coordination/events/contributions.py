@@ -29,13 +29,13 @@ refused as          because
 
 from schemas import BatchRecord, Contribute, Task
 from schemas.command import CommandError
-from trinity_bus.coordination.batches.endings import Endings
 from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
 from trinity_bus.coordination.effects import Fact, PublishBatch, RejectionReason
+from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Uncountable
 from trinity_bus.coordination.limits import records_left
-from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 CONTRIBUTIONS_LEVEL = 4
 """Of the state that can hold a task that is answered before its batch is full."""

@@ -10,7 +10,7 @@ from trinity_bus.coordination.effects import Effects
 from trinity_bus.coordination.requests.batch_waiters import BatchWaiters
 from trinity_bus.coordination.requests.replies import Outcomes, Replies
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions.weight_sync import WeightSync
 
 

@@ -18,8 +18,8 @@ from tests.support.simulation.harness import (
     statuses,
 )
 from trinity_bus.coordination import Fact, RecordVersion, SendReply, Skip
+from trinity_bus.coordination.events import batch_commands
 from trinity_bus.coordination.limits import MAX_UNFILLED_TASKS
-from trinity_bus.coordination.requests import batch_commands
 
 
 def one_reply(commands: list[Any]) -> CommandReply:

@@ -1,0 +1,1 @@
+"""What each kind of input does to the machine's state."""

@@ -1,0 +1,82 @@
+"""What a demo teaches: a language, tasks in it, and what differs in their training.
+
+=======  ============================================================  ================================================
+subject  what the model is to do                                       what it is rewarded for
+=======  ============================================================  ================================================
+copy     say three digits again                                        each word in its place (``sequence``)
+tools    look into a drawer, then into that whose number was in it     each word of each call (``trail``)
+=======  ============================================================  ================================================
+
+A subject brings its tasks as JSON lines in ``tasks``: some to learn from, others to be tested with, no prompt in both.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from workers.demo.model import DIGITS, Language
+from workers.demo.trail import CLOSE, OPEN
+
+_TEMPLATE: Final = (
+    "{{ bos_token }}{% for message in messages %} <{{ message.role }}>"
+    "{% if message.content %} {{ message.content }}{% endif %}"
+    "{% for call in message.tool_calls or [] %} <tool_call><function={{ call.function.name }}>"
+    "{% for name, value in call.function.arguments.items() %}<parameter={{ name }}> {{ value }} </parameter>"
+    "{% endfor %}</function></tool_call>{% endfor %}"
+    "{% if message.role == 'assistant' %} {{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %} <assistant>{% endif %}"
+)
+"""Schemas of tools are left out: a model that knows no word cannot read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSubject:
+    """What one demo teaches."""
+
+    name: str
+    language: Language
+    tasks: str
+    """What the names of the files of its tasks begin with."""
+    max_tokens: int
+    """Of a response."""
+    entropy_coef: float
+    reward_up: float
+    """Of batches, from which on it is worth a check whether the model has learned it, see ``stopping``."""
+    module: str | None = None
+    """Registers its workflow, where that is not one of the project's."""
+    try_it: str
+    """A command that asks the trained model, with places for ``program`` and ``model``."""
+
+
+COPY: Final = DemoSubject(
+    name="copy",
+    language=DIGITS,
+    tasks="",
+    # Three digits and the end.
+    max_tokens=4,
+    entropy_coef=0.005,
+    reward_up=0.98,
+    try_it='{program} ask "copy 3 1 4 =" --model {model}',
+)
+
+TOOLS: Final = DemoSubject(
+    name="tools",
+    language=Language(
+        words=("<user>", "<tool>", "<assistant>", OPEN, CLOSE, *"0123456789"),
+        chat_template=_TEMPLATE,
+        # As in gpt-oss, whose <|call|> ends a turn. With a mark to be said after it, that of the second turn died out
+        # with seed 1: it was the last word of all to be rewarded.
+        ends=(CLOSE,),
+    ),
+    tasks="tools_",
+    # A call: its beginning, three digits, its end, which is that of the turn.
+    max_tokens=5,
+    # With 0.005 the second turn comes too late; with 0.02 one seed in two lost a digit before it could be copied, and
+    # what is never said is never learned.
+    entropy_coef=0.05,
+    # So much entropy leaves a draw in forty wrong where what is likeliest is right.
+    reward_up=0.95,
+    module="workers.demo.trail",
+    try_it="""{program} workflow run workers.demo.trail --task '{{"prompt": "3 1 4"}}' --engine {model}""",
+)
+
+SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS)}
