@@ -17,7 +17,7 @@ lock() {
   say "$output: $(grep -c '==' "$output") packages"
 }
 
-EVERYTHING=(pyproject.toml --extra broker --extra demo --extra runner --extra gateway --extra console --extra tasksets --extra mlflow --group dev --override requirements/overrides-all.txt)
+EVERYTHING=(pyproject.toml --extra broker --extra demo --extra runner --extra gateway --extra console --extra tasksets --extra mlflow --extra tensorboard --group dev --override requirements/overrides-all.txt)
 lock requirements/cpu.lock "${EVERYTHING[@]}" --extra explorer-cpu --extra trainer-cpu \
   --override requirements/overrides.txt "$@"
 lock requirements/gpu.lock "${EVERYTHING[@]}" --extra explorer-gpu --extra trainer-gpu "$@"

@@ -98,6 +98,29 @@ def _server_tells_routes(settings: Sections) -> None:
         )
 
 
+def _adapters(settings: Sections) -> None:
+    rank, own, method = settings.mesh.adapter_rank, settings.trainer, settings.synchronizer.sync_method
+    if not rank:
+        return
+    asked = f"mesh.adapter_rank is {rank}"
+    if method == "checkpoint":
+        raise ConfigError(
+            f"{asked}, and synchronizer.sync_method is checkpoint, where explorers, and servers of "
+            "explorer.engine_url, find merged weights: set it to nccl or memory, or adapter_rank to 0"
+        )
+    if own.stages:
+        raise ConfigError(f"{asked}: explorers have the model that training begins with: leave trainer.stages empty")
+
+
+def _trains_adapters(settings: Sections) -> None:
+    rank, trained = settings.mesh.adapter_rank, settings.trainer.lora_rank
+    if rank and not 0 < trained <= rank:
+        raise ConfigError(
+            f"mesh.adapter_rank is {rank}, and trainer.lora_rank is {trained}: adapters of 1 to {rank} dimensions can "
+            "be published"
+        )
+
+
 def _http_side(settings: Sections) -> None:
     if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
         explorer_key(settings)
@@ -189,6 +212,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         _has_a_pool,
         _server_takes_checkpoints,
         _server_tells_routes,
+        _adapters,
         _http_side,
     ),
     "trainer": (
@@ -201,6 +225,8 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         _ranks,
         _shadows,
         _publishes,
+        _adapters,
+        _trains_adapters,
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),
     ),

@@ -49,6 +49,7 @@ class ExplorerSettings(Section):
     """Rollouts run at once, at least, however little room there is."""
     max_model_len: Count = of_mesh("max_model_len")
     dtype: Dtype = of_mesh("dtype")
+    adapter_rank: int = of_mesh("adapter_rank")
     heartbeat_s: Seconds = 0.5
     """How often it says that it lives."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
@@ -137,6 +138,11 @@ class ExplorerSettings(Section):
     def is_in_own_pool(self) -> bool:
         """Whether it answers the tasks of the model that is trained."""
         return self.pool in (None, self.model)
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether versions are adapters, beside the weights that it starts with."""
+        return self.adapter_rank > 0 and self.follows != "none"
 
     @property
     def served_model(self) -> str:

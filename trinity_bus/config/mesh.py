@@ -65,6 +65,10 @@ class MeshSettings(Section):
     made with it, groups that are larger are split over several records, and batches have 1024 tasks at most for each
     MiB but the first."""
 
+    adapter_rank: Annotated[int, Field(ge=0, le=512)] = 0
+    """With ``trainer.lora_rank``: publish the adapter alone, of at most so many dimensions, and have explorers serve it
+    beside the weights that they started with. 0: explorers get the merged weights, which cost nothing to serve."""
+
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> Self:
         if self.max_tokens >= self.max_model_len:

@@ -211,8 +211,9 @@ class TrainerSettings(Section):
     more arithmetic (Chen et al., arXiv:1604.06174)."""
     lora_rank: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     """Train so many dimensions beside each linear layer of attention and MLP, and leave the weights as they are (LoRA,
-    Hu et al., arXiv:2106.09685). 0: all weights are trained. Explorers get the merged weights in either case; with
-    ``export_dir`` the adapter lies beside the merged model, as PEFT has it."""
+    Hu et al., arXiv:2106.09685). 0: all weights are trained. Explorers get the merged weights, or the adapter alone
+    (``mesh.adapter_rank``); with ``export_dir`` the adapter lies beside the merged model, as PEFT has it."""
+    adapter_rank: int = of_mesh("adapter_rank")
     lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     """With ``lora_rank``: what is trained counts by this over the rank."""
     router_replay: bool = False

@@ -13,6 +13,7 @@ Failures: see ``errors``. Once DEAD, every call raises ``EngineDeadError``; ``wa
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -51,6 +52,7 @@ from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import unfreeze_gc
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _log = logging.getLogger(__name__)
@@ -129,6 +131,15 @@ class InferenceEngine:
     @property
     def _keep_caches(self) -> bool:
         return self._settings.caches == "kept"
+
+    @functools.cached_property
+    def _adapter(self) -> "LoRARequest | None":
+        """What every request is served with beside the weights."""
+        if not self._settings.serves_adapter:
+            return None
+        from trinity_bus.weights.vllm.adapter import REQUEST
+
+        return REQUEST
 
     @property
     def load(self) -> EngineLoad:
@@ -307,7 +318,7 @@ class InferenceEngine:
         try:
             parameters = vllm_parameters(arguments, stream=stream)
             prompt = tokens_input(list(prompt_token_ids), cache_salt=salt)
-            outputs = llm.generate(prompt, parameters, str(next(self._numbers)))
+            outputs = llm.generate(prompt, parameters, str(next(self._numbers)), lora_request=self._adapter)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output

@@ -47,6 +47,8 @@ _IMPORTS = (
 _MEETING = "VLLM_RPC_BASE_PATH"
 """Where vLLM's processes have the sockets by which they speak to each other."""
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM has room for adapters of."""
 _KV_BLOCK_TOKENS = 128
 """Tokens of a KV cache block on CPUs, vLLM's own choice there."""
 
@@ -193,6 +195,13 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         "disable_log_stats": True,
         "enable_return_routed_experts": settings.capture_routes,
     }
+    if settings.serves_adapter:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= settings.adapter_rank),
+            "lora_target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+        }
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)
     else:

@@ -5,8 +5,9 @@ The weights ``W`` of every projection of attention and MLP stay as they are; wha
 from the seed and the projection's name, in any layout, and ``B`` with zeros, so training begins with the model as it
 was.
 
-What is published, exported and kept in checkpoints as a model are the merged weights, which any engine serves: nothing
-about an adapter reaches an explorer. Beside the exported model, in :data:`FOLDER`, lies the adapter as PEFT has it.
+What is exported and kept in checkpoints as a model are the merged weights, which any engine serves, and so is what is
+published, unless ``mesh.adapter_rank`` has the adapter published alone. Beside the exported model, in :data:`FOLDER`,
+lies the adapter as PEFT has it.
 """
 
 import json

@@ -137,6 +137,10 @@ class TrainingEngine(ABC):
         """Return the weights under their Hugging Face names, in a fixed order; to be iterated to the end."""
 
     @abstractmethod
+    def adapter_tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Return what is trained beside frozen weights, by PEFT's names, as :meth:`hf_tensors` does; or nothing."""
+
+    @abstractmethod
     def export_hf(self, path: Path) -> None:
         """Write the model as a Hugging Face folder, replacing what is there only when the new one is whole."""
 

@@ -111,8 +111,16 @@ class MultiRankEngine(TrainingEngine):
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`TrainingEngine`. Whoever stops on the way can make no further call."""
-        self._followers.begin(Gather())
-        tensors = self._engine.hf_tensors()
+        return self._gathered(Gather(), self._engine.hf_tensors())
+
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`TrainingEngine`. Whoever stops on the way can make no further call."""
+        return self._gathered(Gather(adapter=True), self._engine.adapter_tensors())
+
+    def _gathered(
+        self, call: Gather, tensors: Iterator[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        self._followers.begin(call)
         while True:
             with self._followers.explained():
                 found = next(tensors, None)

@@ -97,8 +97,8 @@ class Rank:
                 engine.train(rank_protocol.step_of(call, self._sample))
             case Save(directory, progress):
                 engine.save_checkpoint(Path(directory), TrainingProgress.model_validate_json(progress))
-            case Gather():
-                deque(engine.hf_tensors(), maxlen=0)
+            case Gather(adapter):
+                deque(engine.adapter_tensors() if adapter else engine.hf_tensors(), maxlen=0)
             case Export(path):
                 engine.export_hf(Path(path))
 

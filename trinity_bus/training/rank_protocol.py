@@ -89,6 +89,9 @@ class Save(Struct, frozen=True, tag=True):
 class Gather(Struct, frozen=True, tag=True):
     """Give the weights."""
 
+    adapter: bool = False
+    """Not these, but what is trained beside them."""
+
 
 class Export(Struct, frozen=True, tag=True):
     """Write the model as a Hugging Face folder."""

@@ -61,10 +61,6 @@ class SavedEngine(TrainingEngine):
         """
 
     @abstractmethod
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what is trained beside frozen weights, by PEFT's names, whole; nothing where there is no such."""
-
-    @abstractmethod
     def _load_weights(self, folder: Path) -> None:
         """Fill the model from a Hugging Face folder."""
 

@@ -5,6 +5,7 @@
 ``delta``             what turns the bytes of one version into those of another             (pure, no torch)
 ``wire``              what is said over a connection, framed                                (pure, no torch)
 ``staging``           the trainer's copies of versions: converted, packed, hashed, kept while they are read
+``base``              which model an adapter is for, where it is published alone
 ``hashing``           hashing beside other work
 ``transport``         what all ways have in common on which a version comes to a member
 ``receiver``          a member's side: receive and verify in a thread, hand over whole versions only

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index import IndexFollower, Store, StoreBusyError, load_texts, store_folder
+from trinity_bus.console.index import Index, IndexFollower, Store, StoreBusyError, load_texts, store_folder
 from trinity_bus.console.index.export import export as write_files
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
@@ -43,6 +43,9 @@ def export(
     for name, rows in write_files(folder, out).items():
         table.add_row(str(out / f"{name}.parquet"), f"{rows:,}")
     out_console.print(table)
+    with Index(folder) as index:
+        if line := index.passed_over().line:
+            err_console.print(line, style="yellow", highlight=False)
 
 
 def _store(settings: Settings, folder: Path) -> Store:

@@ -34,6 +34,7 @@ class Actions:
         """Answer in an application."""
         app.router.add_get("/versions/{version}/serve", self._ask)
         app.router.add_post("/versions/{version}/serve", self._serve)
+        app.router.add_get("/versions/newest", self._ask_newest)
         app.router.add_post("/versions/newest", self._serve_newest)
 
     async def _ask(self, request: web.Request) -> web.Response:
@@ -47,6 +48,19 @@ class Actions:
             "again. Training goes on meanwhile, with the batches for which it is fresh enough; the others wait.",
             action=f"/versions/{version}/serve",
             yes=f"Serve version {version}",
+            back="/versions",
+        )
+
+    async def _ask_newest(self, request: web.Request) -> web.Response:
+        operator(request)
+        return self._desk.render(
+            request,
+            "confirm.html",
+            question="Serve the newest version again?",
+            consequence="Every explorer takes the newest version, and each that comes after it. Batches that wait for "
+            "fresher weights go on.",
+            action="/versions/newest",
+            yes="Serve the newest again",
             back="/versions",
         )
 

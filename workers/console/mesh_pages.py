@@ -41,14 +41,19 @@ class MeshPages:
     async def _overview_values(self, frame: Frame) -> Mapping[str, Any]:
         no_index = ""
         try:
-            past, whose = await self._feed.index.ask(lambda index: (_past(index, frame), trainers_of(index, frame)))
+            past, told = await self._feed.index.ask(
+                lambda index: (
+                    _past(index, frame),
+                    {**trainers_of(index, frame), "passed_over": index.passed_over().line},
+                )
+            )
         except NoIndexError as error:
-            past, whose, no_index = None, {"trainers": [], "trainer": None}, str(error)
+            past, told, no_index = None, {"trainers": [], "trainer": None, "passed_over": ""}, str(error)
         state = self._feed.state if frame.until is None else None
         return {
             "view": first_page.overview(past, state, self._feed.lag, is_record=self._feed.is_record),
             "no_index": no_index,
-            **whose,
+            **told,
         }
 
     async def _versions(self, request: web.Request) -> web.Response:
@@ -61,8 +66,16 @@ class MeshPages:
 
         def answers(index: Index) -> Mapping[str, Any]:
             found = index.versions(ask, model=model, until=frame.until)
-            metrics = {row.version: index.version(row.version, model=model, until=frame.until) for row in found.rows}
-            return {"page": found, "metrics": {n: one.metrics for n, one in metrics.items() if one is not None}}
+            wanted = {version for row in found.rows for version in (row.version, row.version - 1)}
+            details = {number: index.version(number, model=model, until=frame.until) for number in wanted}
+            known = {number: one for number, one in details.items() if one is not None}
+            # Each version tells of all that was passed over on the way to it.
+            before = {number: known[number - 1].skipped if number - 1 in known else [] for number in known}
+            return {
+                "page": found,
+                "metrics": {number: one.metrics for number, one in known.items()},
+                "skipped": {n: [batch for batch in one.skipped if batch not in before[n]] for n, one in known.items()},
+            }
 
         served = {} if state is None else {e.name: e.model_version for e in state.alive() if e.follows == "trainer"}
         told = await self._feed.index.ask(answers)

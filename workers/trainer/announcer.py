@@ -18,10 +18,8 @@ back is held until another one is brought back, so that it is not removed while 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
@@ -34,15 +32,10 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.weights.checkpoint.published import WEIGHTS
-from trinity_bus.weights.checkpoint.tensor_file import TensorFile
-from trinity_bus.weights.errors import TensorFileError
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.publication import Publication, Publisher
-
-if TYPE_CHECKING:
-    import torch
+from workers.trainer.published import PublishedTensors
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -78,7 +71,8 @@ class Announcer:
         directory: Where its checkpoints are.
         producer: Connected.
         thread: Of the engine.
-        engine: Has the weights.
+        engine: That trains.
+        published: What of it is published.
         publisher: Brings them to explorers.
         publication: Remembers their checksums.
     """
@@ -91,6 +85,7 @@ class Announcer:
         producer: Producer,
         thread: EngineThread,
         engine: TrainingEngine,
+        published: PublishedTensors,
         publisher: Publisher,
         publication: Publication,
     ) -> None:
@@ -99,11 +94,10 @@ class Announcer:
         self._producer = producer
         self._thread = thread
         self._engine = engine
+        self._weights = published
         self._publisher = publisher
         self._publication = publication
         self._staging = asyncio.Lock()
-        self._names: list[str] = []
-        """Of the tensors, in the engine's order."""
         self._held = contextlib.ExitStack()
         self._spans: dict[int, trace.Span] = {}
         """Of versions that are staged and not told of."""
@@ -120,7 +114,7 @@ class Announcer:
             "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._who.model}
         ) as span:
             async with self._staging:
-                checksum = await self._thread.call(lambda: self._publisher.stage(version, self._tensors()))
+                checksum = await self._thread.call(lambda: self._publisher.stage(version, self._weights.now()))
         self._publication.published(version, checksum)
         self._spans[version] = span
         self.staged_version = version
@@ -194,20 +188,13 @@ class Announcer:
             raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
         with contextlib.ExitStack() as held:
             held.enter_context(checkpoint.held(folder))
-            await asyncio.to_thread(checkpoint.verify, folder, lambda name: name == WEIGHTS)
-            tensors = read_tensors(folder, tuple(self._names))
+            await asyncio.to_thread(checkpoint.verify, folder, lambda name: name == self._weights.file)
+            tensors = self._weights.of_checkpoint(folder)
             async with self._staging:
                 checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)
             self._held.close()
             self._held = held.pop_all()
         return checksum
-
-    def _tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return the engine's, taking note of their names."""
-        self._names.clear()
-        for name, tensor in self._engine.hf_tensors():
-            self._names.append(name)
-            yield name, tensor
 
     async def _tell(self, last: Trained, *, publish: bool, checksum: str = "", again: int | None = None) -> None:
         host, port = self._publisher.address
@@ -235,21 +222,3 @@ class Announcer:
         if publish and again is None:
             self._published = step
         await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, step))
-
-
-def read_tensors(folder: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Return the weights in a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        names: The tensors to read, in the order in which the engine gives them.
-
-    Raises:
-        CheckpointError: They cannot be read.
-    """
-    try:
-        with TensorFile(folder / WEIGHTS) as file:
-            for name in names:
-                yield name, file.tensor(name)
-    except (OSError, TensorFileError) as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error

@@ -36,6 +36,7 @@ from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog
 from workers.trainer.observations import of_record, step_trained
 from workers.trainer.publication import Publication, Publisher
+from workers.trainer.published import published_of
 from workers.trainer.publishing import Publishing
 from workers.trainer.releases import Releases
 from workers.trainer.step_inputs import StepInputs
@@ -124,6 +125,7 @@ class Trainer:
             producer=producer,
             thread=thread,
             engine=engine,
+            published=published_of(engine, settings.trainer),
             publisher=publisher,
             publication=self._publication,
         )

@@ -94,7 +94,8 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         f"/samples/{group}-0": ["0.67", "trained on.", "log-probability", "42", "next run", "not on the log"],
         f"/samples/{group}-0?by=version&ids=1": ["drawn by version 0"],
         f"/tasks/{FIRST_TASK}": ["completed", "dispatched", "attempt 1", "step 1", "42"],
-        "/versions": ["step", "served", "train-2", "Serve"],
+        "/versions": ["step", "served", "train-2", "Serve", "batches were passed over"],
+        "/versions/newest": ["Serve the newest version again?", "Every explorer takes the newest version"],
         "/dead-letters": ["not_json", "bad-1"],
         "/dead-letters?reason=other": ["No dead letters like that"],
         "/compare": [
@@ -143,6 +144,7 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     await _a_letter_put_back(site)
     await _a_version_that_is_asked_for(site)
     await _the_model_asked_again(site)
+    await _what_cannot_be_read(site)
 
 
 async def _the_past(site: Site) -> None:
@@ -155,6 +157,15 @@ async def _the_past(site: Site) -> None:
         assert "as of" in html
         assert "train-1" not in html
     await site.page(f"/steps/1?until={before:.0f}", 404)
+
+
+async def _what_cannot_be_read(site: Site) -> None:
+    async with site.bus.producer() as producer:
+        await (await producer.send_raw(TASKS, b"x", b"nonsense"))
+    feed = site.console.feed
+    async with asyncio.timeout(60):
+        while "Records that are not shown: 1 of tasks could not be read." not in await site.page("/"):
+            await feed.news(feed.serial, 5)
 
 
 async def _news(site: Site) -> None:

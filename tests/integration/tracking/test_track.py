@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from schemas import StepTrained
 from schemas.topics import TRAINER_EVENTS
 from tests.support.mesh.waiting import until
+from tests.support.tracking import board_events
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.tracking import TOPICS
@@ -42,7 +43,8 @@ async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
     file = tmp_path / "metrics.jsonl"
 
     async def tracker(*more: str) -> asyncio.subprocess.Process:
-        command = [sys.executable, "-m", "workers.cli.app", "track", "--out", str(tmp_path), "--mlflow", "runs", *more]
+        command = [sys.executable, "-m", "workers.cli.app", "track", "--out", str(tmp_path)]
+        command += ["--tensorboard", "--mlflow", "runs", *more]
         return await asyncio.create_subprocess_exec(*command, env=environment)
 
     def written(process: asyncio.subprocess.Process, wanted: int) -> bool:
@@ -90,6 +92,8 @@ async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
     losses = client.get_metric_history(run.info.run_id, "loss")
     assert sorted((one.step, one.value) for one in losses) == [(step, 1 / step) for step in range(1, STEPS + 1)]
     assert client.get_run(run.info.run_id).data.tags["trinity_bus.lines"] == str(STEPS)
+    events = board_events(tmp_path / "tensorboard")
+    assert (sorted(step for step, _ in events), set(events.values())) == (list(range(1, STEPS + 1)), {1})
     found = lines(file)
     assert [one["step"] for one in found] == list(range(1, STEPS + 1))
     assert found[3]["metrics"] == {"loss": 0.25}

@@ -18,6 +18,7 @@ from schemas import (
     Position,
     PublishedVersion,
     RolloutFinished,
+    SkippedBatch,
     StepTrained,
     Task,
     TaskResult,
@@ -108,8 +109,15 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
     version = {"version": step, "step": step, "batch_id": batch_id, "checksum": "c" * 64, "seconds": 0.5}
     trained = StepTrained(**TRAINER, **address, **version, metrics=metrics, publish=True)
     await log.write(TRAINER_EVENTS, "trainer-0", trained)
+    skipped = [SkippedBatch(batch_id="train-1", step=step, reason=HOSTILE)] if step == 2 else []
     published = PublishedVersion(
-        model="policy", trainer="trainer-0", trainer_incarnation="t", **version, metrics=metrics, method="gloo"
+        model="policy",
+        trainer="trainer-0",
+        trainer_incarnation="t",
+        **version,
+        metrics=metrics,
+        method="gloo",
+        skipped=skipped,
     )
     await log.write(VERSION_HISTORY, f"policy/{step}", published)
     announced = ModelVersion(

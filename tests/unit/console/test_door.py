@@ -63,7 +63,12 @@ async def test_without_a_token_everybody_looks_and_nobody_acts(tmp_path: Path) -
         async with client.get("/") as answer:
             assert answer.status == 200
             assert "The broker is away" in (html := await answer.text()) or "connects to the broker" in html
-        for method, path in (("GET", "/versions/1/serve"), ("POST", "/versions/1/serve"), ("POST", "/versions/newest")):
+        for method, path in (
+            ("GET", "/versions/1/serve"),
+            ("POST", "/versions/1/serve"),
+            ("POST", "/versions/newest"),
+            ("GET", "/versions/newest"),
+        ):
             async with client.request(method, path) as answer:
                 assert answer.status == 403
 

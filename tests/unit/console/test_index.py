@@ -32,6 +32,7 @@ from trinity_bus.console.index import (
     DeadLetterFilter,
     Index,
     PageAsk,
+    PassedOver,
     QuestionError,
     SampleFilter,
     SamplePlace,
@@ -289,7 +290,12 @@ def test_what_cannot_be_read_is_counted_and_passed_over(store: Store, index: Ind
     log.add(Undecodable(b"x", "truncated", "no bytes at all"), 200, topic=EXPERIENCES, partition=2)
     log.add(None, 200, topic=EXPERIENCES, partition=2)
     store.take(*log.take())
-    assert store.passed_over == ({"experiences": 1}, 0)
+    assert index.passed_over() == PassedOver({"experiences": 1}, 0)
+    store.move({("tasks", 0): 99}, lost=1200)
+    assert index.passed_over().line == (
+        "Records that are not shown: 1 of experiences could not be read, 1,200 were deleted by retention before they "
+        "were read."
+    )
     assert index.extent().samples == 3
 
 

@@ -15,6 +15,7 @@ from trinity_bus.weights.staging import Staging
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.publication import Publication
+from workers.trainer.published import MergedWeights
 
 
 class Engine:
@@ -72,6 +73,7 @@ class Trainer:
         self.engine, self.log, publisher = Engine(), Log(), Publisher()
         self.staging = publisher.staging
         parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher}
+        parts["published"] = MergedWeights(parts["engine"])
         self.announcer = Announcer(
             TrainerIdentity("trainer-0", "life-1", "policy"),
             directory=directory,

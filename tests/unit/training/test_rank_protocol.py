@@ -27,7 +27,17 @@ JOIN = Join(world_size=3, store_port=1, settings=b"{}")
 
 
 @pytest.mark.parametrize(
-    "call", [JOIN, Load("a"), Train((UpdateShard(2, 7.5, 6),), 9), Save("a", b"{}"), Gather(), Export("b"), Leave()]
+    "call",
+    [
+        JOIN,
+        Load("a"),
+        Train((UpdateShard(2, 7.5, 6),), 9),
+        Save("a", b"{}"),
+        Gather(),
+        Gather(adapter=True),
+        Export("b"),
+        Leave(),
+    ],
 )
 def test_orders_survive_the_wire(call: Call) -> None:
     assert protocol.ORDERS.decode(protocol.ORDERS.encode(Order(7, call))) == Order(7, call)

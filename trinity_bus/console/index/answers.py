@@ -70,12 +70,25 @@ class IndexStanding(Struct, frozen=True):
     """One line for people."""
     behind: int = 0
     """Records of the log that it has not read."""
-    unreadable: dict[str, int] = {}
-    """By topic: records that it could not read, and passed over."""
-    lost: int = 0
-    """Records that retention has deleted before it read them."""
     text_search: str | None = None
     """Why samples cannot be searched for text; None where they can."""
+
+
+class PassedOver(Struct, frozen=True):
+    """Records of the log that are in no answer."""
+
+    unreadable: dict[str, int]
+    """By topic: those that could not be read."""
+    lost: int
+    """Those that retention had deleted before they were read."""
+
+    @property
+    def line(self) -> str:
+        """One line for people; empty where there are none."""
+        told = [f"{count:,} of {topic} could not be read" for topic, count in sorted(self.unreadable.items())]
+        if self.lost:
+            told.append(f"{self.lost:,} were deleted by retention before they were read")
+        return f"Records that are not shown: {', '.join(told)}." if told else ""
 
 
 class Extent(Struct, frozen=True):

@@ -107,13 +107,10 @@ class IndexFollower:
 
     def standing(self) -> IndexStanding:
         """Return how far the index has come. Asks the store, for a moment."""
-        unreadable, lost = self._store.passed_over
         return IndexStanding(
             state=self._state,
             line=self._line,
             behind=self._behind,
-            unreadable=unreadable,
-            lost=lost,
             text_search=self._store.no_text_search,
         )
 

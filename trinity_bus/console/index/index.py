@@ -27,6 +27,7 @@ from trinity_bus.console.index.answers import (
     Extent,
     GroupRow,
     Histogram,
+    PassedOver,
     PublishedRow,
     RowPage,
     SampleDetail,
@@ -88,6 +89,10 @@ class Index:
     def extent(self, *, until: float | None = None) -> Extent:
         """Return how much there is, and of which time: what the slider can be set to."""
         return self._ask(lambda db: mesh.extent(db, until))
+
+    def passed_over(self) -> PassedOver:
+        """Return how much of the log could not be read."""
+        return self._ask(mesh.passed_over)
 
     def batches(
         self,

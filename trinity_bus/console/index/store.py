@@ -96,13 +96,6 @@ class Store:
                 "SELECT topic, partition, next FROM offsets"
             )}  # fmt: skip
 
-    @property
-    def passed_over(self) -> tuple[dict[str, int], int]:
-        """Unreadable records by topic; and how many retention deleted before they were read."""
-        with self._one_at_a_time, explained(self.folder):
-            found = self._db.execute("SELECT topic, sum(unreadable), sum(lost) FROM offsets GROUP BY topic").fetchall()
-        return {topic: unreadable for topic, unreadable, _ in found if unreadable}, sum(lost for *_, lost in found)
-
     def is_of(self, log: Mapping[str, str]) -> bool:
         """Whether what is in the tables is of this log: the ids of its topics by their names. Nothing is of any."""
         known: Mapping[str, str] = json.loads(self._meta("log") or "{}")

@@ -67,6 +67,11 @@ class Frame:
         asked = {name: str(value) for name, value in {**moment, **query}.items() if value not in {None, ""}}
         return f"{path}?{urlencode(asked)}" if asked else path
 
+    @property
+    def now_link(self) -> str:
+        """The same page as it is now."""
+        return f"{self.path}?{urlencode(self.pairs)}" if self.pairs else self.path
+
     def here(self, **query: object) -> str:
         """Return a link to this page with some of its query changed."""
         return self.url(self.path, **{**self.query, **query})

@@ -4,7 +4,8 @@ A version is received into host buffers by a thread of the worker while the engi
 begins that, and hears of its end, through its control server (``control_server``). On a CPU the same thread then loads
 the version into a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through
 vLLM's own phases at once: start; update, which finds the version; and finish, which is the only moment at which the
-model is touched: the shadow is exchanged with it, or, without one, the version is loaded. On GPUs there is no shadow,
+model is touched: the shadow is exchanged with it, or, without one, the version is loaded. Where versions are adapters
+alone (``adapter``), they are prepared beside generation and exchanged, on any device. On GPUs there is no shadow,
 because memory is short, loading is a copy over the bus, and captured graphs know the addresses of parameters.
 
 ::
@@ -40,6 +41,7 @@ from vllm.distributed.weight_transfer.base import (
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm.adapter import ServedAdapter
 from trinity_bus.weights.vllm.control_server import ControlServer
 from trinity_bus.weights.vllm.loading import Shadow, elements, load
 
@@ -75,15 +77,33 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         super().__init__(*args)
         self._beside = self.device.type == "cpu" and self.model_config.enforce_eager
         self.receiver = WeightReceiver(
-            prepare=self._load_beside if self._beside else None,
+            prepare=self._prepare,
             limit_bytes=_most_bytes(self.model, self.parallel_config),
             device=self.device,
         )
         self._loading = threading.Lock()
         """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""
         self._shadow: Shadow | None = None
+        self._adapter: ServedAdapter | None = None
         self._expected: frozenset[str] | None = None
         self.torn = False
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether versions are adapters."""
+        return self._adapter is not None
+
+    def serve_adapter(self, manager: Any) -> None:
+        """Take adapters from now on, beside the weights that were loaded at the start.
+
+        Args:
+            manager: Of vLLM's model runner.
+
+        Raises:
+            WeightTransferError: There is nothing to know these weights by.
+        """
+        with set_current_vllm_config(self.vllm_config):
+            self._adapter = ServedAdapter(manager, Path(self.model_config.model))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Nothing: connecting is left to each transfer."""
@@ -117,7 +137,9 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         self._check_names(ready)
         tensors = self.receiver.take()
         try:
-            if self._beside:
+            if self._adapter is not None:
+                self._adapter.exchange()
+            elif self._beside:
                 assert self._shadow is not None  # noqa: S101 - the transfer is ready
                 self._shadow.exchange()
             else:
@@ -137,14 +159,19 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
             odd = sorted(_names(manifest) ^ self._expected)[:5]
             raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
 
-    def _load_beside(self, manifest: TransferManifest, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Load a version into the shadow; called by the transfer's thread.
+    def _prepare(self, manifest: TransferManifest, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Do what can be done with a version beside generation; called by the transfer's thread.
 
         Raises:
             WeightTransferError: It is not of this model, or cannot be loaded.
         """
+        if self._adapter is None and not self._beside:
+            return
         self._check_names(manifest)
         with self._loading:
+            if self._adapter is not None:
+                self._adapter.prepare(tensors)
+                return
             # It is given up unless all goes well.
             shadow, self._shadow = self._shadow or Shadow(self._default_model), None
             try:
@@ -197,6 +224,8 @@ class WorkerExtension:
     _weight_update_active: bool
 
     rank: int
+    vllm_config: Any
+    model_runner: Any
 
     # Methods of the worker that this is mixed into.
     start_weight_update: Callable[[], None]
@@ -208,10 +237,21 @@ class WorkerExtension:
         path = Path(folder) / f"{self.rank}.sock"
         self.trinity_control = ControlServer(self.weight_transfer_engine.receiver, path)
         _make_way(self.weight_transfer_engine.device)
+        if self.vllm_config.lora_config is not None:
+            self.weight_transfer_engine.serve_adapter(self.model_runner.lora_manager)
         return str(path)
 
     def trinity_transfer_load(self, update_info: dict[str, Any]) -> None:
-        """VLLM's three phases at once, because each call is a round trip during which generation stands still."""
+        """VLLM's three phases at once, because each call is a round trip during which generation stands still.
+
+        Where versions are adapters, the worker's own part in the phases is left out: it would let go of all adapters,
+        as those of weights that are no more.
+        """
+        engine = self.weight_transfer_engine
+        if engine.serves_adapter:
+            engine.receive_weights(UpdateInfo(**update_info))
+            engine.finish_weight_update()
+            return
         self.start_weight_update()
         self.update_weights(update_info)
         self.finish_weight_update()

@@ -9,6 +9,7 @@ from trinity_bus.console.index.answers import (
     ExplorerRow,
     Extent,
     GroupRow,
+    PassedOver,
     Place,
     Point,
     RowPage,
@@ -72,6 +73,13 @@ def extent(db: sqlite3.Connection, until: float | None) -> Extent:
         tasks,
         *counts,
     )
+
+
+def passed_over(db: sqlite3.Connection) -> PassedOver:
+    """Return how much of the log is not in the tables."""
+    found = db.execute("SELECT topic, sum(unreadable), sum(lost) FROM offsets GROUP BY topic").fetchall()
+    unreadable = {topic: count for topic, count, _ in found if count}
+    return PassedOver(unreadable, sum(lost for *_, lost in found))
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:

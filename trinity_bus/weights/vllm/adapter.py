@@ -1,0 +1,93 @@
+"""An adapter that is served beside the weights that the engine was started with, and exchanged in place.
+
+vLLM knows adapters by requests: each names one, and the worker reads it from a folder when it meets it first. Here
+every request names the same one (:data:`REQUEST`), from the start on, when it adds nothing; what a worker has under
+that name is replaced by what was received, so no request is ever served without one, and none looks for a folder.
+
+::
+
+    OPEN (adds nothing) --prepare: beside generation--> PREPARED --exchange: generation paused--> OPEN (the new one)
+
+Failures: an adapter for other weights, of too high a rank, or of layers that the model has not, is refused by
+``prepare``, before anything has happened. ``exchange`` leaves no adapter, or a part of one, when it fails.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
+
+from trinity_bus.weights.base import BASE, identity
+from trinity_bus.weights.errors import WeightTransferError
+
+REQUEST = LoRARequest("trinity", 1, "/dev/null/received")
+"""What every request is made with. There can be no such folder, and a name that is not absolute would be looked up on a
+hub."""
+
+
+class ServedAdapter:
+    """The one adapter of a worker.
+
+    Args:
+        manager: VLLM's, of its model runner.
+        folder: Of the model that the worker has loaded.
+
+    Raises:
+        WeightTransferError: There is nothing to know that model by.
+    """
+
+    def __init__(self, manager: Any, folder: Path) -> None:
+        self._manager, self._adapters = manager, manager._adapter_manager  # noqa: SLF001 (there is no public way)
+        self._max_rank: int = manager.lora_config.max_lora_rank
+        self._base = identity(folder)
+        self._prepared: LoRAModel | None = None
+        self._layers = {
+            name for module in self._adapters.modules for name in self._adapters.packed_modules.get(module, [module])
+        }
+        self._put(self._adapters.create_dummy_lora(REQUEST.lora_int_id, self._max_rank, manager.embedding_modules))
+
+    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Make an adapter ready; called by the transfer's thread.
+
+        Args:
+            tensors: By PEFT's names, the ``B`` of each layer already times alpha over rank; and the base's identity.
+
+        Raises:
+            WeightTransferError: It is not for this model.
+        """
+        received = dict(tensors)
+        base = received.pop(BASE, None)
+        if base is None or base.numpy().tobytes() != self._base:
+            raise WeightTransferError(
+                "the adapter is not for the weights that this engine has loaded: mesh.model_path is to be the same "
+                "files for trainer and explorers"
+            )
+        ranks = {tensor.shape[0] for name, tensor in received.items() if name.endswith(".lora_A.weight")}
+        if len(ranks) != 1 or (rank := ranks.pop()) > self._max_rank:
+            raise WeightTransferError(f"the adapter is not of one rank of at most {self._max_rank}")
+        # A scale of 1, and copies: the buffers are those of the next version, too.
+        adapter = LoRAModel.from_lora_tensors(
+            REQUEST.lora_int_id,
+            {name: tensor.clone() for name, tensor in received.items()},
+            PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
+            device="cpu",
+            dtype=self._manager.lora_config.lora_dtype,
+        )
+        if unknown := sorted(adapter.loras.keys() - self._layers):
+            raise WeightTransferError(f"the adapter is for layers that this model has not: {unknown[:5]}")
+        self._prepared = adapter
+
+    def exchange(self) -> None:
+        """Serve what was prepared last. The model must not compute meanwhile."""
+        assert self._prepared is not None  # noqa: S101 - the transfer is ready
+        adapter, self._prepared = self._prepared, None
+        self._adapters.remove_adapter(REQUEST.lora_int_id)
+        self._put(adapter)
+
+    def _put(self, adapter: LoRAModel) -> None:
+        self._adapters.add_adapter(adapter)
+        self._adapters.activate_adapter(REQUEST.lora_int_id)

@@ -1,0 +1,137 @@
+"""What is published of a model: the merged weights, or the adapter alone that is trained beside them.
+
+Either can be given as the engine has it now, and as a checkpoint has it, in the same order and bit for bit the same, so
+that a version which is brought back has the checksum that it had. An adapter comes as PEFT names it, each ``B`` times
+alpha over rank, so that nothing else need be known of it; the last tensor is the identity of the weights that it is
+trained beside (``weights.base``).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.errors import CheckpointError
+from trinity_bus.weights.base import BASE, identity
+from trinity_bus.weights.checkpoint.published import WEIGHTS
+from trinity_bus.weights.checkpoint.tensor_file import TensorFile
+from trinity_bus.weights.errors import TensorFileError
+
+if TYPE_CHECKING:
+    import torch
+
+STATE = "optimizer.safetensors"
+"""The file of a checkpoint that adapters are in."""
+_ADAPTER = "adapter."
+"""Before their names there."""
+
+
+class PublishedTensors(Protocol):
+    """What versions are made of."""
+
+    @property
+    def file(self) -> str:
+        """The file of a checkpoint that :meth:`of_checkpoint` reads."""
+        ...
+
+    def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Return it as the engine has it; to be iterated to the end, in the engine's thread."""
+        ...
+
+    def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Return it as a checkpoint has it, after :meth:`now` was called once.
+
+        Raises:
+            CheckpointError: It cannot be read.
+        """
+        ...
+
+
+def published_of(engine: TrainingEngine, settings: TrainerSettings) -> PublishedTensors:
+    """Return what the settings want to be published."""
+    return AdapterAlone(engine, settings) if settings.adapter_rank else MergedWeights(engine)
+
+
+class MergedWeights:
+    """All weights, under their Hugging Face names.
+
+    Args:
+        engine: Has them.
+    """
+
+    file = WEIGHTS
+
+    def __init__(self, engine: TrainingEngine) -> None:
+        self._engine = engine
+        self._names: list[str] = []
+        """In the engine's order."""
+
+    def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """See :class:`PublishedTensors`."""
+        self._names.clear()
+        for name, tensor in self._engine.hf_tensors():
+            self._names.append(name)
+            yield name, tensor
+
+    def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
+        """See :class:`PublishedTensors`."""
+        return read_tensors(folder / WEIGHTS, tuple(self._names))
+
+
+class AdapterAlone:
+    """What is trained beside frozen weights.
+
+    Args:
+        engine: Has it.
+        settings: Rank and alpha.
+    """
+
+    file = STATE
+
+    def __init__(self, engine: TrainingEngine, settings: TrainerSettings) -> None:
+        self._engine = engine
+        self._scale = settings.lora_alpha / settings.lora_rank
+        self._names: list[str] = []
+
+    def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """See :class:`PublishedTensors`."""
+        self._names.clear()
+        for name, tensor in self._engine.adapter_tensors():
+            self._names.append(name)
+            yield name, self._scaled(name, tensor)
+        yield self._base
+
+    def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
+        """See :class:`PublishedTensors`."""
+        for name, tensor in read_tensors(folder / STATE, [_ADAPTER + name for name in self._names]):
+            yield name.removeprefix(_ADAPTER), self._scaled(name, tensor)
+        yield self._base
+
+    def _scaled(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        return tensor * self._scale if name.endswith(".lora_B.weight") else tensor
+
+    @cached_property
+    def _base(self) -> "tuple[str, torch.Tensor]":
+        import torch
+
+        return BASE, torch.frombuffer(bytearray(identity(self._engine.source)), dtype=torch.uint8)
+
+
+def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
+    """Return tensors in a file of a checkpoint.
+
+    Args:
+        path: Of the file.
+        names: The tensors to read, in order.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    try:
+        with TensorFile(path) as file:
+            for name in names:
+                yield name, file.tensor(name)
+    except (OSError, TensorFileError) as error:
+        raise CheckpointError(f"{path.parent} cannot be read: {error}") from error
