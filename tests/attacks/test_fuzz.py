@@ -1,10 +1,12 @@
 """Damaged inputs for every decoder and the coordinator's machine: 50,000 here, a million by ``make fuzz``."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from schemas.codec import RECORDS, decode
+from tests.support.fuzz.covered import ELSEWHERE, FUZZED, READS, TRUSTED
 from tests.support.fuzz.decoders import BY_HAND, targets
 from tests.support.fuzz.mesh import Machine
 from tests.support.fuzz.run import fuzz, lines, replay
@@ -19,6 +21,22 @@ def test_every_type_of_record_is_damaged(tmp_path: Path) -> None:
     assert {type(decode(value, *RECORDS)) for value in seeds["records"]} == set(RECORDS)
     assert {type(decode(value, *RECORDS)) for value in seeds["JSON records"]} == set(BY_HAND)
     assert sum(b"tool_calls" in value for value in seeds["records"]) > 0
+
+
+def test_every_module_that_reads_a_format_is_in_the_list(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    reading = {
+        str(path.relative_to(root))
+        for folder in ("schemas", "trinity_bus", "workers")
+        for path in (root / folder).rglob("*.py")
+        if re.search(READS, path.read_text())
+    }
+    trusted = {path for path in reading if path.startswith(tuple(TRUSTED))}
+    assert reading == trusted | FUZZED.keys() | ELSEWHERE.keys(), "add it to tests/support/fuzz/covered.py"
+    assert not trusted & (FUZZED.keys() | ELSEWHERE.keys())
+    assert all(any(path.startswith(start) for path in trusted) for start in TRUSTED)
+    assert set(FUZZED.values()) <= {target.name for target in targets(tmp_path)}
+    assert all((root / test).exists() for test in ELSEWHERE.values())
 
 
 @pytest.mark.timeout(600)

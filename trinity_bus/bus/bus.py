@@ -213,7 +213,7 @@ class Bus:
         names = {topic.full_name(self.settings.namespace): topic for topic in topics}
         wanted = [TopicPartition(name, number) for name, topic in names.items() for number in range(topic.partitions)]
         admin = await self._administrator()
-        found = await committed(admin, group, wanted, self.settings.request_timeout_s)
+        found = await committed(admin, group, wanted, self.settings.outage_s)
         return {(names[position.topic].name, position.partition): offset for position, offset in found.items()}
 
     async def fetch(

@@ -31,6 +31,7 @@ from trinity_bus.errors import BusError, TopicMismatchError
 
 log = logging.getLogger(__name__)
 
+_TIMED_OUT = 7
 _NOT_ALLOWED = 29
 _MAY_NOT = (_NOT_ALLOWED, 31)
 """To change a topic: refused for the topic, or for the cluster."""
@@ -199,11 +200,12 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
             ]
         )
         for name, code, message, *_ in response.topic_errors:
-            if code not in (0, _NOT_ALLOWED, _ALREADY_EXISTS):
+            # Of one that takes long it is waited for below.
+            if code not in (0, _TIMED_OUT, _NOT_ALLOWED, _ALREADY_EXISTS):
                 raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
-        created = [names[name] for name, code, *_ in response.topic_errors if code == 0]
+        created = [names[name] for name, code, *_ in response.topic_errors if code in (0, _TIMED_OUT)]
         refused = {name for name, code, *_ in response.topic_errors if code == _NOT_ALLOWED}
-        found = await _described(admin, list(names), refused, settings.request_timeout_s)
+        found = await _described(admin, list(names), refused, settings.outage_s)
     wrong = [
         f"topic {name} exists but {', '.join(problems)}"
         for name, topic in names.items()

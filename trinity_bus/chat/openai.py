@@ -15,7 +15,8 @@ from typing import Any, Final
 import msgspec
 from pydantic import ValidationError
 
-from schemas.sampling import Sampling
+from schemas.record import Record
+from schemas.sampling import Sampling, StructuredOutputs
 from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.options import TemplateOptions, read_options
 from trinity_bus.chat.protocols import Tokenizer
@@ -28,7 +29,7 @@ OPTIONS: Final = "chat_template_kwargs"
 """As vLLM calls them."""
 _TAKEN: Final = frozenset(
     {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
-    | {"logprobs", OPTIONS}
+    | {"logprobs", "response_format", OPTIONS}
 )
 _DRAWING: Final = frozenset(
     {
@@ -45,7 +46,6 @@ PASSED_OVER: Final = frozenset(
 )
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "tool_choice": ("auto", "none"),
-    "response_format": ({"type": "text"},),
     "logit_bias": ({},),
     "modalities": (["text"],),
     "top_logprobs": (0,),
@@ -84,7 +84,15 @@ class ChatRequest:
         for name, asked in not_had.items():
             if asked:
                 raise ChatError(f"{name} cannot be had of model {self.model!r}")
-        return _sampling({**self.drawing, "max_tokens": self.sampling.max_tokens, "stop": self.sampling.stop})
+        return _checked(
+            Sampling,
+            {
+                **self.drawing,
+                "max_tokens": self.sampling.max_tokens,
+                "stop": self.sampling.stop,
+                "structured_outputs": self.sampling.structured_outputs,
+            },
+        )
 
 
 def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
@@ -100,6 +108,10 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
     tools = read_objects(asked, "tools") if asked.get("tool_choice") != "none" else []
     options = asked.get("stream_options", {})
+    if (shape := _structured(asked.get("response_format"))) is not None:
+        if tools:
+            raise ChatError("response_format cannot be had together with tools: the answer could be no call")
+        sampling = (sampling or Sampling()).model_copy(update={"structured_outputs": shape})
     return ChatRequest(
         model=str(asked.get("model", "")),
         messages=read_objects(asked, "messages"),
@@ -114,6 +126,22 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         options=read_options(asked.get(OPTIONS, {})),
         drawing={name: value for name, value in asked.items() if name in _DRAWING},
     )
+
+
+def _structured(shape: Any) -> StructuredOutputs | None:
+    """Return what an answer is to look like, as the engine is told it.
+
+    Raises:
+        ChatError: It is nothing that an engine can be told.
+    """
+    match shape:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return StructuredOutputs(json_object=True)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return _checked(StructuredOutputs, {"json_schema": schema})
+    raise ChatError(f"response_format {json.dumps(shape)[:100]} cannot be had here")
 
 
 def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -148,13 +176,13 @@ def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any) -> Samp
     Raises:
         ChatError: It says what cannot be.
     """
-    wished = _sampling({"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
+    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
     return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
 
 
-def _sampling(wishes: Mapping[str, Any]) -> Sampling:
+def _checked[R: Record](kind: type[R], wishes: Mapping[str, Any]) -> R:
     try:
-        return Sampling.model_validate({name: value for name, value in wishes.items() if value is not None})
+        return kind.model_validate({name: value for name, value in wishes.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         raise ChatError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from schemas.experience import Rollout, UInt8, VersionSpan
+from schemas.sampling import Sampling
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
 from trinity_bus.chat.options import TemplateOptions
@@ -59,6 +60,8 @@ class TokenSample:
     """Of the last turn."""
     number: int = 0
     """Which of its session's."""
+    sampling: Sampling | None = None
+    """How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it."""
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
         """Return it as what ``build_group`` takes."""
@@ -74,6 +77,7 @@ class TokenSample:
             run_id=run_id,
             turn_starts=self.turn_starts,
             routes=self.routes,
+            sampling=self.sampling,
         )
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
@@ -279,15 +283,20 @@ class Session:
                 return
             self.add(prompt, same, stop)
 
-    def add(self, prompt: Prompt, completion: Completion, stop: Sequence[str] = ()) -> Said:
+    def add(
+        self, prompt: Prompt, completion: Completion, stop: Sequence[str] = (), sampling: Sampling | None = None
+    ) -> Said:
         """Take an answer to a prompt: once for each response that was asked for.
 
         Args:
             prompt: What the engine was asked with.
             completion: What it drew.
             stop: Texts that have ended it; what is said ends before them.
+            sampling: How it was drawn, where that is to be told of each sample.
         """
         sample, told = self._sample(prompt)
+        if sampling is not None and (sample.sampling is None or sampling.altered_by):
+            sample.sampling = sampling
         sample._add(told, completion)  # noqa: SLF001 (its maker)
         end = len(sample.prompt_token_ids) + len(sample.response_token_ids)
         point = _Point(

@@ -41,8 +41,10 @@ class KafkaSettings(Section):
     replication_factor: Count | None = None
     """Copies of each partition, for topics that are created. Unset: three, or as many as there are brokers where there
     are fewer. With three or more a record counts once two brokers have it."""
-    request_timeout_s: Seconds = 30.0
-    """How long one request to the broker may take before it counts as failed."""
+    request_timeout_s: Seconds = 10.0
+    """How long one request to the broker may take before it counts as failed, and is made again: a broker that is
+    connected and silent holds a client up for as long. Raise it where a record of ``mesh.max_record_mib`` takes longer
+    on its way."""
     outage_s: Seconds = 60.0
     """How long the brokers may be away before what runs gives up: until then, records wait to be sent, readers wait for
     more, and nothing is lost."""

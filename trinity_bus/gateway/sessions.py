@@ -310,4 +310,4 @@ def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward, 
     metrics = {"reward": reward.value, **told}
     made = sample.rollout(reward=reward.value, metrics=metrics, run_id=reward.run_id)
     by_turn = len(turns) > 1 and bool(reward.turns)
-    return replace(made, sampling=conversation.sampling, turn_rewards=turns if by_turn else None)
+    return replace(made, sampling=sample.sampling or conversation.sampling, turn_rewards=turns if by_turn else None)

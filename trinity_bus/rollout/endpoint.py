@@ -47,7 +47,7 @@ from trinity_bus.chat.openai import (
     token_texts,
 )
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.workflow import RolloutContext
+from trinity_bus.rollout.workflow import RolloutContext, merge_sampling
 from trinity_bus.runtime.http import shows_key
 
 MAX_BODY_BYTES: Final = 16 << 20
@@ -162,8 +162,10 @@ class Endpoint:
         """Have the model answer that is trained."""
         prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
+        # An answer of a shape that was asked for (response_format) is not drawn as the others are.
+        how = merge_sampling(self.ctx.sampling, asked.sampling)
         for completion in await self.ctx.generate(prompt.token_ids, asked.sampling, asked.n):
-            said = self._session.add(prompt, completion, asked.sampling.stop or ())
+            said = self._session.add(prompt, completion, asked.sampling.stop or (), how)
             drawn = completion.token_ids, completion.logprobs
             choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
         return self._answer(asked, len(prompt.token_ids), choices)

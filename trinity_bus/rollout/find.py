@@ -65,7 +65,9 @@ def find_workflow(wanted: str) -> str:
         get_workflow(wanted)
         raise UnknownWorkflow(wanted) from error
     found = [name for name, workflow in REGISTRY.items() if type(workflow).__module__ == module]
-    if len(found) != 1:
-        known = ", ".join(sorted(found)) or "none"
+    if not found:
+        raise ConfigError(f"{wanted} registers no workflow: name the module or the file (.py) that does")
+    if len(found) > 1:
+        known = ", ".join(sorted(found))
         raise ConfigError(f"{wanted} registers {len(found)} workflows ({known}): name one, with its module imported")
     return found[0]

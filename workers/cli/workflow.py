@@ -33,7 +33,7 @@ def new(
         f"{made} is there. Next:\n"
         f"  python -m pytest {made}\n"
         f'  trinity-bus workflow run {made / module}.py --task \'{{"prompt": "17 + 25?", "answer": "42"}}\'\n'
-        f"  pip install --editable {made}      # every explorer of this environment knows it then",
+        f"  PYTHONPATH={made} TRINITY_BUS_EXPLORER__WORKFLOW_MODULES={module} trinity-bus run explorer",
         highlight=False,
         markup=False,
         soft_wrap=True,

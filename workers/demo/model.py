@@ -21,8 +21,8 @@ class Language:
 
     words: tuple[str, ...]
     """Beside the marks. Those that are no such word are ``<unk>``."""
-    chat_template: str | None = None
-    """How messages are written. Unset: the model completes prompts."""
+    chat_template: str
+    """How messages are written."""
     ends: tuple[str, ...] = ()
     """Words that end a response, beside the mark for it."""
 
@@ -34,7 +34,11 @@ class Language:
 
 MAX_LENGTH: Final = 64
 """Most tokens of prompt and response together."""
-DIGITS: Final = Language(words=("=", "copy", *"0123456789"))
+DIGITS: Final = Language(
+    words=("=", "copy", *"0123456789"),
+    chat_template="{{ bos_token }}{% for message in messages %} {{ message.content }}"
+    "{% if message.role == 'assistant' %} {{ eos_token }}{% endif %}{% endfor %}",
+)
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 128, 2, 4, 2, 32, 256
 _INIT_STD: Final = 0.02
 
@@ -137,7 +141,7 @@ def _write_tokenizer(folder: Path, language: Language) -> None:
             "unk_token": UNKNOWN,
             "model_max_length": MAX_LENGTH,
             "clean_up_tokenization_spaces": False,
-            **({} if language.chat_template is None else {"chat_template": language.chat_template}),
+            "chat_template": language.chat_template,
         },
     )
 

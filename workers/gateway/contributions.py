@@ -89,7 +89,7 @@ class Contributor:
 
     async def feedback(self, request: web.Request) -> web.StreamResponse:
         """Give answers a reward."""
-        said = _read(await request.read(), Feedback)
+        said = read_said(await request.read(), Feedback)
         session = request.match_info.get("session", said.session)
         if not math.isfinite(said.reward):
             raise ChatError("a reward is a finite number")
@@ -107,7 +107,7 @@ class Contributor:
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""
-        said = _read(await request.read() or b"{}", Commit)
+        said = read_said(await request.read() or b"{}", Commit)
         contributed: dict[str, int] = {}
         refused: dict[str, str] = {}
         # Two at once would contribute the same.
@@ -154,7 +154,12 @@ class Contributor:
         return reply.error, reply.detail
 
 
-def _read[R](body: bytes, kind: type[R]) -> R:
+def read_said[R](body: bytes, kind: type[R]) -> R:
+    """Return what a client has sent as JSON.
+
+    Raises:
+        ChatError: It is no such thing.
+    """
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -142,11 +142,12 @@ class Talk:
         """Take the answers to a prompt into the conversation."""
         session = self.session
         before = session.rewrites, session.branches
-        said = [session.add(prompt, one, sampling.stop or ()) for one in drawings]
+        said = [session.add(prompt, one, sampling.stop or (), sampling) for one in drawings]
         self.desk.flaws["rewrites"] += session.rewrites - before[0]
         self.desk.flaws["branches"] += session.branches - before[1]
         self.desk.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
-        self._note(prompt.token_ids, drawings, [(one.sample, one.turn) for one in said])
+        places = [(one.sample, one.turn) for one in said]
+        self._note(prompt.token_ids, drawings, places, kept=not sampling.altered_by)
         return said
 
     def completed(self, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
@@ -154,10 +155,19 @@ class Talk:
         places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]
         self._note(prompt, drawings, places)
 
-    def _note(self, prompt: Sequence[int], drawings: Sequence[Drawing], places: Iterable[tuple[int, int]]) -> None:
+    def _note(
+        self,
+        prompt: Sequence[int],
+        drawings: Sequence[Drawing],
+        places: Iterable[tuple[int, int]],
+        *,
+        kept: bool = True,
+    ) -> None:
         task_id, number = self.conversation.task_id, len(self.conversation.answers)
         self.desk.sessions.answered(self.conversation, self.session, self.id, places)
-        self.desk.turns.keep(task_id, number, prompt, drawings)
+        # Another gateway could not know that it was drawn otherwise, and would have it trained on.
+        if kept:
+            self.desk.turns.keep(task_id, number, prompt, drawings)
         self.desk.tokens["prompt"] += len(prompt)
         self.desk.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 

@@ -69,6 +69,7 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.objectives import registry
+from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, sync_policy
@@ -122,14 +123,17 @@ def learned_from(stage: Stage) -> Topic:
     """Return what a stage learns from. Imports its loss, and torch with it.
 
     Raises:
-        ConfigError: It learns from batches, which have no end, and another stage follows it; or it mixes examples with
-            examples.
+        ConfigError: It learns from batches, which have no end, and another stage follows it; it mixes examples with
+            examples; or its loss needs pairs, and learns from what has none.
     """
     # Here, since it imports torch: this module is imported by who trains nothing.
     from trinity_bus.training.objectives.losses.loss import PolicyLoss
 
     settings = stage.settings.trainer
-    kind = registry.make("loss", PolicyLoss, settings).learns_from
+    loss = registry.make("loss", PolicyLoss, settings)
+    kind = loss.learns_from
+    if Need.PAIRS in loss.needs and kind != "preferences":
+        raise ConfigError(f"trainer.loss={settings.loss!r} needs pairs, and learns from {kind}, which have none")
     if kind == "experiences" and not stage.is_last:
         raise ConfigError(
             f"trainer.stages: {stage.name} learns from batches, with loss={settings.loss!r}; only the last stage can"

@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -44,6 +45,8 @@ CHAINS = {
     "qwen3_moe": ("tp2, sequence", "dp2, ep2", "cp2, ep2"),
 }
 """Through which layouts, in their order above, training is handed on by checkpoints, from one rank and to one rank."""
+CHAINED_WITH: dict[str, dict[str, Any]] = {"qwen2": {"advantage": "gae"}}
+"""With which settings; the first has a critic to hand on, too."""
 
 
 def chained(folder: Path, family: str, number: int) -> Path:
@@ -56,10 +59,12 @@ def go_on(engine: RankEngine, before: Path, after: Path) -> None:
     progress = engine.load_latest(before)
     assert progress is not None
     kept = load_file(before / f"step-{progress.step:08d}" / saving.STATE)
-    kept = {name: tensor for name, tensor in kept.items() if name.startswith(("optimizer.", "adapter."))}
+    kept = {name: tensor for name, tensor in kept.items() if name.startswith(("optimizer.", "adapter.", "critic."))}
     assert len(kept) > 1
     has = {f"optimizer.{name}": tensor.clone() for name, tensor in engine._optimizer_state()}
     has |= {f"adapter.{name}": tensor.clone() for name, tensor in engine.adapter_tensors()}
+    if engine._critic is not None:
+        has |= {f"critic.{name}": tensor.clone() for name, tensor in engine._critic.state().items()}
     assert same(has, kept)
     served = load_file(before / f"step-{progress.step:08d}" / "model.safetensors")
     # What adapters add is computed anew, from shards of another size.
@@ -95,7 +100,11 @@ def run(folder: Path, name: str, port: str) -> None:
             print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
             subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, folder / "scratch", layout)
             number = CHAINS[family].index(name) + 1
-            go_on(subject.make(), chained(folder, family, number - 1), chained(folder, family, number))
+            go_on(
+                subject.make(**CHAINED_WITH.get(family, {})),
+                chained(folder, family, number - 1),
+                chained(folder, family, number),
+            )
 
 
 if __name__ == "__main__":

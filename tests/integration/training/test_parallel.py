@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.training.one_rank import CHAINS, LAYOUTS, chained, go_on
+from tests.integration.training.one_rank import CHAINED_WITH, CHAINS, LAYOUTS, chained, go_on
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
@@ -39,7 +39,7 @@ def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_p
         write_model(tmp_path / family, family=family, vocabulary=VOCABULARY, tied=family == "qwen3", layers=4)
         subjects[family] = Subject(lambda s: MegatronEngine(s, layout), tmp_path / family, tmp_path, {})
     for family in CHAINS:
-        engine = subjects[family].make()
+        engine = subjects[family].make(**CHAINED_WITH.get(family, {}))
         engine.train_step(batch(0))
         engine.save_checkpoint(chained(tmp_path, family, 0), engine.progress).result()
     ports = list(map(str, quiet_ports(len(LAYOUTS))))  # both ranks get all
@@ -67,7 +67,7 @@ def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_p
             rank.wait()
     go_on(subjects["qwen2"].make(**LORA), tmp_path / "scratch" / "tp2" / "qwen2" / "lora" / "checkpoints", tmp_path)
     for family, chain in CHAINS.items():
-        handed_on, undisturbed = subjects[family].make(), subjects[family].make()
+        handed_on, undisturbed = (subjects[family].make(**CHAINED_WITH.get(family, {})) for _ in range(2))
         go_on(handed_on, chained(tmp_path, family, len(chain)), tmp_path / "last" / family)
         for step in range(len(chain) + 2):
             undisturbed.train_step(batch(step))

@@ -24,6 +24,7 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
+from trinity_bus.training import checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -35,6 +36,14 @@ SAID = "step 1 is taken as its record says, not as the settings would have it no
 @pytest.fixture
 def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
     return lambda: kafka.model_copy(update={"namespace": f"steps-{uuid.uuid4().hex[:8]}"})
+
+
+def model_folders(trainer: Path) -> dict[int, bool]:
+    """Which checkpoints there are, and whether each is a model with all that belongs to it."""
+    found = trainer / "checkpoints"
+    return {
+        step: (checkpoint.folder_of(found, step) / "config.json").is_file() for step in sorted(checkpoint.steps(found))
+    }
 
 
 def drawn(group: ExperienceGroup, *, top_p: float) -> ExperienceGroup:
@@ -109,7 +118,7 @@ async def test_groups_wait_until_enough_of_them_teach_something(
     kafka = namespaced()
     model = write_model(tmp_path / "model")
     settings = {"engine": "torch", "strategy": "dynamic_sampling", "effective_groups": 4, "total_steps": 4}
-    trainer = Trainer(kafka, tmp_path / "trainer", model, **settings)
+    trainer = Trainer(kafka, tmp_path / "trainer", model, save_as_hf="last", **settings)
     async with Bus(kafka, client_id="test") as bus:
         await produce(bus, batches_of(4))
         await asyncio.to_thread(trainer.dies, "begun", 2)
@@ -123,6 +132,7 @@ async def test_groups_wait_until_enough_of_them_teach_something(
     assert once_more == [set(), tasks[0], set(), tasks[2]]
     assert [said[step].metrics["groups"] for step in (2, 3, 4)] == [6, 0, 6]
     assert said[2].checksum == said[3].checksum != said[4].checksum
+    assert model_folders(tmp_path / "trainer") == {2: False, 3: False, 4: True}
 
 
 async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_its_state_saved(
@@ -131,7 +141,7 @@ async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_
     kafka = namespaced()
     # At such a rate the first update leaves nothing that a finite gradient could come from.
     settings = {"learning_rate": 1e30, "mini_batches": 1, "max_skipped_updates": 2, "checkpoint_interval": 100}
-    trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), **settings)
+    trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), save_as_hf="never", **settings)
     async with Bus(kafka, client_id="test") as bus:
         await produce(bus, batches_of(4))
         with trainer.running() as process:
@@ -140,7 +150,7 @@ async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_
     log = trainer.log.read_text()
     assert "step 2: the gradient norm of an update is nan" in log
     assert "2 updates in a row, the last in step 3, were skipped because their loss or gradients were not finite" in log
-    assert (tmp_path / "trainer" / "checkpoints" / "step-00000003").is_dir()
+    assert model_folders(tmp_path / "trainer") == {1: False, 2: False, 3: False}
 
 
 async def test_experiences_that_are_deleted_end_the_trainer_with_the_first_step_that_can_still_be_trained(

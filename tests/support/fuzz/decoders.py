@@ -13,12 +13,14 @@ from typing import Any
 
 import msgpack
 import msgspec
+from pydantic import ValidationError
 
-from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, StepTrained, Task
+from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, Sampling, StepTrained, Task
 from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
 from schemas.headers import DLQ_REASON, TRACEPARENT
 from schemas.trainable import Bounds
 from schemas.vectors import INT32
+from tests.support.fuzz.outside import outside
 from trinity_bus.bus.headers import header
 from trinity_bus.coordination import StateError
 from trinity_bus.gateway import wire
@@ -87,7 +89,7 @@ def targets(folder: Path) -> list[Target]:
         Target("JSON tasks", lambda value: _sent_on(decode(value, Task)), (DecodeError,), texts, 2),
         Target("JSON records", _record, (DecodeError,), by_hand, 1.5),
         Target("headers", _headers, (), [b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"bad_value"], 1),
-        Target("frames of runners", _from_runner, (ProtocolError,), _frames_of_runners(), 2),
+        Target("frames of runners", _from_runner, (ProtocolError, ValidationError), _frames_of_runners(), 2),
         Target("answers of runners", _answer, (SchemaError, WorkflowError), _answers(), 2),
         Target("frames for runners", _to_runner, (ProtocolError,), _frames_for_runners(), 1),
         Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
@@ -109,6 +111,7 @@ def targets(folder: Path) -> list[Target]:
         Target("frames for gateways", _frames_for_gateways, (ProtocolError,), _drawn(), 0.5),
         Target("positions", unpack_positions, (StateError,), [positions], 0.4),
         Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
+        *(Target(*decoder) for decoder in outside(folder)),
     ]
 
 
@@ -200,8 +203,9 @@ def _frames_for_runners() -> list[bytes]:
 
 def _from_runner(body: bytes) -> None:
     match messages.to_explorer(body):
-        case messages.Generate(prompt=prompt):
+        case messages.Generate(prompt=prompt, sampling=sampling):
             messages.unpack_vector(prompt, INT32)
+            Sampling.model_validate_json(sampling)
 
 
 def _answers() -> list[bytes]:

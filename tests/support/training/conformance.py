@@ -1,12 +1,13 @@
 """What every training engine must do, in every layout: checks against the reference, ``TorchEngine``.
 
 Each check is called by all ranks of a layout together, with the same arguments; it raises where an engine falls short.
+What the reference comes to is computed once in a process, for all layouts that it is compared with.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,6 +86,10 @@ class Subject:
     def reference(self, **settings: Any) -> TorchEngine:
         return TorchEngine(self.settings(**settings))
 
+    def told(self, **settings: Any) -> str:
+        """The reference's settings, for what is computed once for each."""
+        return self.settings(**settings).model_dump_json()
+
 
 def batch(step: int, groups: int = 3) -> list[ExperienceGroup]:
     return [make_group(seed=10 * step + i, vocabulary=VOCABULARY, version=step) for i in range(groups)]
@@ -111,7 +116,7 @@ def timeless(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name != "seconds"}
 
 
-def sharded(engine: RankEngine, samples: Sequence[TrainSample]) -> list[TrainSample]:
+def sharded[T](engine: RankEngine, samples: Sequence[T]) -> list[T]:
     """This rank's part, of as many samples as there are ranks at least."""
     return list(samples[engine.layout.data_rank :: engine.layout.data_parallel])
 
@@ -121,19 +126,67 @@ def samples_of(engine: RankEngine) -> list[TrainSample]:
     return list(update.samples)
 
 
+def lonely(_step: int) -> list[ExperienceGroup]:
+    """Two samples: of two updates, a rank has none of one."""
+    return [make_group(rewards=[0.0, 1.0], vocabulary=VOCABULARY)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the reference came to."""
+
+    metrics: list[dict[str, float]]
+    """Of each step."""
+    weights: dict[str, torch.Tensor]
+    adapters: dict[str, torch.Tensor]
+
+
+def _engine(told: str) -> TorchEngine:
+    return TorchEngine(TrainerSettings.model_validate_json(told))
+
+
+@cache
+def trained(told: str, batches: Callable[[int], list[ExperienceGroup]] = batch, steps: int = 2) -> Trained:
+    """The reference, after some steps."""
+    engine = _engine(told)
+    metrics = [engine.train_step(batches(step)) for step in range(steps)]
+    return Trained(metrics, weights(engine), {name: tensor.clone() for name, tensor in engine.adapter_tensors()})
+
+
+@cache
+def reference_logits(told: str) -> list[torch.Tensor]:
+    """Of each sample of the first batch."""
+    engine = _engine(told)
+    with torch.no_grad():
+        tokens = [torch.from_numpy(sample.tokens.astype(np.int64))[None] for sample in samples_of(engine)]
+        return [engine._network(each).logits[0] for each in tokens]
+
+
+@cache
+def reference_gradients(told: str) -> dict[str, torch.Tensor]:
+    """Of its first update."""
+    return gradients_of_first_update(_engine(told))
+
+
+def gradients_of_first_update(engine: RankEngine) -> dict[str, torch.Tensor]:
+    step = engine.plan(batch(0)).shard(engine.layout.data_rank, engine.layout.data_parallel)
+    (update,), _ = engine._with_passes(step.updates)
+    engine._accumulate(update.samples, 1 / update.divisor)
+    return gradients(engine)
+
+
 def losses(subject: Subject) -> None:
     for name in subject.objectives:
         settings = OBJECTIVES[name]
-        engine, reference = subject.make(**settings), subject.reference(**settings)
-        for step in range(2):
-            ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))
+        engine, reference = subject.make(**settings), trained(subject.told(**settings))
+        for step, theirs in enumerate(reference.metrics):
+            ours = engine.train_step(batch(step))
             assert ours.keys() == theirs.keys(), name
             for metric in theirs.keys() - {"seconds", "micro_batches"}:
                 assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (name, step, metric)
-        expected = weights(reference)
         for tensor_name, tensor in engine.hf_tensors():
             # Rounding shows where AdamW divides a gradient that is next to nothing by itself.
-            difference = (tensor - expected[tensor_name]).abs()
+            difference = (tensor - reference.weights[tensor_name]).abs()
             assert difference.mean() < 0.02 * SMALL_RATE, (name, tensor_name)
 
 
@@ -154,11 +207,12 @@ def examples(subject: Subject) -> None:
 
 
 def logits(subject: Subject) -> None:
-    engine, reference = subject.make(mini_batches=1), subject.reference(mini_batches=1)
+    engine = subject.make(mini_batches=1)
     if isinstance(engine, TorchEngine):
         return  # they are transformers' own
     assert isinstance(engine, MegatronEngine)
     mine = sharded(engine, samples_of(engine))
+    reference = sharded(engine, reference_logits(subject.told(mini_batches=1)))
 
     def collect(
         indices: Sequence[int], arrays: PackedArrays, found: torch.Tensor, *, non_loss_data: bool
@@ -173,8 +227,7 @@ def logits(subject: Subject) -> None:
             rows = np.arange(len(arrays.tokens))[engine._runner._own_tokens(arrays)]
             expected = torch.full((len(arrays.tokens), VOCABULARY), torch.nan)
             for i, start in zip(indices, arrays.bounds.tolist(), strict=False):
-                tokens = torch.from_numpy(mine[i].tokens.astype(np.int64))[None]
-                expected[start : start + tokens.shape[1]] = reference._network(tokens).logits[0]
+                expected[start : start + len(mine[i].tokens)] = reference[i]
             first = found.shape[1] * engine.layout.tensor_rank
             columns = expected[rows, first : first + found.shape[1]]
             real = ~columns.isnan().any(1)
@@ -205,18 +258,11 @@ def temperatures(subject: Subject) -> None:
 
 
 def gradients_of_one_update(subject: Subject) -> None:
-    if subject.layout.get("distributed_optimizer"):
-        return  # no rank has all of them
     for name in subject.objectives:
-        settings = OBJECTIVES[name]
-        both = subject.make(**{**settings, "mini_batches": 1}), subject.reference(**{**settings, "mini_batches": 1})
-        found = []
-        for engine in both:
-            step = engine.plan(batch(0)).shard(engine.layout.data_rank, engine.layout.data_parallel)
-            (update,), _ = engine._with_passes(step.updates)
-            engine._accumulate(update.samples, 1 / update.divisor)
-            found.append(gradients(engine))
-        ours, theirs = found
+        settings = {**OBJECTIVES[name], "mini_batches": 1}
+        # With the distributed optimizer no rank has all of them.
+        ours = gradients_of_first_update(subject.make(**settings, distributed_optimizer=False))
+        theirs = reference_gradients(subject.told(**settings))
         assert ours.keys() == theirs.keys()
         for tensor_name, expected in theirs.items():
             where = f"{name}, {tensor_name}: "
@@ -236,7 +282,9 @@ def replayed_routes(subject: Subject) -> None:
     """Routers choose what they are told to, and learn as if they had chosen it."""
     if subject.folder.name != "qwen3_moe" or subject.open is TorchEngine:
         return
-    engine, reference = subject.make(mini_batches=1, router_replay=True), subject.reference(mini_batches=1)
+    # With the distributed optimizer no rank has all gradients.
+    engine = subject.make(mini_batches=1, router_replay=True, distributed_optimizer=False)
+    reference = subject.reference(mini_batches=1)
     assert isinstance(engine, MegatronEngine)
     layers, (experts, k), rng = (
         engine.shape.layers,
@@ -283,8 +331,6 @@ def replayed_routes(subject: Subject) -> None:
     for chunk in engine._runner.chunks:
         chunk.zero_grad_buffer()
     engine._runner.run(sharded(engine, kept[1:]), loss, token_weight=1.0, forward_only=False)
-    if subject.layout.get("distributed_optimizer"):
-        return  # no rank has all of them
     ours, theirs = gradients(engine), gradients(reference)
     assert all(theirs[name].abs().max() > 0 for name in theirs if name.endswith("mlp.gate.weight")), "routers learn"
     for name, expected in theirs.items():
@@ -323,13 +369,13 @@ def lora(subject: Subject) -> None:
         with pytest.raises(ParallelError, match="a model with experts has no adapters here; 0 can be trained"):
             subject.make(**settings)
         return
-    engine, reference = subject.make(**settings), subject.reference(**settings)
+    engine, reference = subject.make(**settings), trained(subject.told(**settings))
     before = weights(engine)
-    for step in range(2):
-        ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))
+    for step, theirs in enumerate(reference.metrics):
+        ours = engine.train_step(batch(step))
         for metric in SAME:
             assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (step, metric)
-    expected = dict(reference.adapter_tensors())
+    expected = reference.adapters
     adapter = {name: tensor.clone() for name, tensor in engine.adapter_tensors()}
     assert adapter.keys() == expected.keys()
     for name, tensor in adapter.items():
@@ -352,10 +398,10 @@ def lora(subject: Subject) -> None:
     assert same(written, adapter)
     # What explorers are given computes what the trainer trains.
     served = TorchEngine(subject.settings(model_path=str(subject.scratch / "model"), mini_batches=1))
-    trained = subject.make(**settings)
-    trained.load_latest(subject.scratch / "checkpoints")
+    loaded = subject.make(**settings)
+    loaded.load_latest(subject.scratch / "checkpoints")
     samples = samples_of(served)
-    for found, as_served in zip(trained.logprobs(samples), served.logprobs(samples), strict=True):
+    for found, as_served in zip(loaded.logprobs(samples), served.logprobs(samples), strict=True):
         np.testing.assert_allclose(found, as_served, atol=1e-5)
 
 
@@ -385,10 +431,10 @@ def what_is_published(subject: Subject) -> None:
     engine.train_step(batch(0))
     folder = saved(engine, engine.save_checkpoint(subject.scratch / "checkpoints", engine.progress))
     engine.export_hf(subject.scratch / "model")
-    trained = weights(engine)
+    kept = weights(engine)
     for written in (folder, subject.scratch / "model"):
         read = reader(written)
-        assert same({name: read(name) for name in names}, trained)
+        assert same({name: read(name) for name in names}, kept)
         assert (written / "tokenizer.json").read_text() == (subject.folder / "tokenizer.json").read_text()
 
     def checksum(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
@@ -418,9 +464,8 @@ def a_batch_that_teaches_nothing(subject: Subject) -> None:
 
 def fewer_samples_than_ranks(subject: Subject) -> None:
     """An update of one sample: a rank that has none of it takes part all the same."""
-    lonely = make_group(rewards=[0.0, 1.0], vocabulary=VOCABULARY)
-    engine, reference = subject.make(mini_batches=2), subject.reference(mini_batches=2)
-    ours, theirs = engine.train_step([lonely]), reference.train_step([lonely])
+    (theirs,) = trained(subject.told(mini_batches=2), lonely, 1).metrics
+    ours = subject.make(mini_batches=2).train_step(lonely(0))
     assert theirs["updates"] == 2
     for metric in SAME:
         assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric

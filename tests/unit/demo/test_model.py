@@ -7,6 +7,9 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from trinity_bus.chat import renderer_for
+from trinity_bus.chat.renderer import DrawnTurn
+from trinity_bus.rollout.tokenizer import load_tokenizer
 from workers.demo.model import DIGITS, make_model
 
 
@@ -45,6 +48,16 @@ def test_the_tokenizer_is_one_of_words(folder: Path) -> None:
     assert encoded.ids == [DIGITS.vocabulary.index(word) for word in encoded.tokens]
     assert tokenizer.decode([*encoded.ids, DIGITS.vocabulary.index("<eos>")]) == "copy 3 1 4 ="
     assert tokenizer.encode("copy horse").tokens == ["<bos>", "copy", "<unk>"]
+
+
+def test_a_message_is_written_as_the_prompt_that_it_is_trained_on(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    renderer = renderer_for(tokenizer)
+    asked = renderer.prompt([{"role": "user", "content": "copy 3 1 4 ="}], None)
+    assert asked == tokenizer.encode("copy 3 1 4 =")
+    drawn = DrawnTurn(asked, tokenizer.encode("3 1 4 <eos>", add_special_tokens=False), ended=True)
+    told = renderer.extension(drawn, [{"role": "user", "content": "copy 2 7 1 ="}], None)
+    assert told == tokenizer.encode("copy 2 7 1 =", add_special_tokens=False)
 
 
 @pytest.mark.parametrize(("ends", "expected"), [((), ["<eos>"]), (("=",), ["<eos>", "="])])

@@ -136,7 +136,8 @@ def test_what_a_request_may_say() -> None:
     ("body", "why"),
     [
         ({"tool_choice": "required"}, 'tool_choice "required" cannot be had'),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, 'response_format {"type": "grammar"} cannot be had'),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "cannot be had together with tools"),
         ({"top_logprobs": 3}, "top_logprobs 3"),
         ({"modality": "x"}, "modality cannot be had"),
         ({"n": 129}, "n is from 1 to 128"),
@@ -178,6 +179,25 @@ def test_another_name_is_another_model_whose_answers_are_no_part_of_the_samples(
     assert (rollout.reward, rollout.metrics["turns"]) == (0.4, 1.0)
     assert len(engine.requests) == 1
     assert [request.sampling.temperature for request in judge.requests] == [0.0, None]
+
+
+def test_an_answer_of_a_shape_that_was_asked_for_is_told_from_those_that_a_trainer_can_repeat() -> None:
+    schema = {"type": "object"}
+
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            await api.chat.completions.create(model="policy", messages=[USER])
+            shape: Any = {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}
+            await api.chat.completions.create(model="policy", messages=[USER], response_format=shape)
+        return 1.0
+
+    (free, shaped), engine = run(solve, ["3", "{}"])
+    assert free.sampling is not None
+    assert shaped.sampling is not None
+    assert (free.sampling.altered_by, shaped.sampling.altered_by) == ((), ("structured_outputs",))
+    asked = engine.requests[1].sampling.structured_outputs
+    assert asked is not None
+    assert asked.json_schema == schema
 
 
 def test_a_wrong_key_is_refused() -> None:

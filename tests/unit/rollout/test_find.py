@@ -83,6 +83,9 @@ def test_a_file_or_a_module_names_the_one_workflow_that_it_registers(install: In
     (tmp_path / "two_games.py").write_text(WORKFLOW.format("draughts") + WORKFLOW.format("nim"))
     with pytest.raises(ConfigError, match=r"two_games registers 2 workflows \(draughts, nim\): name one"):
         find_workflow("two_games")
+    (tmp_path / "my-games").mkdir()
+    with pytest.raises(ConfigError, match="my-games registers no workflow: name the module or the file"):
+        find_workflow("my-games")
 
 
 @pytest.mark.parametrize("wanted", ["no_such_game", "./no/such/game.py"])

@@ -150,6 +150,8 @@ def test_gspo_clips_whole_sequences() -> None:
     [
         ({}, Need.NOTHING),
         ({"kl_coef": 0.1}, Need.REFERENCE_LOGPROBS),
+        ({"advantage": "distillation"}, Need.TEACHER_LOGPROBS),
+        ({"loss": "dpo"}, Need.REFERENCE_LOGPROBS | Need.PAIRS),
         ({"old_logprobs": "recompute"}, Need.NOTHING),
         ({"old_logprobs": "recompute", "mini_batches": 2}, Need.OLD_LOGPROBS),
         (

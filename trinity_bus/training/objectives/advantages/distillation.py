@@ -14,16 +14,20 @@ Rewards play no part, and neither do the other samples of the task. A teacher's 
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from schemas.experience import Float32
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives.advantages.advantage import Advantage, GroupAdvantages, ScoredSample
+from trinity_bus.training.objectives.needs import Need
 
 
 class Distillation(Advantage):
     """Advantages of single tokens over the policy that drew them."""
+
+    needs: ClassVar[Need] = Need.TEACHER_LOGPROBS
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
         """See :meth:`Advantage.__call__`.

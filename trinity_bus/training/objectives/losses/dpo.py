@@ -20,7 +20,7 @@ from trinity_bus.training.objectives.needs import Need
 class DPO(PolicyLoss):
     """Each token of a pair costs what the pair does; together they weigh what the pair weighs."""
 
-    needs = Need.REFERENCE_LOGPROBS
+    needs = Need.REFERENCE_LOGPROBS | Need.PAIRS
     learns_from = "preferences"
     metrics = ("dpo_accuracy", "dpo_margin")
 

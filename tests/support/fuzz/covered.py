@@ -1,0 +1,74 @@
+"""Every module that reads a format, with the target that damages its input, or why that is trusted.
+
+What is new belongs here: a test compares this list with the sources.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+READS: Final = (
+    r"json\.loads?\(|json\.decode\b|msgpack\.(unpackb|decode)\b|\.Decoder[\[(]|model_validate_json|tomllib\.loads?\("
+    r"|JSONDecoder|struct\.unpack|(?m:^[A-Z_]+: Dialect\[)"
+)
+"""What a module that reads a format has in it."""
+
+FUZZED: Final[Mapping[str, str]] = {
+    "schemas/plain.py": "records",
+    "trinity_bus/chat/formats/call.py": "tool calls of models",
+    "trinity_bus/chat/formats/llama.py": "tool calls of models",
+    "trinity_bus/chat/formats/mistral.py": "tool calls of models",
+    "trinity_bus/chat/formats/xml.py": "tool calls of models",
+    "trinity_bus/chat/messages.py": "requests to gateways",
+    "trinity_bus/chat/openai.py": "requests to gateways",
+    "trinity_bus/coordination/state/codec.py": "state of coordinators",
+    "trinity_bus/gateway/wire.py": "frames for gateways",
+    "trinity_bus/inference/server/answers.py": "answers of servers",
+    "trinity_bus/inference/server/client.py": "answers of servers",
+    "trinity_bus/runners/control.py": "datagrams of a fork server",
+    "trinity_bus/runners/messages.py": "frames of runners",
+    "trinity_bus/runners/serving.py": "frames of runners",
+    "trinity_bus/runtime/frames.py": "pieces of frames",
+    "trinity_bus/training/checkpoint/manifest.py": "manifests of checkpoints",
+    "trinity_bus/weights/checkpoint/tensor_file.py": "tensor files",
+    "trinity_bus/weights/manifest.py": "manifests of weights",
+    "workers/coordinator/changelog.py": "positions",
+    "workers/explorer/http_side.py": "asks of explorers",
+    "workers/gateway/contributions.py": "feedback for gateways",
+}
+
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "trinity_bus/bus/batches.py": "tests/unit/bus/test_batches.py",
+    "trinity_bus/bus/codecs.py": "tests/unit/bus/test_batches.py",
+    "trinity_bus/bus/frames.py": "tests/unit/bus/test_batches.py",
+    "workers/task_lines.py": "tests/unit/task_lines",
+    "workers/taskset/description.py": "tests/unit/taskset/test_dataset.py",
+    "workers/taskset/rows.py": "tests/attacks/test_37_data_sets_that_are_none.py",
+}
+"""Damaged by tests of their own."""
+
+TRUSTED: Final[Mapping[str, str]] = {
+    "trinity_bus/broker/": "the embedded broker of this user, and its file",
+    "trinity_bus/config/": "the user's own settings",
+    "trinity_bus/console/configuration/": "shown back to who has written it; tomllib's errors are taken",
+    "trinity_bus/console/index/": "columns of the console's own database",
+    "trinity_bus/inference/launch.py": "the user's model",
+    "trinity_bus/inference/server/engine.py": "the user's model",
+    "trinity_bus/rollout/": "within a runner, which may fail: what it answers is damaged as answers of runners",
+    "trinity_bus/runners/interpreter.py": "the user's own Python, asked for its version",
+    "trinity_bus/runners/runner_main.py": "within a runner, and said by its explorer",
+    "trinity_bus/runtime/preload.py": "between a process and those that it has forked",
+    "trinity_bus/sandbox/jail.py": "said by the process that has started it",
+    "trinity_bus/telemetry/": "spans that the user asks to be shown",
+    "trinity_bus/tracking/": "the ledger of the same program",
+    "trinity_bus/training/checkpoint/notes.py": "notes of the same trainer, in the folder that it holds",
+    "trinity_bus/training/companions.py": "the user's model",
+    "trinity_bus/training/families/": "the user's model",
+    "trinity_bus/training/hf_folder.py": "the user's model",
+    "trinity_bus/training/needs.py": "progress.json, of which any error means that all is needed",
+    "trinity_bus/training/rank": "between the ranks of one trainer",
+    "trinity_bus/weights/vllm/control.py": "between an engine and its workers",
+    "workers/bench/report.py": "its own report",
+    "workers/cli/workflow.py": "what its user has typed",
+    "workers/console/letters.py": "shown as text, whatever it is; a test shows hostile ones",
+}
+"""By the beginning of the path."""
