@@ -98,12 +98,12 @@ bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
-gpu-check: setup ## Try each part on this machine's GPUs, in ten minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
+gpu-check: setup ## Try each part on this machine's GPUs, in twenty minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
 	@$(BIN)/python -m benchmarks.gpu --results build $(ARGS)
 
 console-shots: setup ## Look at every page of a running console in Chromium, keep pictures and have axe judge them: URL=http://127.0.0.1:8900
 	@tools/tool_env.sh shots
-	@$(BIN)/python -m tools.console_shots --axe .cache/shots/lib/python3.12/site-packages/axe_playwright_python/axe.min.js $(or $(URL),http://127.0.0.1:8900)
+	@$(BIN)/python -m tools.console_shots --axe .cache/shots/lib/python3.12/site-packages/axe_playwright_python/axe.min.js $(ARGS) $(or $(URL),http://127.0.0.1:8900)
 
 clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
 	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,9 +1,10 @@
-"""Is this machine ready: each part of the mesh on its GPUs, within ten minutes, without a network.
+"""Is this machine ready: each part of the mesh on its GPUs, within twenty minutes, without a network.
 
-Products of matrices; the training step in bfloat16, with its model FLOPs utilization; vLLM's start, and new weights in
-place; a version to another process on the same GPU by ``memory``; one over NCCL between two GPUs; the demo. Each is run
-in a process of its own with a time limit, by what is installed; one that crashes or hangs costs itself alone. What is
-skipped, and why, stands beside the figures. ``trinity-bus doctor`` looks at all else: memory, ports, clock, broker.
+Products of matrices; the training step in bfloat16, with its model FLOPs utilization, and with Transformer Engine;
+vLLM's start, and new weights in place; its rollouts in FP8, routes of experts, and on two GPUs; a version to another
+process on the same GPU by ``memory``; one over NCCL between two GPUs; the demo. Each is run in a process of its own
+with a time limit, by what is installed; one that crashes or hangs costs itself alone. What is skipped, and why, stands
+beside the figures. ``trinity-bus doctor`` looks at all else: memory, ports, clock, broker.
 
 None of this was ever run on a GPU before it was written: send the file back. ``--short`` has the same parts on a CPU.
 """

@@ -110,6 +110,10 @@ class TopicMismatchError(BusError, ValueError):
     """A topic exists with other partitions or another cleanup policy than its records need."""
 
 
+class UnknownTopicError(BusError, LookupError):
+    """There is no such topic."""
+
+
 class RecordTooLargeError(BusError, ValueError):
     """A record is larger than its topic allows. Nothing was sent."""
 

@@ -7,7 +7,7 @@ the brokers are missing: a transaction takes ``TRANSACTION_S`` of simulated time
 
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -132,11 +132,23 @@ class SimulatedCoordinator:
         if self._schedule.is_due(self.now):
             self._commit(began)
 
+    def take_over(self) -> None:
+        """Have a successor go on from what is committed, at the next moment at which that is everything."""
+        while self._pending.received or self._ends_at is not None or self.machine.has_more:
+            self.step(self.now + 1.0)
+        self.machine = CoordinatorMachine(self._settings, SynchronizerSettings(sync_timeout_s=1e6))
+        self.machine.restore(self.entries.items())
+
+    @property
+    def entries(self) -> Mapping[str, bytes]:
+        """Of the changelog, as it is compacted."""
+        return self._changelog.entries
+
     def restored_s(self) -> float:
         """Return the processor time that a successor takes to become this machine."""
         began = time.thread_time()
         machine = CoordinatorMachine(self._settings, SynchronizerSettings(sync_timeout_s=1e6))
-        machine.restore(self._changelog.entries.items())
+        machine.restore(self.entries.items())
         return time.thread_time() - began
 
     def _taken(self, box: deque[Arrival], most: int) -> Iterable[Arrival]:

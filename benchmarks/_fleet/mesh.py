@@ -16,6 +16,8 @@ from typing import Final
 from benchmarks._answers import completed
 from benchmarks._fleet.coordinator import CoordinatorCost, SimulatedCoordinator, arrive
 from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
@@ -54,6 +56,7 @@ class SimulatedExplorer:
     version: int = -1
     syncing: bool = False
     alive: bool = True
+    incarnation: str = INCARNATION
     pace_s: float = 0.0
     beat: tuple[bytes, int] | None = None
     """The heartbeat of now, and where its time stands."""
@@ -64,7 +67,7 @@ class SimulatedExplorer:
             value = encode(
                 ExplorerHeartbeat(
                     explorer=self.name,
-                    incarnation=INCARNATION,
+                    incarnation=self.incarnation,
                     state="syncing" if self.syncing else "ready",
                     slots=self.slots,
                     running=[RunningAttempt(task_id=task_id, attempt=number) for task_id, number in self.running],
@@ -111,10 +114,12 @@ class SimulatedMesh:
             name: SimulatedExplorer(name, slots, name.encode())
             for name in (f"explorer-{number:05d}" for number in range(explorers))
         }
+        self.trains = False
+        """Whether the trainer trains on what is finalized, and publishes what comes of it."""
         self.interval_s = ExplorerSettings().heartbeat_s
         self.dispatched: list[float] = []
         """How long each free slot was free, until the order was committed that takes it."""
-        self.sent = self.answered = 0
+        self.sent = self.answered = self.lives = 0
         self.version = -1
         self.given_up = 0
         """Transfers that were under way when their explorer was named for another version."""
@@ -159,6 +164,15 @@ class SimulatedMesh:
         gone = {name for name, explorer in self.explorers.items() if not explorer.alive}
         fleet = self.coordinator.machine.fleet
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
+
+    def start_anew(self, number: int) -> None:
+        """Kill an explorer, and start it again under its name."""
+        explorer = self.explorers[f"explorer-{number:05d}"]
+        self.lives += 1
+        explorer.incarnation, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
+        explorer.running.clear()
+        explorer.freed.clear()
+        self._tell(explorer, self.now)
 
     def work(self, rate: float, seconds: float) -> CoordinatorCost:
         """Have attempts end at this rate, and send as many tasks, for so long."""
@@ -249,7 +263,7 @@ class SimulatedMesh:
 
     def _heard(self, now: float, record: Record) -> None:
         match record:
-            case Dispatch(explorer=name):
+            case Dispatch(explorer=name, incarnation=life) if self.explorers[name].incarnation == life:
                 explorer = self.explorers[name]
                 explorer.running[record.task.task_id, record.attempt] = record
                 explorer.beat = None
@@ -259,21 +273,27 @@ class SimulatedMesh:
                 explorer = self.explorers[name]
                 explorer.pace_s = pace_s
                 self._tell(explorer, now)
+            case BatchRecord(state=BatchLifecycleState.FINALIZED) if self.trains:
+                self._trained()
             case ModelVersion(members=members):
                 for member in members:
                     explorer = self.explorers[member.explorer]
-                    if explorer.alive:
+                    if explorer.alive and explorer.incarnation == member.incarnation:
                         self.given_up += explorer.syncing
                         explorer.syncing = True
                         self._tell(explorer, now)
                         self._at(now + SYNC_S, self._synced(explorer, record))
 
     def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
+        life = explorer.incarnation
+
         def synced(now: float) -> None:
+            if explorer.incarnation != life:
+                return
             explorer.version, explorer.syncing = version.version, False
             answer = WeightsSynced(
                 explorer=explorer.name,
-                incarnation=INCARNATION,
+                incarnation=life,
                 model="policy",
                 version=version.version,
                 epoch=version.epoch,

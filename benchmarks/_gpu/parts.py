@@ -63,6 +63,7 @@ class Outcome:
     """The last lines, where it failed."""
 
 
+_GPUS_ALONE = "it computes on GPUs alone"
 MACHINE = Part(name="machine", module="machine", limit_s=60)
 PARTS = (
     Part(name="matrix", module="matrix", limit_s=40),
@@ -74,6 +75,22 @@ PARTS = (
         needs=("vllm", "tokenizers"),
         short="it takes as long as all others on a CPU; --parts engine runs it all the same",
     ),
+    Part(
+        name="transformer_engine",
+        module="transformer_engine",
+        limit_s=60,
+        needs=("megatron-core", "transformers", "transformer-engine"),
+        short=_GPUS_ALONE,
+    ),
+    Part(name="fp8", module="fp8", limit_s=180, needs=("vllm", "tokenizers"), short=_GPUS_ALONE),
+    Part(
+        name="moe_routes",
+        module="moe_routes",
+        limit_s=180,
+        needs=("vllm", "megatron-core", "transformers"),
+        short=_GPUS_ALONE,
+    ),
+    Part(name="engine_tp", module="engine_tp", limit_s=180, gpus=2, needs=("vllm", "tokenizers"), short=_GPUS_ALONE),
     Part(name="memory", module="transfer", limit_s=45),
     Part(name="links", module="transfer", limit_s=45, method="nccl", gpus=2),
     Part(
@@ -84,7 +101,7 @@ PARTS = (
         short="make demo runs it on a CPU, and so does --parts demo",
     ),
 )
-"""In this order. Together with :data:`MACHINE` they end within ten minutes, whatever happens."""
+"""In this order. Together with :data:`MACHINE` they end within twenty minutes, whatever happens."""
 
 
 def why_not(part: Part, machine: Mapping[str, Any]) -> str | None:

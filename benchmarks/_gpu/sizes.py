@@ -55,7 +55,7 @@ SIZES = {
         training=_training("tiny", hidden=256, layers=2, vocabulary=512, tokens=32, groups=2),
         engine=TINY, requests=2, tokens=8, transfer_mib=8, bucket_mib=2, rounds=1,
     ),
-    # 0.23 and 0.69 thousand million parameters, of 18 bytes each while they are trained.
+    # 0.23 and about 1.4 thousand million parameters, of 18 bytes each while they are trained.
     "small": Size(
         edges=(4096, 8192),
         training=_training("small", hidden=1024, layers=16, vocabulary=32_768, tokens=512, groups=8),
@@ -63,7 +63,7 @@ SIZES = {
     ),
     "large": Size(
         edges=(4096, 8192, 16_384),
-        training=_training("large", hidden=1536, layers=24, vocabulary=32_768, tokens=1024, groups=8),
+        training=_training("large", hidden=2048, layers=28, vocabulary=32_768, tokens=1024, groups=8),
         engine=_engine(hidden=2048, layers=16), requests=64, tokens=128, transfer_mib=2048, bucket_mib=64, rounds=3,
     ),
 }  # fmt: skip

@@ -25,6 +25,8 @@ from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.torch_engine import TorchEngine
 
+_MFU = 0.45
+"""What is expected of a model of more than a thousand million parameters."""
 _SECONDS = 30.0
 """Of timed steps, at most."""
 
@@ -59,7 +61,8 @@ def throughput(options: argparse.Namespace, figures: Figures, folder: Path) -> N
     figures.row("a step", step, "s", better="lower")
     figures.row("throughput", tokens / step, "tokens/s")
     figures.row("model FLOPs", done, "TFLOP/s")
-    figures.row("MFU, of a product of two matrices", done / reached, "")
+    goal = _MFU if options.size == "large" else None
+    figures.row("MFU, of a product of two matrices", done / reached, "", goal=goal)
     if options.device == "cuda":
         figures.row("most memory", torch.cuda.max_memory_allocated() / 2**30, "GiB", better="lower")
     engine.leave()

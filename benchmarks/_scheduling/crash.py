@@ -16,7 +16,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from benchmarks._scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
@@ -93,25 +94,53 @@ class History:
     async def live(self, plan: Sequence[tuple[int, str]], progress: Callable[[int, int], None]) -> Cost:
         """Crashes each victim of the plan at its position of the cycle, and settles the account."""
         cost = Cost()
-        self._start_consumer()
-        async with self._bus.producer() as producer, self._bus.reader(BATCHES, start="beginning") as batches:
-            feeding = asyncio.create_task(self._feed(producer))
-            watching = asyncio.create_task(self._watch(batches))
+        async with self.fed():
             for number, (position, victim) in enumerate(plan):
                 await self._until(lambda position=position: self._is_at(position))  # type: ignore[misc]
                 cost.crashes.append(await self._crash(victim, position))
                 progress(number + 1, len(plan))
-            feeding.cancel()
-            await asyncio.wait([feeding])
-            await self._until(lambda: sum(len(batch.manifest) for batch in self._finalized) >= self._sent)
-            watching.cancel()
-            await asyncio.wait([watching])
+        await self.account(cost)
+        return cost
+
+    @asynccontextmanager
+    async def fed(self) -> AsyncIterator[None]:
+        """Keep the mesh at work within the block; at its end, all that was sent is waited for."""
+        self._mesh.start("consumer", [sys.executable, "-m", "benchmarks._scheduling.consumer", self._folder], {})
+        self._since = time.time()
+        async with self._bus.producer() as producer, self._bus.reader(BATCHES, start="beginning") as batches:
+            feeding = asyncio.create_task(self._feed(producer))
+            watching = asyncio.create_task(self._watch(batches))
+            try:
+                yield
+                feeding.cancel()
+                await asyncio.wait([feeding])
+                await self._until(lambda: sum(len(batch.manifest) for batch in self._finalized) >= self._sent)
+            finally:
+                for task in (feeding, watching):
+                    task.cancel()
+                await asyncio.wait([feeding, watching])
             # Whatever else was raised in them is raised here.
             for task in (feeding, watching):
                 if not task.cancelled():
                     task.result()
-        await self._account(cost)
-        return cost
+
+    async def go_on(self, until: float) -> None:
+        """Let it work until this moment of ``time.monotonic()``."""
+        while (left := until - time.monotonic()) > 0:
+            self._mesh.check()
+            await asyncio.sleep(min(left, 1.0))
+
+    async def kill(self, victim: str) -> None:
+        """Send SIGKILL to a process, and start it again."""
+        if victim == "broker":
+            broker = self._mesh.broker
+            assert broker is not None
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGKILL)
+            await asyncio.to_thread(broker.wait, LIMIT_S)
+            await asyncio.to_thread(broker.start)
+        else:
+            await asyncio.to_thread(self._mesh.start_again, victim)
 
     async def _feed(self, producer: Producer) -> None:
         """Keep so many tasks in the log that nobody lacks work, in whole batches."""
@@ -139,23 +168,10 @@ class History:
 
     async def _crash(self, victim: str, position: int) -> Crash:
         at = time.time()
-        if victim == "broker":
-            broker = self._mesh.broker
-            assert broker is not None
-            assert broker.pid is not None
-            os.kill(broker.pid, signal.SIGKILL)
-            await asyncio.to_thread(broker.wait, LIMIT_S)
-            await asyncio.to_thread(broker.start)
-        else:
-            await asyncio.to_thread(self._mesh.children[victim].kill)
-            self._mesh.start_coordinator() if victim == "coordinator" else self._start_consumer()
+        await self.kill(victim)
         self._since = time.time()
         await self._until(lambda: bool(self._steps_of_this_life()))
         return Crash(victim, position, at, time.time() - at)
-
-    def _start_consumer(self) -> None:
-        self._since = time.time()
-        self._mesh.start("consumer", [sys.executable, "-m", "benchmarks._scheduling.consumer", self._folder], {})
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -165,7 +181,8 @@ class History:
                 raise TimeoutError(f"the mesh does not go on; see {self._folder}")
             await asyncio.sleep(POLL_S)
 
-    async def _account(self, cost: Cost) -> None:
+    async def account(self, cost: Cost) -> None:
+        """Read off the log what was done twice, lost, or never."""
         finished: dict[str, list[tuple[float, float]]] = {}
         async with self._bus.reader(EXPLORER_EVENTS, start="beginning") as events:
             async for received in events.replay():

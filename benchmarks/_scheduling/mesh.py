@@ -51,6 +51,8 @@ class Mesh:
     environment: Mapping[str, str]
     broker: EmbeddedBroker | None
     children: dict[str, Child] = field(default_factory=dict)
+    _started: dict[str, tuple[list[str | Path], Mapping[str, str]]] = field(default_factory=dict)
+    """What each was started with."""
 
     def start_coordinator(self) -> None:
         """Run a real one, with the settings of the environment."""
@@ -61,6 +63,12 @@ class Mesh:
         command: list[str | Path] = [sys.executable, "-m", "benchmarks._scheduling.explorer"]
         self.start(name, command, {env_name("explorer.name"): name, **(more or {})})
 
+    def start_console(self, port: int, folder: Path) -> None:
+        """Run a real one, whose index lies in a folder."""
+        settings = {"console.port": str(port), "console.folder": str(folder)}
+        command: list[str | Path] = [sys.executable, "-m", "workers.cli.app", "run", "console"]
+        self.start("console", command, {env_name(setting): value for setting, value in settings.items()})
+
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
         """Start a process.
 
@@ -70,7 +78,13 @@ class Mesh:
             more: Environment beside the settings of the mesh.
         """
         log = self.folder / f"{name}.log"
+        self._started[name] = command, more
         self.children[name] = Child(command, env={**self.environment, **more}, output=log)
+
+    def start_again(self, name: str) -> None:
+        """Send SIGKILL to a process, and start its like."""
+        self.children[name].kill()
+        self.start(name, *self._started[name])
 
     def check(self) -> None:
         """Raise where a process has ended, with the last lines of its log.

@@ -17,7 +17,7 @@ from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
 from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BrokerUnreachableError, BusError
+from trinity_bus.errors import BrokerUnreachableError, UnknownTopicError
 
 CREATION_S = 2.0
 """How long a topic that was just created may be unknown to some of the brokers."""
@@ -77,7 +77,7 @@ async def log_offsets(
     """Return the first offset that is kept of each partition, or the end of its committed records.
 
     Raises:
-        BusError: A topic does not exist.
+        UnknownTopicError: A topic does not exist.
         BrokerUnreachableError: The broker was away for too long.
         KafkaError: It refuses.
     """
@@ -103,7 +103,7 @@ async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
         if time.monotonic() > until:
             library.forget(unknown)
             names = ", ".join(sorted(unknown))
-            raise BusError(f"there is no topic {names}: {HOW_TOPICS_COME}")
+            raise UnknownTopicError(f"there is no topic {names}: {HOW_TOPICS_COME}")
         if not await library.learn(unknown):
             raise KafkaConnectionError("no broker tells which topics there are")
         if unknown - library.cluster.topics():

@@ -73,6 +73,9 @@ class ExplorerSettings(Section):
     """Threads of the engine's arithmetic on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores that the engine may run on, such as ``0`` or ``0-3,8``; each of several engines its own. Unset: all."""
+    quantization: Literal["fp8"] | None = None
+    """As what its own engine computes with the weights, which it makes of each version as it comes; for GPUs that
+    multiply in it. The trainer sees the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
     tensor_parallel_size: Count = 1
     """GPUs that share one copy of the model."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9

@@ -182,6 +182,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
+        "quantization": settings.quantization,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "enforce_eager": eager,
         # Of the distribution that the token is drawn from: after temperature, top-p and top-k. The default is before.

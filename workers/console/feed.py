@@ -3,6 +3,7 @@
 ::
 
     the mesh:   CONNECTING --the broker answers--> FOLLOWING --it is away, or refuses--> CONNECTING, every ``_AGAIN_S``
+                           --it has no such run--> CONNECTING: topics are a mesh's to make
     the index:  see :mod:`workers.console.index_side`
     open pages: told that something is new, once in ``TELL_S`` at most
 
@@ -20,7 +21,7 @@ from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index import PastRecords
-from trinity_bus.errors import BusError, TrinityError
+from trinity_bus.errors import BusError, TrinityError, UnknownTopicError
 from trinity_bus.health.process import watching
 from trinity_bus.runtime.service import first_error
 from trinity_bus.view import MeshFollower, MeshState, coordinator_lag, follow
@@ -120,13 +121,19 @@ class Feed:
             try:
                 await self._connected()
             except* TrinityError as errors:
-                self._is_away(first_error(errors) or errors)
+                error = first_error(errors) or errors
+                if isinstance(error, UnknownTopicError):
+                    namespace = self._settings.kafka.namespace
+                    self._say(f"There is no such run: nothing on this broker is of namespace {namespace!r} yet.")
+                else:
+                    self._is_away(error)
             await asyncio.sleep(_AGAIN_S)
 
     async def _connected(self) -> None:
         async with AsyncExitStack() as stack:
             bus = await stack.enter_async_context(self._connection("console"))
-            await bus.ensure_topics(_TOPICS)
+            for topic in _TOPICS:
+                await bus.end_offsets(topic)
             # Fetches wait for each other: those of pages not for those of anybody else.
             self._records = PastRecords(await stack.enter_async_context(self._connection("console-records")))
             state = MeshState(self._settings.mesh.model)
@@ -163,7 +170,9 @@ class Feed:
             await asyncio.sleep(_LAG_S)
 
     def _is_away(self, error: BaseException) -> None:
-        told = f"The broker is away, and what is shown may be old: {one_line(str(error))}"
+        self._say(f"The broker is away, and what is shown may be old: {one_line(str(error))}")
+
+    def _say(self, told: str) -> None:
         if told != self._away:
             log.warning("%s", told)
             self._away = told

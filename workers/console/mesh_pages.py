@@ -90,11 +90,15 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
     by_step = index.metrics(names, by="step", points=MAX_POINTS, trainer=trainer, until=until)
     by_time = index.metrics(first_page.BY_TIME, by="time", points=MAX_POINTS, trainer=trainer, until=until)
     versions = [index.version(row.version, until=until) for row in index.versions(PageAsk(_VERSIONS), until=until).rows]
+    steps = index.steps(PageAsk(_STEPS), trainer=trainer, until=until).rows
+    done = next((step.step for step in steps if step.trained_at is not None), None)
+    newest = None if done is None or until is None else index.step(done, trainer=trainer, until=until)
     return first_page.Past(
         extent=index.extent(until=until),
         by_step={one.name: one.points for one in by_step},
         by_time={one.name: one.points for one in by_time},
-        steps=index.steps(PageAsk(_STEPS), trainer=trainer, until=until).rows,
+        steps=steps,
         versions=[one for one in reversed(versions) if one is not None],
         fleet=index.fleet(until=until),
+        metrics={} if newest is None else newest.metrics,
     )

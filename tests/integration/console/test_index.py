@@ -17,12 +17,13 @@ from pyarrow import parquet
 
 from schemas import Task
 from schemas.topic import Topic
-from schemas.topics import EXPERIENCES, TASKS
+from schemas.topics import BATCHES, EXPERIENCES, TASKS
 from tests.support.fakes.log_records import group
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings
+from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.console.index import Index, IndexFollower, PastRecords, SampleFilter, Store, StoreError
-from trinity_bus.errors import RecordGoneError
+from trinity_bus.errors import RecordGoneError, UnknownTopicError
+from workers.console.feed import Feed
 
 pytestmark = pytest.mark.integration
 
@@ -107,6 +108,24 @@ async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path
             assert "127.0.0.1:1" in follower.standing().line
             with pytest.raises(StoreError):
                 await follower.caught_up()
+
+
+async def test_of_a_namespace_that_is_mistyped_nothing_is_made(settings: KafkaSettings, tmp_path: Path) -> None:
+    own = ConsoleSettings(folder=tmp_path)
+    feed = Feed(Settings(kafka=settings, console=own))
+    following = asyncio.create_task(feed.run())
+    try:
+        async with Bus(settings, client_id="test") as bus:
+            await until(lambda: "There is no such run" in feed.trouble or following.done(), 60)
+            assert repr(settings.namespace) in feed.trouble
+            with pytest.raises(UnknownTopicError):
+                await bus.end_offsets(BATCHES)
+            await bus.ensure_topics()
+            await until(lambda: not feed.trouble or following.done(), 60)
+            assert not following.done()
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(

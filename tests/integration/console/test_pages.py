@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
 from schemas import ExplorerHeartbeat, Position, PublishVersion, Task
-from schemas.topics import DEAD_LETTERS, EXPLORER_EVENTS, OPERATOR_COMMANDS, TASKS, TOPICS
+from schemas.topics import DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, OPERATOR_COMMANDS, TASKS, TOPICS
 from tests.support.console.small_log import FIRST_TASK, HOSTILE, SAMPLES, write_small_log
 from tests.support.fakes.engine import FakeEngine
 from tests.support.mesh.records import record_of
@@ -39,8 +39,11 @@ type Client = TestClient[Any, Any]
 class Site:
     """A console over the small log."""
 
-    def __init__(self, client: Client, bus: Bus, places: dict[str, Position], console: Console) -> None:
+    def __init__(
+        self, client: Client, bus: Bus, places: dict[str, Position], console: Console, settings: Settings
+    ) -> None:
         self.client, self.bus, self.places, self.console = client, bus, places, console
+        self.settings = settings
 
     async def page(self, path: str, status: int = 200) -> str:
         async with self.client.get(path) as answer:
@@ -53,7 +56,8 @@ class Site:
 async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
     own = ConsoleSettings(folder=tmp_path, port=0, token=SecretStr(TOKEN), jaeger_url=JAEGER)
     log = kafka.model_copy(update={"namespace": f"console-{uuid4().hex[:8]}"})
-    console = Console(Settings(kafka=log, console=own, explorer=EXPLORERS))
+    settings = Settings(kafka=log, console=own, explorer=EXPLORERS)
+    console = Console(settings)
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics(TOPICS)
         places = await write_small_log(bus)
@@ -65,7 +69,7 @@ async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
                 await until(lambda: following.done() or (feed.index.extent or 0).dead_letters == 1, 60)  # type: ignore[union-attr]
                 async with client.post("/login", data={"token": TOKEN}) as answer:
                     assert answer.status == 200
-                yield Site(client, bus, places, console)
+                yield Site(client, bus, places, console, settings)
             finally:
                 following.cancel()
                 await asyncio.wait([following])
@@ -145,6 +149,8 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     await _a_version_that_is_asked_for(site)
     await _the_model_asked_again(site)
     await _what_cannot_be_read(site)
+    await _what_retention_has_deleted(site)
+    await _a_second_console(site)
 
 
 async def _the_past(site: Site) -> None:
@@ -166,6 +172,33 @@ async def _what_cannot_be_read(site: Site) -> None:
     async with asyncio.timeout(60):
         while "Records that are not shown: 1 of tasks could not be read." not in await site.page("/"):
             await feed.news(feed.serial, 5)
+
+
+async def _what_retention_has_deleted(site: Site) -> None:
+    """The row of a sample stays, with a line in place of its tokens."""
+    place = site.places[FIRST_TASK]
+    await site.bus.delete_before({(EXPERIENCES.name, place.partition): place.offset + 1})
+    html = unescape(await site.page(f"/samples/{place.partition}-{place.offset}-0?by=mask"))
+    assert "What it said cannot be had: " in html
+    assert "retention has deleted" in html
+    assert "0.67" in html
+
+
+async def _a_second_console(site: Site) -> None:
+    """Shows what the first one has read, and says whose index it is."""
+    second = Console(site.settings)
+    following = asyncio.create_task(second.feed.run())
+    try:
+        async with TestClient(TestServer(second.app())) as client:
+            shown = ""
+            async with asyncio.timeout(60):
+                while "train-2" not in shown or "Another console brings the index forward" not in shown:
+                    await second.feed.news(second.feed.serial, 1)
+                    async with client.get("/steps", headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+                        shown = await answer.text()
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 async def _news(site: Site) -> None:

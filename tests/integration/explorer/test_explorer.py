@@ -1,6 +1,7 @@
 """The explorer over a real broker, on a FAKE engine; the test plays the coordinator."""
 
 import asyncio
+import dataclasses
 import os
 import sys
 import uuid
@@ -29,10 +30,13 @@ from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, 
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.fakes.hanging_explorer import CountingEngine
+from tests.support.mesh.mesh import Mesh as Coordinated
+from tests.support.mesh.mesh import send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error
@@ -182,6 +186,31 @@ async def test_a_result_is_never_visible_before_its_experiences(settings: Settin
             assert [sample.reward for sample in group.samples()] == [1.0, 1.0]
             assert (group.explorer, group.incarnation, group.model) == (NAME, incarnation, "policy")
         assert engine.most_waiting <= settings.explorer.slots
+
+
+async def test_what_a_crowded_engine_has_no_room_for_waits_on_the_log(
+    kafka: KafkaSettings, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    stack, engine = Coordinated(kafka, tmp_path), FakeEngine()
+    engine.load = EngineLoad(kv_usage=1.0, running=1, waiting=3, preempted=0, version=0)
+    settings = Settings(kafka=stack.kafka, explorer=ExplorerSettings(name=NAME, slots=4, heartbeat_s=0.2, drain_s=0.2))
+    async with mesh_of(settings) as mesh, exploring(settings, engine, fork_server):
+        with stack.coordinator(max_staleness=100):
+            await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "ready" and beat.slots == 1)
+            # Who has counted what an explorer did later has read this heartbeat of it.
+            await send_tasks(mesh._producer, 4, "first")
+            await until(lambda: "is finalized: 4 of 4" in stack.log())
+            engine.most_waiting, mesh.seen = 0, []
+            await send_tasks(mesh._producer, 8)
+            for _ in range(8):
+                await mesh.event(RolloutFinished, lambda done: done.task_id.startswith("task-"))
+            assert engine.most_waiting == 1
+            # With room again, and all of it used, it asks for more.
+            engine.open.clear()
+            engine.load = dataclasses.replace(engine.load, kv_usage=0.1, waiting=0)
+            await send_tasks(mesh._producer, 4, "more")
+            await mesh.event(ExplorerHeartbeat, lambda beat: beat.slots == 2)
+            await until(lambda: engine.waiting == 2, LIMIT_S)
 
 
 async def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(

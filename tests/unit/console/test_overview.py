@@ -1,6 +1,7 @@
 """The first page: charts, alerts, who waits, and the past."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -75,10 +76,29 @@ def test_the_past_has_what_was_there_then_and_who_was_heard() -> None:
     found = overview(past(), None, {"tasks": 3})
     told = {one.name: one.value for one in found.figures}
     assert (told["step"], told["reward"], told["samples"]) == ("5", "0.5", "80")
-    assert "tokens/s" not in told
+    assert (told["explorers"], told["attempts running"]) == ("1", "4")
     assert (found.lag, found.alerts) == ({}, [])
     assert told["held-out reward"] == "0.5"
     assert [(row.name, row.version, row.heard) for row in found.fleet] == [("gone", "3", "60 s before")]
+
+
+def test_what_was_wrong_at_an_earlier_moment_is_told_as_far_as_the_index_has_it() -> None:
+    rows = [
+        ExplorerRow(name, at, "ready", 3, 8, 4, 50.0, None) for name, at in (("a", 870.0), ("b", 700.0), ("c", 1.0))
+    ]
+    then = replace(
+        past(),
+        extent=Extent(0.0, 900.0, 80, 20, 20, 5, 5, 5, 2),
+        fleet=rows,
+        metrics={"groups": 10.0, "groups_skipped": 9.0},
+    )
+    found = overview(then, None, {})
+    assert [one.text for one in found.alerts] == [
+        "not heard for over a minute, gone or lost: b",
+        "step 5: 9 of 10 groups teach nothing",
+    ]
+    told = {one.name: one.value for one in found.figures}
+    assert (told["tokens/s"], told["explorers"]) == ("50", "1")
 
 
 def test_charts_have_a_line_for_training_and_each_evaluation() -> None:

@@ -4,7 +4,7 @@ What happened, now and at any earlier moment, is told by the index; who is alive
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import Final, Literal
@@ -15,7 +15,7 @@ from schemas import RunnerState
 from schemas.errors import one_line
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, VersionDetail
 from trinity_bus.console.web import charts
-from trinity_bus.view import MeshState, StepView
+from trinity_bus.view import MeshState
 
 type Level = Literal["bad", "warn"]
 
@@ -26,6 +26,10 @@ MAX_TESTS: Final = 5
 """Evaluations whose rewards are drawn beside that of training."""
 _LAG_MANY: Final = 10_000
 _SYNC_ROWS: Final = 16
+_ROW_S: Final = 60.0
+"""Of an explorer's rows in the index: silence that is shorter cannot be told."""
+_LOST_S: Final = 600.0
+"""How long it is told that somebody is not heard any more: it may have left."""
 _SILENT_TEACHERS: Final = 0.8
 """Share of groups that teach nothing from which on it is told."""
 _METRICS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
@@ -53,6 +57,17 @@ class Past:
     versions: Sequence[VersionDetail]
     """The newest ones, the oldest first."""
     fleet: Sequence[ExplorerRow]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the newest step that was trained."""
+
+    def silent_s(self, row: ExplorerRow) -> float:
+        """Return how long an explorer had said nothing."""
+        return max(0.0, (self.extent.last_at or row.heard_at) - row.heard_at)
+
+    @property
+    def alive(self) -> list[ExplorerRow]:
+        """Explorers that had spoken lately, as far as an index tells that has a row of each for a minute."""
+        return [row for row in self.fleet if self.silent_s(row) <= _ROW_S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +148,7 @@ def overview(
     return Overview(
         figures=_figures(past, state),
         ended="" if state is None else _ended(state, is_record=is_record),
-        alerts=[] if state is None else alerts(state, lag),
+        alerts=alerts(state, lag) if state is not None else [] if past is None else _alerts_then(past),
         charts=[] if past is None else _charts(past),
         syncs=Markup("") if past is None else _syncs(past.versions),
         fleet=fleet(state) if state is not None else [] if past is None else [_then(row, past) for row in past.fleet],
@@ -197,8 +212,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _then(row: ExplorerRow, past: Past) -> FleetRow:
-    silent_s = max(0.0, (past.extent.last_at or row.heard_at) - row.heard_at)
-    heard = f"{_span(silent_s)} before"
+    heard = f"{_span(past.silent_s(row))} before"
     version = str(row.version) if row.version >= 0 else ""
     return FleetRow(row.explorer, row.state, row.pool or "", version, row.running, row.slots, row.tokens_per_s, heard)
 
@@ -208,7 +222,7 @@ def alerts(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
     # Of a run that has ended nobody is missing.
     found = [] if state.ended_at is not None else _of_now(state, lag)
     if state.trained:
-        found += _of_step(state.trained[-1])
+        found += _of_step(state.trained[-1].step, state.trained[-1].metrics)
     found += [Alert("warn", one_line(error)) for error in reversed(state.errors)]
     return found
 
@@ -253,17 +267,25 @@ def waiting(steps: Sequence[StepRow]) -> str:
     return f"Trainer and explorers take turns: the trainer works {share:.0%} of the time."
 
 
-def _of_step(step: StepView) -> list[Alert]:
+def _alerts_then(past: Past) -> list[Alert]:
+    """Return what was wrong at an earlier moment, as far as the index tells."""
+    gone = [row.explorer for row in past.fleet if _ROW_S < past.silent_s(row) <= _LOST_S]
+    found = [Alert("warn", f"not heard for over a minute, gone or lost: {_few(gone)}")] if gone else []
+    done = [step.step for step in past.steps if step.trained_at is not None]
+    return found + (_of_step(done[0], past.metrics) if done else [])
+
+
+def _of_step(step: int, metrics: Mapping[str, float]) -> list[Alert]:
     found = []
-    groups, skipped = step.metrics.get("groups", 0.0), step.metrics.get("groups_skipped", 0.0)
-    if step.metrics.get("groups") == 0.0 and not step.metrics.get("trained_tokens"):
+    groups, skipped = metrics.get("groups", 0.0), metrics.get("groups_skipped", 0.0)
+    if metrics.get("groups") == 0.0 and not metrics.get("trained_tokens"):
         found.append(
-            Alert("bad", f"step {step.step} trained on nothing: every task of its batch failed, or it was passed over")
+            Alert("bad", f"step {step} trained on nothing: every task of its batch failed, or it was passed over")
         )
     if groups and skipped / groups > _SILENT_TEACHERS:
-        found.append(Alert("warn", f"step {step.step}: {skipped:.0f} of {groups:.0f} groups teach nothing"))
-    if step.metrics.get("updates_skipped_in_a_row", 0.0):
-        found.append(Alert("bad", f"step {step.step}: updates were skipped, their gradients were not finite"))
+        found.append(Alert("warn", f"step {step}: {skipped:.0f} of {groups:.0f} groups teach nothing"))
+    if metrics.get("updates_skipped_in_a_row", 0.0):
+        found.append(Alert("bad", f"step {step}: updates were skipped, their gradients were not finite"))
     return found
 
 
@@ -293,6 +315,12 @@ def _figures(past: Past | None, state: MeshState | None) -> list[Figure]:
         ]
         if runners:
             found.append(Figure("runners busy", f"{sum(one.state == 'busy' for one in runners)}/{len(runners)}"))
+    elif state is None and past is not None and past.fleet:
+        found += [
+            Figure("tokens/s", charts.figure(sum(row.tokens_per_s or 0.0 for row in past.alive))),
+            Figure("explorers", str(len(past.alive))),
+            Figure("attempts running", str(sum(row.running for row in past.alive))),
+        ]
     if past is not None:
         found.append(Figure("dead letters", f"{past.extent.dead_letters:,}", "/dead-letters"))
     return found

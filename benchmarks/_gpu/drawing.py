@@ -1,0 +1,79 @@
+"""What parts that compare an engine with another have in common: drawing from one, and judging by the other."""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks._gpu.figures import Figures
+from benchmarks._gpu.sizes import Size
+from schemas import Sampling
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.engine import InferenceEngine
+
+MAX_LENGTH = 256
+_SHARE = 0.5
+"""Of a GPU's memory."""
+
+
+@asynccontextmanager
+async def started(model: Path, dtype: str, size: Size, **more: Any) -> AsyncIterator[InferenceEngine]:
+    """Provide an engine, and stop it.
+
+    Args:
+        model: Its folder.
+        dtype: Of weights and activations.
+        size: How many requests at a time.
+        more: Settings of the explorer beside these.
+    """
+    engine = InferenceEngine(
+        ExplorerSettings(
+            model_path=str(model),
+            dtype=dtype,
+            max_model_len=MAX_LENGTH,
+            max_num_seqs=size.requests,
+            gpu_memory_utilization=_SHARE,
+            seed=0,
+            **more,
+        )
+    )
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def prompt(number: int) -> list[int]:
+    """Return the prompt of a request."""
+    return [3 + number, 4, 5]
+
+
+async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str) -> list[EngineCompletion]:
+    """Draw many answers at a time, twice, and tell the pace of the second time."""
+    sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
+    drawn: list[list[EngineCompletion]] = []
+    took = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        drawn = await asyncio.gather(*(engine.generate(prompt(i), sampling) for i in range(size.requests)))
+        took = time.perf_counter() - began
+    figures.row(f"{name}: {size.requests} requests at a time", size.requests * size.tokens / took, "tokens/s")
+    return [answers[0] for answers in drawn]
+
+
+async def judge(engine: InferenceEngine, answers: Sequence[EngineCompletion], figures: Figures, name: str) -> None:
+    """Tell how far the log-probabilities with which answers were drawn are from those that an engine gives them."""
+    apart: list[float] = []
+    for number, answer in enumerate(answers):
+        asked = prompt(number)
+        scores = await engine.score([*asked, *answer.token_ids], len(asked))
+        apart += [score - drawn for score, drawn in zip(scores, answer.logprobs, strict=True)]
+    figures.row(f"{name}: log-probabilities apart, mean", statistics.fmean(map(abs, apart)), "nats", better="lower")
+    figures.row(f"{name}: log-probabilities apart, most", max(map(abs, apart)), "nats", better="lower")
+    figures.row(f"{name}: mismatch, k3", statistics.fmean(math.expm1(d) - d for d in apart), "nats", better="lower")
