@@ -48,7 +48,7 @@ from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.link.transport import LinkTransport
-from trinity_bus.weights.memory import feed, server
+from trinity_bus.weights.memory import held_version, server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
@@ -138,7 +138,7 @@ def trainer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("bytes")
 
     Link.wait = after_some(Link.wait, TENSORS, look)  # type: ignore[method-assign]
-    feed.send_piece = after_some(feed.send_piece, TENSORS, look)
+    held_version.send_piece = after_some(held_version.send_piece, TENSORS, look)
     answer = server.WeightServer._answer
 
     def answering(self: Any, *arguments: Any) -> None:

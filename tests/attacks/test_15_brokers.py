@@ -22,7 +22,7 @@ from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
-from trinity_bus.bus.topics import Found, copies_for, durability, mismatches, weaknesses
+from trinity_bus.bus.topics import ExistingTopic, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import TopicMismatchError
 
@@ -63,22 +63,22 @@ def test_a_new_topic_has_the_copies_that_the_cluster_allows(
 def test_an_existing_topic_that_would_lose_records_is_refused(
     copies: int, min_in_sync: int, unclean: bool, problem: str | None
 ) -> None:
-    found = Found(**AS_NEEDED, copies=copies, min_in_sync=min_in_sync, unclean=unclean)
+    found = ExistingTopic(**AS_NEEDED, copies=copies, min_in_sync=min_in_sync, unclean=unclean)
     wrong = mismatches(TASKS, found, TASKS.max_message_bytes)
     assert wrong == [] if problem is None else wrong[0].startswith(problem)
 
 
 def test_fewer_copies_than_there_could_be_are_told_and_no_reason_to_stop() -> None:
     found = {
-        "a": Found(**AS_NEEDED),
-        "b": Found(**AS_NEEDED, copies=3, min_in_sync=3),
-        "c": Found(**AS_NEEDED, copies=3, min_in_sync=2),
+        "a": ExistingTopic(**AS_NEEDED),
+        "b": ExistingTopic(**AS_NEEDED, copies=3, min_in_sync=3),
+        "c": ExistingTopic(**AS_NEEDED, copies=3, min_in_sync=2),
     }
     few, stiff = weaknesses(found, KafkaSettings(), brokers=3)
     assert few.startswith("fewer than 3 copies are kept of a, ")
     assert stiff.startswith("min.insync.replicas equals the number of copies of b: ")
     assert weaknesses(found, KafkaSettings(replication_factor=1), brokers=3) == [stiff]
-    assert weaknesses({"a": Found(**AS_NEEDED)}, KafkaSettings(), brokers=1) == []
+    assert weaknesses({"a": ExistingTopic(**AS_NEEDED)}, KafkaSettings(), brokers=1) == []
 
 
 @pytest.fixture(scope="module")

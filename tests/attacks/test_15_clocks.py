@@ -12,7 +12,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.waiting import until
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings
-from trinity_bus.coordination.retention import Look
+from trinity_bus.coordination.retention import RetentionSnapshot
 from workers.coordinator.retention import Keeper
 from workers.coordinator.service import Coordinator
 
@@ -58,7 +58,7 @@ async def test_a_coordinator_whose_clock_is_off_deletes_nothing_before_its_time(
     mesh, looks = Mesh(kafka, tmp_path), [0]
     look = Keeper._look
 
-    async def counting(keeper: Keeper) -> Look:
+    async def counting(keeper: Keeper) -> RetentionSnapshot:
         looks[0] += 1
         return await look(keeper)
 

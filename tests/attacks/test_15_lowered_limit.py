@@ -14,7 +14,7 @@ from trinity_bus.config.mesh import MIN_RECORD_MIB
 from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.errors import ConfigError
 from workers.coordinator.changelog import Changelog
-from workers.coordinator.term import Term
+from workers.coordinator.leader_term import LeaderTerm
 
 
 def lowered(harness: Harness) -> str | None:
@@ -33,7 +33,7 @@ async def test_a_coordinator_with_smaller_records_touches_nothing_and_says_what_
     settings = Settings().model_copy(update={"coordinator": CoordinatorSettings(max_record_mib=MIN_RECORD_MIB)})
     # There is no log: whatever would be read or written is an error of another kind.
     nothing = cast("Any", None)
-    term = Term(settings, nothing, nothing, nothing, state, clock=lambda: 0.0)
+    term = LeaderTerm(settings, nothing, nothing, nothing, state, clock=lambda: 0.0)
     with pytest.raises(
         ConfigError, match=r"max_record_mib is 5, .* open batch 'large' may need 9: .* set it to 9"
     ) as told:

@@ -48,7 +48,7 @@ from trinity_bus.bus.headers import DLQ_REASON, header
 from trinity_bus.bus.received import receive
 from trinity_bus.config import KafkaSettings
 from workers.coordinator.changelog import INPUTS_KEY, pack_positions
-from workers.coordinator.intake import still_read
+from workers.coordinator.input_reader import still_read
 
 FORGED_STEP = StepTrained(
     trainer="trainer-0",

@@ -42,7 +42,7 @@ from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.server import WeightServer
-from trinity_bus.weights.proof import NONCE_BYTES, Meeting, message_code
+from trinity_bus.weights.proof import NONCE_BYTES, Handshake, message_code
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import ENTRY, StoreEntry
 from workers.coordinator.outputs import Outputs
@@ -265,15 +265,15 @@ def test_a_store_of_a_link_takes_so_much_and_no_more() -> None:
 
 @given(st.text(max_size=20), st.text(max_size=20), st.binary(min_size=32, max_size=32), st.binary(max_size=40))
 def test_proofs_differ_wherever_anything_does(who: str, other: str, secret: bytes, challenge: bytes) -> None:
-    meeting = Meeting(who, challenge, b"n" * 32)
+    meeting = Handshake(who, challenge, b"n" * 32)
     proofs = {
         meeting.proof(secret, "member"),
         meeting.proof(secret, "trainer"),
         meeting.key(secret),
         meeting.proof(secret[::-1] + b"x", "member"),
-        Meeting(who + "x", challenge, b"n" * 32).proof(secret, "member"),
-        Meeting(who, challenge + b"n", b"n" * 31).proof(secret, "member"),
-        Meeting(other + who + "y", challenge, b"n" * 32).proof(secret, "member"),
+        Handshake(who + "x", challenge, b"n" * 32).proof(secret, "member"),
+        Handshake(who, challenge + b"n", b"n" * 31).proof(secret, "member"),
+        Handshake(other + who + "y", challenge, b"n" * 32).proof(secret, "member"),
     }
     assert len(proofs) == 7
 

@@ -32,7 +32,7 @@ class Throttle(logging.Filter):
         return True
 
 
-class Brief(logging.Filter):
+class OneLineErrors(logging.Filter):
     """Says in one line what the client library would say with a traceback of its own insides."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -44,7 +44,7 @@ class Brief(logging.Filter):
         return True
 
 
-_THROTTLE, _BRIEF = Throttle(), Brief()
+_THROTTLE, _BRIEF = Throttle(), OneLineErrors()
 
 
 def throttle_client_logs() -> None:

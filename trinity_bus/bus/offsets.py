@@ -59,7 +59,7 @@ class HasEnds(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class BeyondEnd:
     """A position that the log does not reach: records were lost after they were read, or the topic was made anew.
 
     What lies before the end may have been read or not; nobody can tell.
@@ -83,7 +83,7 @@ class Readable:
     """All that were asked for: moved past what retention has deleted, and back to the end where they lay beyond it."""
     lost: int
     """Records that retention has deleted before they were read."""
-    beyond: list[Beyond]
+    beyond: list[BeyondEnd]
 
 
 async def recent(bus: HasEnds, topics: Iterable[Topic], count: int) -> dict[tuple[str, int], int]:
@@ -116,6 +116,6 @@ async def readable(bus: HasEnds, topics: Iterable[Topic], positions: Mapping[tup
             if wanted < first:
                 lost += first - wanted
             if wanted > end:
-                beyond.append(Beyond(topic.name, partition, wanted, first, end))
+                beyond.append(BeyondEnd(topic.name, partition, wanted, first, end))
             moved[topic.name, partition] = min(max(wanted, first), max(first, end))
     return Readable(moved, lost, beyond)

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExistingTopic:
     """A topic as the cluster has it."""
 
     partitions: int
@@ -73,7 +73,7 @@ def config_of(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
     return topic.config() | {_MAX_MESSAGE: str(settings.max_message_bytes(topic))}
 
 
-def outdated(topic: Topic, found: Found) -> dict[str, str]:
+def outdated(topic: Topic, found: ExistingTopic) -> dict[str, str]:
     """Return what of an existing topic keeps its records for another time than it should, with what it should be.
 
     A budget of bytes that an operator has made larger stays.
@@ -107,7 +107,7 @@ def _min_in_sync(copies: int) -> int:
     return 2 if copies >= _COPIES else 1
 
 
-def mismatches(topic: Topic, found: Found, max_message_bytes: int) -> list[str]:
+def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> list[str]:
     """Return what makes an existing topic unusable for its records; empty if nothing.
 
     Partitions must be equal: a key's partition depends on their number, and a topic with one has it for its order.
@@ -145,7 +145,7 @@ def mismatches(topic: Topic, found: Found, max_message_bytes: int) -> list[str]:
     return wrong
 
 
-def weaknesses(found: Mapping[str, Found], settings: KafkaSettings, brokers: int) -> list[str]:
+def weaknesses(found: Mapping[str, ExistingTopic], settings: KafkaSettings, brokers: int) -> list[str]:
     """Return what an operator should know of topics that work, in one line each; empty if nothing.
 
     Args:
@@ -233,7 +233,7 @@ async def budgets(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: S
     return {names[name]: int(entry[1]) for name, entries in configs.items() for entry in entries if entry[0] == _BUDGET}
 
 
-async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, Found]]) -> None:
+async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, ExistingTopic]]) -> None:
     # A request replaces all that was set for a topic, so what others have set goes along.
     news = {name: outdated(topic, found) for name, (topic, found) in topics.items()}
     changes = {name: dict(topics[name][1].own) | new for name, new in news.items() if new}
@@ -272,7 +272,7 @@ async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, li
 
 async def _described(
     admin: AIOKafkaAdminClient, names: list[str], refused: set[str], timeout_s: float
-) -> dict[str, Found]:
+) -> dict[str, ExistingTopic]:
     """Return the topics as the cluster has them, once every partition has a leader.
 
     Args:
@@ -312,7 +312,7 @@ async def _described(
         ) from None
     everything = {name: {entry[0]: entry[1] for entry in entries} for name, entries in configs.items()}
     return {
-        name: Found(
+        name: ExistingTopic(
             partitions=len(copies[name]),
             cleanup=everything[name][_CLEANUP],
             max_message_bytes=int(everything[name][_MAX_MESSAGE]),

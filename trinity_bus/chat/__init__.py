@@ -29,7 +29,7 @@ from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.protocols import Completion, EndingTokenizer, Tokenizer
 from trinity_bus.chat.renderer import Renderer, renderer_for
-from trinity_bus.chat.session import Prompt, Said, Session, TokenSample
+from trinity_bus.chat.session import ModelReply, Prompt, Session, TokenSample
 from trinity_bus.chat.template import TemplateRenderer
 from trinity_bus.chat.written import ExampleWriter, WrittenAnswer
 
@@ -39,10 +39,10 @@ __all__ = [
     "Completion",
     "EndingTokenizer",
     "ExampleWriter",
+    "ModelReply",
     "ParsedCall",
     "Prompt",
     "Renderer",
-    "Said",
     "Session",
     "TemplateRenderer",
     "TokenSample",

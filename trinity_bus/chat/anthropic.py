@@ -12,7 +12,7 @@ from typing import Any, Final
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError
 from trinity_bus.chat.openai import ChatRequest, read_body, read_objects, read_sampling
-from trinity_bus.chat.session import Said
+from trinity_bus.chat.session import ModelReply
 
 _TAKEN: Final = frozenset({"messages", "system", "model", "tools", "max_tokens", "stop_sequences", "stream"})
 _PASSED_OVER: Final = frozenset({"temperature", "top_p", "top_k", "metadata", "service_tier"})
@@ -110,7 +110,7 @@ class MessageShape:
     model: str
     prompt_tokens: int
 
-    def body(self, said: Said) -> dict[str, Any]:
+    def body(self, said: ModelReply) -> dict[str, Any]:
         """As one object."""
         text = [{"type": "text", "text": said.content}] if said.content or not said.tool_calls else []
         return {
@@ -128,7 +128,7 @@ class MessageShape:
         """Say what is said more."""
         return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
 
-    def last(self, said: Said, rest: str) -> Iterator[dict[str, Any]]:
+    def last(self, said: ModelReply, rest: str) -> Iterator[dict[str, Any]]:
         """Say what has not been said, and how it ended."""
         if rest:
             yield self.more(rest)
@@ -154,11 +154,11 @@ class MessageShape:
         }
 
 
-def _uses(said: Said) -> list[dict[str, Any]]:
+def _uses(said: ModelReply) -> list[dict[str, Any]]:
     return [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in said.tool_calls]
 
 
-def _stop_reason(said: Said) -> str:
+def _stop_reason(said: ModelReply) -> str:
     if said.tool_calls:
         return "tool_use"
     return "max_tokens" if said.finish_reason == "length" else "end_turn"

@@ -21,7 +21,7 @@ from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.options import TemplateOptions, read_options
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import Tools
-from trinity_bus.chat.session import Said
+from trinity_bus.chat.session import ModelReply
 from trinity_bus.errors import TrinityError
 
 MAX_CHOICES: Final = 128
@@ -235,7 +235,7 @@ class ChatStream:
         return self._chunk(index, {"content": text})
 
     def last(
-        self, index: int, said: Said, rest: str, tokens: Sequence[tuple[str, float]] | None = None
+        self, index: int, said: ModelReply, rest: str, tokens: Sequence[tuple[str, float]] | None = None
     ) -> Iterator[dict[str, Any]]:
         """Say what has not been said of a choice, and how it ended."""
         delta = {**said.message, "content": rest}
@@ -259,7 +259,7 @@ class ChatStream:
         return {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
 
 
-type Choices = Sequence[tuple[Said, Sequence[tuple[str, float]] | None]]
+type Choices = Sequence[tuple[ModelReply, Sequence[tuple[str, float]] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
 
 
-def finish_reason(said: Said) -> str:
+def finish_reason(said: ModelReply) -> str:
     """Return why an answer ended, in OpenAI's words."""
     return "tool_calls" if said.tool_calls else said.finish_reason
 

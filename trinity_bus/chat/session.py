@@ -143,7 +143,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ModelReply:
     """What a model has said, to show and to execute."""
 
     content: str
@@ -285,7 +285,7 @@ class Session:
 
     def add(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str] = (), sampling: Sampling | None = None
-    ) -> Said:
+    ) -> ModelReply:
         """Take an answer to a prompt: once for each response that was asked for.
 
         Args:
@@ -349,7 +349,9 @@ class Session:
         """Return what shows the answer to a prompt while it is drawn."""
         return prompt.renderer.speech(prompt.token_ids, stop)
 
-    def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int) -> Said:
+    def _said(
+        self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int
+    ) -> ModelReply:
         ended = completion.finish_reason == "stop"
         read = prompt.renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
         content = read.content
@@ -359,7 +361,7 @@ class Session:
         calls = tuple(
             dataclasses.replace(call, id=f"call{number:05d}") for number, call in enumerate(read.calls, first)
         )
-        return Said(
+        return ModelReply(
             content=content,
             reasoning=read.reasoning,
             tool_calls=calls,

@@ -47,7 +47,7 @@ type Cuts = dict[Place, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class RetentionSnapshot:
     """What is known at one moment.
 
     Attributes:
@@ -125,7 +125,7 @@ class Retention:
         """
         self._needs_from = needs_from
 
-    def look(self, look: Look) -> Cuts:
+    def look(self, look: RetentionSnapshot) -> Cuts:
         """Take in a look. To be called only when decisions of the last one are committed.
 
         Returns:
@@ -144,7 +144,7 @@ class Retention:
         versions = list(self._versions)
         return trained[: max(0, len(trained) - BATCHES_KEPT)], versions[: max(0, len(versions) - VERSIONS_KEPT)]
 
-    def _cuts(self, look: Look) -> Cuts:
+    def _cuts(self, look: RetentionSnapshot) -> Cuts:
         places = ((topic.name, partition) for topic in COORDINATOR_INPUTS for partition in range(topic.partitions))
         wanted = {place: look.consumed.get(place, 0) for place in places}
         self._note(look)
@@ -165,7 +165,7 @@ class Retention:
         cuts = {place: min(offset, look.aged.get(place, 0)) for place, offset in wanted.items()}
         return {place: offset for place, offset in cuts.items() if offset > look.begins.get(place, 0)}
 
-    def _note(self, look: Look) -> None:
+    def _note(self, look: RetentionSnapshot) -> None:
         for _, running in self._noted:
             running.intersection_update(look.running)
         self._noted.append((dict(look.ends), set(look.running)))

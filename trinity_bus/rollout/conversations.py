@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.chat import ChatError, ParsedCall, Said, Session, renderer_for
+from trinity_bus.chat import ChatError, ModelReply, ParsedCall, Session, renderer_for
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.tools import Given, Toolbox, ToolError
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
@@ -37,7 +37,7 @@ class Conversation:
     messages: list[dict[str, Any]]
     """All of them, OpenAI's shape, the last turn of the model included."""
     run_id: int
-    turns: list[Said] = field(default_factory=list)
+    turns: list[ModelReply] = field(default_factory=list)
     """What the model said, turn by turn."""
     texts: list[str] = field(default_factory=list)
     """The same as it was written: with reasoning and calls, without special tokens."""
@@ -62,7 +62,7 @@ class Conversation:
         return self.turns[-1].content if self.turns else ""
 
 
-type OtherSide = Callable[[Said], Awaitable[bool]]
+type OtherSide = Callable[[ModelReply], Awaitable[bool]]
 """Answers a turn of the model, by adding messages to the conversation. Returns whether that is over."""
 
 
@@ -139,7 +139,7 @@ class ConversationWorkflow(SingleRunWorkflow):
             for sample, of in zip(session.samples, values, strict=True)
         ]
 
-    async def _turn(self, task: Task, ctx: RolloutContext, session: Session, talk: Conversation) -> Said:
+    async def _turn(self, task: Task, ctx: RolloutContext, session: Session, talk: Conversation) -> ModelReply:
         """Have the model speak."""
         try:
             prompt = session.prompt(talk.messages, self.schemas or None)
@@ -175,7 +175,7 @@ class ToolWorkflow(ConversationWorkflow):
     async def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AsyncIterator[OtherSide]:
         """See ``ConversationWorkflow.other_side``."""
 
-        async def answer(said: Said) -> bool:
+        async def answer(said: ModelReply) -> bool:
             await self._answer_calls(ctx, talk, said)
             return not (said.tool_calls or said.flaws)
 
@@ -184,7 +184,7 @@ class ToolWorkflow(ConversationWorkflow):
                 talk.sandbox = await stack.enter_async_context(self.make_sandbox(task))
             yield answer
 
-    async def _answer_calls(self, ctx: RolloutContext, talk: Conversation, said: Said) -> None:
+    async def _answer_calls(self, ctx: RolloutContext, talk: Conversation, said: ModelReply) -> None:
         """Add what the tools of a turn return, and what is wrong with its calls."""
         given: Given = {RolloutContext: ctx, Sandbox: talk.sandbox}
         for call in said.tool_calls:

@@ -35,7 +35,7 @@ from typing import Any, Final, Self, cast
 from aiohttp import web
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, Said, Session
+from trinity_bus.chat import ChatError, ModelReply, Session
 from trinity_bus.chat.openai import (
     ChatAnswer,
     ChatRequest,
@@ -177,7 +177,7 @@ class Endpoint:
             text = await self.ctx.chat(asked.messages, pool=asked.model, sampling=how)
         except LookupError as error:
             raise UnknownModelError(f"the model {asked.model[:200]!r} is not served here: {error}") from error
-        return self._answer(asked, 0, [(Said(text), None)])
+        return self._answer(asked, 0, [(ModelReply(text), None)])
 
     def _answer(self, asked: ChatRequest, prompt_tokens: int, choices: Choices) -> ChatAnswer:
         return ChatAnswer(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens, choices)

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Protocol, SupportsFloat
 
 from schemas.task import Task
-from trinity_bus.chat import Said
+from trinity_bus.chat import ModelReply
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.conversations import Conversation, ConversationWorkflow, OtherSide
 from trinity_bus.rollout.threads import within
@@ -102,7 +102,7 @@ class TextEnvWorkflow(ConversationWorkflow):
         def show(observation: Any) -> None:
             talk.messages.append({"role": "user", "content": self.seen(observation)})
 
-        async def answer(said: Said) -> bool:
+        async def answer(said: ModelReply) -> bool:
             observation, reward, ended, cut, _ = await call(env.step, self.action(said.content))
             worth: SupportsFloat = reward
             talk.rewards.append(float(worth))

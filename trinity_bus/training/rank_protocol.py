@@ -14,10 +14,10 @@ call is *settled* when every other rank has answered it, and none is sent before
       Order(7, Leave) ---------------------->  leave the process groups, end
       <-- RankAnswer(n, Done(step)) after each, or RankAnswer(n, Failed(why)), after which the rank ends
 
-    Roll (rank 0):      SETTLED --call()--> CALLED --Done of every rank--> SETTLED
-                           |                  |--another step than rank 0: RankError
-                           '------------------'--Failed, or an end: LOST, for good; RankError with the rank and reason
-    Turns (others):     Join first and once, then numbers that rise by one; else RankError, and the rank ends
+    PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED
+                            |                   |--another step than rank 0: RankError
+                            '-------------------'--Failed, or an end: LOST, for good; RankError says rank and reason
+    Turns (others):         Join first and once, then numbers that rise by one; else RankError, and the rank ends
 
 Both are frames (``trinity_bus.runtime.frames``). The samples of a rank's shard are frames of their own, update after
 update. The channel ends inside one machine and one user, so nothing is encrypted.
@@ -193,7 +193,7 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Roll:
+class PendingCalls:
     """Rank 0's side: what was called, who has answered, who is lost.
 
     Args:

@@ -35,7 +35,7 @@ from trinity_bus.runtime.frames import ProtocolError, head_of, read_frame
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, Roll
+from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Followers:
         self, world_size: int, *, command: Sequence[str] = (sys.executable, "-m", "trinity_bus.training.rank")
     ) -> None:
         self.world_size = world_size
-        self._roll = Roll(world_size)
+        self._roll = PendingCalls(world_size)
         self._changed = threading.Condition()
         self._ending = False
         self._abort: threading.Timer | None = None

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from trinity_bus.weights import proof
 from trinity_bus.weights.errors import LinkError, WireError
-from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Meeting, Side
+from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Handshake, Side
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import HELLO, Hello
 
@@ -208,7 +208,7 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
 def _introduce(channel: Channel, source: Source, deadline: float) -> None:
     """Prove who this member is, and see the trainer's proof."""
     secret = bytes.fromhex(source.secret)
-    meeting = Meeting(source.prefix, channel.read(NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
+    meeting = Handshake(source.prefix, channel.read(NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
     body = HELLO.encode(Hello(meeting.who, meeting.nonce, meeting.proof(secret, "member")))
     channel.write(_LENGTH.pack(len(body)) + body)
     if not proof.same(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
@@ -238,7 +238,7 @@ def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str
     if length > HELLO.limit:
         raise WireError("what connected is no member")
     hello = HELLO.decode(channel.read(length, deadline))
-    meeting = Meeting(hello.who, challenge, hello.nonce)
+    meeting = Handshake(hello.who, challenge, hello.nonce)
     secret = find_secret(hello.who, lambda known: proof.same(hello.proof, meeting.proof(known, "member")), deadline)
     if secret is None:
         raise LinkError("it does not know the secret of an announcement that names it")

@@ -29,7 +29,7 @@ _DOMAIN = b"trinity-bus weights peer 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Handshake:
     """What both sides know of one connection."""
 
     who: str

@@ -13,7 +13,7 @@ from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
-from workers.coordinator.intake import still_read
+from workers.coordinator.input_reader import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="How far the coordinator has read its inputs.")

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from trinity_bus.client import Synchronizer
 from trinity_bus.errors import RefusedError
-from workers.console.desk import BadLinkError, PageDesk
-from workers.console.door import operator
+from workers.console.access_control import operator
+from workers.console.page_context import BadLinkError, PageContext
 
 log = logging.getLogger("workers.console")
 
@@ -24,11 +24,11 @@ class Actions:
     """Handlers of what operators do to versions: serve one, go back to the newest.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -40,7 +40,7 @@ class Actions:
     async def _ask(self, request: web.Request) -> web.Response:
         operator(request)
         version = _version(request)
-        return self._desk.render(
+        return self._context.render(
             request,
             "confirm.html",
             question=f"Serve version {version}?",
@@ -53,7 +53,7 @@ class Actions:
 
     async def _ask_newest(self, request: web.Request) -> web.Response:
         operator(request)
-        return self._desk.render(
+        return self._context.render(
             request,
             "confirm.html",
             question="Serve the newest version again?",
@@ -75,14 +75,14 @@ class Actions:
         log.warning("%s asks that %s be served", who, "the newest version" if version is None else f"version {version}")
         name = f"console-{_NOT_A_NAME.sub('-', who)}"
         try:
-            async with Synchronizer(self._desk.settings, bus=self._desk.feed.bus, name=name) as synchronizer:
+            async with Synchronizer(self._context.settings, bus=self._context.feed.bus, name=name) as synchronizer:
                 cost = await synchronizer.publish_version(version)
         except RefusedError as error:
-            return self._desk.told(request, "It was refused", str(error), "/versions", "bad")
+            return self._context.told(request, "It was refused", str(error), "/versions", "bad")
         done = (
             "The newest version is served as soon as it may be." if version is None else f"Version {version} is served."
         )
-        return self._desk.told(request, "Done", f"{done} {cost}".strip(), "/versions")
+        return self._context.told(request, "Done", f"{done} {cost}".strip(), "/versions")
 
 
 def _version(request: web.Request) -> int:

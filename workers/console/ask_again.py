@@ -40,9 +40,9 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.view import ExplorerView
-from workers.console.desk import BadLinkError, PageDesk, whole
-from workers.console.door import operator
+from workers.console.access_control import operator
 from workers.console.forms import form
+from workers.console.page_context import BadLinkError, PageContext, whole
 from workers.console.rollout_pages import place_of, sample_and_task
 
 log = logging.getLogger("workers.console")
@@ -76,12 +76,12 @@ class AskAgain:
     """Handlers of a sample's request to ask the model again.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
-        self._feed = desk.feed
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._feed = context.feed
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     def install(self, app: web.Application) -> None:
@@ -100,7 +100,7 @@ class AskAgain:
             trouble = "" if versions else "No explorer that can be asked over HTTP serves the model now."
         except CannotAskError as error:
             trouble = f"Nobody can be asked: {error}."
-        return self._desk.render(
+        return self._context.render(
             request,
             "ask_again.html",
             place=place,
@@ -123,9 +123,9 @@ class AskAgain:
         try:
             answered = await self._answer(version, sample, sampling)
         except TrinityError as error:
-            return self._desk.told(request, "There is no answer", str(error), f"/samples/{place}", "bad")
+            return self._context.told(request, "There is no answer", str(error), f"/samples/{place}", "bad")
         shown = await asyncio.to_thread(self._shown, group, sample, place.number, version, answered)
-        return self._desk.render(
+        return self._context.render(
             request,
             "answered_again.html",
             place=place,
@@ -194,7 +194,7 @@ class AskAgain:
         return record, list(record.samples())[place.number]
 
     def _key(self) -> str:
-        key = self._desk.settings.explorer.http_key
+        key = self._context.settings.explorer.http_key
         if key is None:
             raise CannotAskError(_NO_KEY)
         return key.get_secret_value()
@@ -205,7 +205,7 @@ class AskAgain:
         Raises:
             CannotAskError: There is no key.
         """
-        model = self._desk.settings.mesh.model
+        model = self._context.settings.mesh.model
         # Who is silent is left out here already, by the clock of the log.
         fleet = ServingFleet(model, model=model, key=self._key(), silence_s=math.inf)
         for one in self._feed.state.alive():

@@ -17,7 +17,7 @@ from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.settings_table import compared_settings
-from workers.console.desk import BadLinkError, PageDesk
+from workers.console.page_context import BadLinkError, PageContext
 
 MAX_RUNS: Final = 4
 _LISTED: Final = 200
@@ -42,12 +42,12 @@ class Compare:
     """Handlers of the page that compares runs.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
-        self._folder = desk.feed.index.folder.parent
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._folder = context.feed.index.folder.parent
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -80,7 +80,7 @@ class Compare:
                 "most": MAX_RUNS,
             }
 
-        return await self._desk.show(request, "compare.html", values)
+        return await self._context.show(request, "compare.html", values)
 
 
 def _runs(folder: Path) -> list[str]:

@@ -39,10 +39,10 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.sizing import GIB
 from trinity_bus.training.families import read_shape
-from workers.console.desk import BadLinkError, PageDesk
-from workers.console.door import VISITOR, operator
+from workers.console.access_control import VISITOR, operator
 from workers.console.forms import form
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
+from workers.console.page_context import BadLinkError, PageContext
 from workers.preconditions import refusals
 from workers.runs import RUNS, service_environment
 
@@ -67,14 +67,14 @@ class Configuration:
     """Handlers of the configuration pages.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
         mesh: What is started from here.
     """
 
-    def __init__(self, desk: PageDesk, mesh: LocalMesh) -> None:
-        self._desk = desk
+    def __init__(self, context: PageContext, mesh: LocalMesh) -> None:
+        self._context = context
         self._mesh = mesh
-        own = desk.settings.console
+        own = context.settings.console
         self._is_mine = own.token is None and own.viewer_token is None and own.user_header is None
         self._is_here = is_loopback(own.host) and own.user_header is None
 
@@ -91,7 +91,7 @@ class Configuration:
 
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        answers = answers_of(changed_values(self._desk.settings)) if request.query.get("from") == "running" else {}
+        answers = answers_of(changed_values(self._context.settings)) if request.query.get("from") == "running" else {}
         checked = None if not answers else await self._checked(answers, lay_out=False)
         return self._page(request, answers, checked)
 
@@ -145,14 +145,14 @@ class Configuration:
     async def _look(self, request: web.Request) -> web.Response:
         self._let_in(request)
         view = await asyncio.to_thread(self._mesh.view)
-        response = self._desk.render(request, "local_mesh.html", mesh=view, may_run=self._may_run(request))
+        response = self._context.render(request, "local_mesh.html", mesh=view, may_run=self._may_run(request))
         if view.state in {"starting", "stopping"}:
             response.headers["Refresh"] = "2"
         return response
 
     async def _ask_to_stop(self, request: web.Request) -> web.Response:
         self._let_run(request)
-        return self._desk.render(
+        return self._context.render(
             request,
             "confirm.html",
             question="Stop the mesh?",
@@ -193,12 +193,12 @@ class Configuration:
 
     def _prepared(self, checked: Checked) -> LocalRun:
         """Write the files of a run; return what to start."""
-        settings, own, draft = checked.settings, self._desk.settings, checked.draft
+        settings, own, draft = checked.settings, self._context.settings, checked.draft
         assert settings is not None  # noqa: S101 - it is sound
         namespace = settings.mesh.namespace
         same = settings.kafka.bootstrap_servers in {None, own.kafka.bootstrap_servers}
         shown_here = same and namespace == own.kafka.namespace
-        if shown_here and (alive := next(self._desk.feed.state.alive(), None)):
+        if shown_here and (alive := next(self._context.feed.state.alive(), None)):
             raise MeshBusyError(
                 f"the mesh {namespace} runs already, with {alive.name}: stop it, or give another mesh.namespace"
             )
@@ -239,9 +239,9 @@ class Configuration:
             "may_run": self._may_run(request),
         }
         if sound and checked is not None and checked.settings is not None:
-            values["changes"] = differences(self._desk.settings, checked.settings)
+            values["changes"] = differences(self._context.settings, checked.settings)
             values["mesh_toml"] = mesh_file(checked.draft)
-        return self._desk.render(request, "configuration.html", **values)
+        return self._context.render(request, "configuration.html", **values)
 
 
 def _mode(request: web.Request) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from workers.console.feed import Feed
+from workers.console.mesh_watcher import MeshWatcher
 
 MAX_STREAMS: Final = 500
 _SILENCE_S: Final = 15.0
@@ -22,7 +22,7 @@ class Live:
         feed: Has the news.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: MeshWatcher) -> None:
         self._feed = feed
         self._streams = 0
 

@@ -9,8 +9,8 @@ from trinity_bus.console.index import Index, PageAsk
 from trinity_bus.console.web import overview as first_page
 from trinity_bus.console.web.charts import MAX_POINTS
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import PageDesk
 from workers.console.index_side import NoIndexError
+from workers.console.page_context import PageContext
 from workers.console.training_pages import trainers_of
 
 _ROWS: Final = 100
@@ -23,12 +23,12 @@ class MeshPages:
     """Handlers of overview and versions.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
-        self._feed = desk.feed
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._feed = context.feed
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -36,7 +36,7 @@ class MeshPages:
         app.router.add_get("/versions", self._versions)
 
     async def _overview(self, request: web.Request) -> web.Response:
-        return await self._desk.show(request, "overview.html", self._overview_values)
+        return await self._context.show(request, "overview.html", self._overview_values)
 
     async def _overview_values(self, frame: Frame) -> Mapping[str, Any]:
         no_index = ""
@@ -57,11 +57,11 @@ class MeshPages:
         }
 
     async def _versions(self, request: web.Request) -> web.Response:
-        return await self._desk.show(request, "versions.html", self._versions_values)
+        return await self._context.show(request, "versions.html", self._versions_values)
 
     async def _versions_values(self, frame: Frame) -> Mapping[str, Any]:
         ask = PageAsk(_ROWS, frame.query.get("after"))
-        model = self._desk.settings.mesh.model
+        model = self._context.settings.mesh.model
         state = self._feed.state if frame.until is None else None
 
         def answers(index: Index) -> Mapping[str, Any]:

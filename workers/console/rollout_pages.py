@@ -34,8 +34,8 @@ from trinity_bus.console.web.rollouts import (
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
-from workers.console.desk import BadLinkError, PageDesk, count, number, whole
-from workers.console.door import NotThereError
+from workers.console.access_control import NotThereError
+from workers.console.page_context import BadLinkError, PageContext, count, number, whole
 from workers.console.training_pages import BINS, histogram_part
 
 _ROWS: Final = 100
@@ -76,13 +76,13 @@ class RolloutPages:
     """Handlers of the pages on tasks, groups and samples.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
-        self._index = desk.feed.index
-        self._jaeger = (desk.settings.console.jaeger_url or "").rstrip("/")
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._index = context.feed.index
+        self._jaeger = (context.settings.console.jaeger_url or "").rstrip("/")
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -117,12 +117,12 @@ class RolloutPages:
                 if wanted.text is None and ask.after is None:
                     found = index.reward_histogram(wanted, bins=BINS, until=frame.until)
                     query = {name: value for name, value in frame.query.items() if name not in {"low", "high", "after"}}
-                    part = histogram_part(self._desk, frame, found, query)
+                    part = histogram_part(self._context, frame, found, query)
                 return {"page": page, "histogram_part": part}
 
             return {"asked": asked, "no_text": self._index.no_texts, **await self._index.ask(answers)}
 
-        return await self._desk.show(request, "samples.html", values)
+        return await self._context.show(request, "samples.html", values)
 
     # -------------------------------------------------------------------------------------------------- one sample
 
@@ -168,7 +168,7 @@ class RolloutPages:
                 **shown,
             }
 
-        return await self._desk.show(request, "sample.html", values)
+        return await self._context.show(request, "sample.html", values)
 
     def _tokens(self, record: ExperienceGroup, at: int, first: int) -> Mapping[str, Any]:
         sample = list(record.samples())[at]
@@ -200,14 +200,14 @@ class RolloutPages:
         }
 
     async def _json(self, request: web.Request) -> web.Response:
-        place, frame = place_of(request), self._desk.frame(request)
+        place, frame = place_of(request), self._context.frame(request)
         found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         record = await self._record(found.group)
         body = await asyncio.to_thread(sample_json, record, place.number, self._index.texts)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _record(self, group: GroupRow) -> ExperienceGroup:
-        return await self._desk.feed.records.group(group.partition, group.offset)
+        return await self._context.feed.records.group(group.partition, group.offset)
 
     # ----------------------------------------------------------------------------------------------- groups, tasks
 
@@ -235,7 +235,7 @@ class RolloutPages:
                 "trouble": trouble,
             }
 
-        return await self._desk.show(request, "group.html", values)
+        return await self._context.show(request, "group.html", values)
 
     async def _task(self, request: web.Request) -> web.Response:
         task_id = request.match_info["task_id"]
@@ -247,7 +247,7 @@ class RolloutPages:
             timeline = charts.timeline("the way of the task", task_spans(task))
             return {"task": task, "tree": task_tree(task), "jaeger": self._jaeger, "chart": timeline}
 
-        return await self._desk.show(request, "task.html", values)
+        return await self._context.show(request, "task.html", values)
 
 
 def place_of(request: web.Request) -> SamplePlace:

@@ -35,17 +35,17 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
+from workers.console.access_control import AccessControl
 from workers.console.actions import Actions
 from workers.console.ask_again import AskAgain
 from workers.console.compare import Compare
 from workers.console.configuration import Configuration
-from workers.console.desk import PageDesk
-from workers.console.door import FrontDoor
-from workers.console.feed import Feed
-from workers.console.letters import Letters
+from workers.console.dead_letter_pages import DeadLetterPages
 from workers.console.live import Live
 from workers.console.local_mesh import LocalMesh
 from workers.console.mesh_pages import MeshPages
+from workers.console.mesh_watcher import MeshWatcher
+from workers.console.page_context import PageContext
 from workers.console.rollout_pages import RolloutPages
 from workers.console.training_pages import TrainingPages
 from workers.preconditions import ensure
@@ -70,7 +70,7 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None, 
     freeze_gc()
     telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
     try:
-        await Console(settings, Feed(settings, is_record=is_record), listens=listens).run()
+        await Console(settings, MeshWatcher(settings, is_record=is_record), listens=listens).run()
     finally:
         telemetry.shutdown()
 
@@ -85,10 +85,10 @@ class Console:
     """
 
     def __init__(
-        self, settings: Settings, feed: Feed | None = None, *, listens: Callable[[str], None] | None = None
+        self, settings: Settings, feed: MeshWatcher | None = None, *, listens: Callable[[str], None] | None = None
     ) -> None:
         self._settings = settings
-        self.feed = Feed(settings) if feed is None else feed
+        self.feed = MeshWatcher(settings) if feed is None else feed
         self._listens = listens
         self.address = ""
         """``host:port``, once it listens."""
@@ -114,13 +114,13 @@ class Console:
         """Return what answers."""
         app = web.Application()
         pages = Pages()
-        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
+        door = AccessControl(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
-        desk = PageDesk(self._settings, self.feed, pages)
-        for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions, AskAgain):
-            part(desk).install(app)
+        context = PageContext(self._settings, self.feed, pages)
+        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
+            part(context).install(app)
         mesh = LocalMesh()
-        Configuration(desk, mesh).install(app)
+        Configuration(context, mesh).install(app)
 
         async def end_with_it(app: web.Application) -> None:
             del app

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from trinity_bus.console.index import Histogram, Index, PageAsk, SampleFilter
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import BadLinkError, PageDesk, whole
-from workers.console.door import NotThereError
+from workers.console.access_control import NotThereError
+from workers.console.page_context import BadLinkError, PageContext, whole
 
 _ROWS: Final = 100
 BINS: Final = 24
@@ -21,12 +21,12 @@ class TrainingPages:
     """Handlers of the pages on batches and steps.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
-        self._ask = desk.feed.index.ask
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._ask = context.feed.index.ask
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -44,7 +44,7 @@ class TrainingPages:
             page = await self._ask(lambda index: index.batches(ask, batch_type=kind, until=frame.until))  # type: ignore[arg-type]
             return {"page": page, "kind": kind}
 
-        return await self._desk.show(request, "batches.html", values)
+        return await self._context.show(request, "batches.html", values)
 
     async def _batch(self, request: web.Request) -> web.Response:
         batch_id = request.match_info["batch_id"]
@@ -56,7 +56,7 @@ class TrainingPages:
                 raise NotThereError(f"batch {batch_id[:100]!r} is not on the log{_then(frame)}")
             return {"batch": batch, **await self._groups(frame, wanted, {"batch": batch_id})}
 
-        return await self._desk.show(request, "batch.html", values)
+        return await self._context.show(request, "batch.html", values)
 
     async def _steps(self, request: web.Request) -> web.Response:
         async def values(frame: Frame) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ class TrainingPages:
 
             return await self._ask(answers)
 
-        return await self._desk.show(request, "steps.html", values)
+        return await self._context.show(request, "steps.html", values)
 
     async def _step(self, request: web.Request) -> web.Response:
         number = whole(request.match_info["step"], "step")
@@ -86,7 +86,7 @@ class TrainingPages:
             told = {"step": step, "has_previous": before is not None, "has_next": behind is not None}
             return {**told, **await self._groups(frame, wanted, {"step": number, "trainer": step.row.trainer})}
 
-        return await self._desk.show(request, "step.html", values)
+        return await self._context.show(request, "step.html", values)
 
     async def _groups(self, frame: Frame, wanted: SampleFilter, query: Mapping[str, object]) -> Mapping[str, Any]:
         ask = PageAsk(_ROWS, frame.query.get("after"))
@@ -95,14 +95,14 @@ class TrainingPages:
             return {
                 "groups": index.groups(wanted, ask, until=frame.until),
                 "histogram_part": histogram_part(
-                    self._desk, frame, index.reward_histogram(wanted, bins=BINS, until=frame.until), query
+                    self._context, frame, index.reward_histogram(wanted, bins=BINS, until=frame.until), query
                 ),
             }
 
         return await self._ask(answers)
 
 
-def histogram_part(desk: PageDesk, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
+def histogram_part(context: PageContext, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
     """Return rewards as bars that lead to their samples."""
     bars = []
     for number, one in enumerate(found.bins):
@@ -110,7 +110,7 @@ def histogram_part(desk: PageDesk, frame: Frame, found: Histogram, query: Mappin
         high = one.high if number == len(found.bins) - 1 else math.nextafter(one.high, -math.inf)
         href = frame.url("/samples", **query, low=one.low, high=high)
         bars.append(charts.Bar(one.low, one.high, one.count, href))
-    return Markup(desk.pages.piece("histogram.html", bars=found, chart=charts.histogram("rewards", bars)))  # noqa: S704 - rendered by a template that escapes
+    return Markup(context.pages.piece("histogram.html", bars=found, chart=charts.histogram("rewards", bars)))  # noqa: S704 - rendered by a template that escapes
 
 
 def trainers_of(index: Index, frame: Frame) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, DEMONSTRATIONS, EXPERIENCES, PREFERENCES, TURNS, VERSION_HISTORY
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
-from trinity_bus.coordination.retention import Cuts, Look
+from trinity_bus.coordination.retention import Cuts, RetentionSnapshot
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
 from workers.coordinator import observations
@@ -169,7 +169,7 @@ class Keeper:
                 {names.MESSAGING_DESTINATION_TEMPLATE: topic.name},
             )
 
-    async def _look(self) -> Look:
+    async def _look(self) -> RetentionSnapshot:
         begins: Cuts = {}
         aged: Cuts = {}
         for topic in _TRIMMED:
@@ -179,7 +179,7 @@ class Keeper:
             begins |= _placed(topic, await self._bus.beginning_offsets(topic))
         ends = await self._bus.end_offsets(EXPERIENCES)
         ledger = self._machine().ledger
-        return Look(
+        return RetentionSnapshot(
             consumed=self._commits.positions,
             begins=begins,
             ends=ends,

@@ -6,7 +6,7 @@
     term:   tasks, commands, events --> CoordinatorMachine --> ONE transaction: rollouts, batches, results, replies,
                                                      model-versions, dead-letters, changelog, input positions
             what comes while it is committed is decided meanwhile, and goes into the next one;
-            :mod:`workers.coordinator.term` has the loop
+            :mod:`workers.coordinator.leader_term` has the loop
     every heartbeat_s, in such a transaction: that it works (changelog), and its figures (coordinator-events)
     stop:   the changelog says that it has left, so that another one takes over at once
 
@@ -28,8 +28,8 @@ it was stopped, and another     ``ProducerFencedError``: the process ends and sa
 one has taken over
 too many tasks are open, or     tasks are not read any more until some have ended; the log holds them
 too many bytes of them
-a position beyond the log's     :mod:`workers.coordinator.beyond` has the rule; where tasks may be lost, it waits for
-end                             the operator to decide
+a position beyond the log's     :mod:`workers.coordinator.beyond_end` has the rule; where tasks may be lost, it waits
+end                             for the operator to decide
 records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
                                 ends makes its task a failed one
 ==============================  =======================================================================================
@@ -50,8 +50,8 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from workers.coordinator import gauges, observations
+from workers.coordinator.leader_term import LeaderTerm
 from workers.coordinator.standby import LASTING, Standby
-from workers.coordinator.term import Term
 from workers.preconditions import ensure
 
 log = logging.getLogger("workers.coordinator")
@@ -101,7 +101,7 @@ class Coordinator:
             now=clock(),
         )
         self._standby = Standby(bus, self._leadership, clock, probe_s=own.takeover_s, outage_s=settings.kafka.outage_s)
-        self._term: Term | None = None
+        self._term: LeaderTerm | None = None
 
     @property
     def machine(self) -> CoordinatorMachine | None:
@@ -122,7 +122,7 @@ class Coordinator:
         mark_ready()
         while True:
             producer, state = await self._standby.win()
-            self._term = Term(self._settings, self._bus, self._leadership, producer, state, clock=self._clock)
+            self._term = LeaderTerm(self._settings, self._bus, self._leadership, producer, state, clock=self._clock)
             try:
                 await self._term.work()
             except ProducerFencedError as error:

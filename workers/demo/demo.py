@@ -37,7 +37,7 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, with_http_key, write_mesh_file
-from workers.demo.stopping import Course, DemoTurn
+from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
@@ -252,7 +252,7 @@ class _Lesson:
     async def _train(self) -> StepView:
         """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
         stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
-        course = Course(
+        course = StoppingRule(
             self._options.steps, early_stop=self._options.early_stop, reward_up=self._options.subject.reward_up
         )
         while True:

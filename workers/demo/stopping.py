@@ -33,7 +33,7 @@ class DemoTurn(Enum):
     END = auto()
 
 
-class Course:
+class StoppingRule:
     """Says what is next, and what checks mean.
 
     Args:

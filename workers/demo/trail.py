@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import ClassVar, Final
 
 from trinity_bus import Conversation, RolloutContext, Task, ToolError, ToolWorkflow, register, sequence_reward
-from trinity_bus.chat import Said
+from trinity_bus.chat import ModelReply
 from trinity_bus.rollout.conversations import OtherSide
 
 DIGITS: Final = 3
@@ -51,7 +51,7 @@ class Trail(ToolWorkflow):
         """See ``ConversationWorkflow.other_side``: the tool, until the trail has ended."""
         async with super().other_side(task, ctx, talk) as answer:
 
-            async def until_the_end(said: Said) -> bool:
+            async def until_the_end(said: ModelReply) -> bool:
                 return await answer(said) or talk.errors > 0 or len(talk.turns) == self.max_turns
 
             yield until_the_end

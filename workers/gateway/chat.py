@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.chat import Said
+from trinity_bus.chat import ModelReply
 from trinity_bus.chat.completions import (
     CompletionRequest,
     CompletionShape,
@@ -17,8 +17,8 @@ from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing
-from workers.gateway.door import json_response, status_of
-from workers.gateway.talk import Desk, Events, Talk
+from workers.gateway.request_gate import json_response, status_of
+from workers.gateway.request_run import Events, RequestContext, RequestRun
 
 _DONE: Final = b"[DONE]"
 
@@ -27,34 +27,34 @@ class OpenAI:
     """Answers OpenAI's clients.
 
     Args:
-        desk: What requests need.
+        context: What requests need.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
         body = await request.read()
-        asked = read_request(body, self._desk.sampling)
-        self._desk.check_model(asked.model)
-        talk = self._desk.begin(request, "chatcmpl-")
+        asked = read_request(body, self._context.sampling)
+        self._context.check_model(asked.model)
+        talk = self._context.begin(request, "chatcmpl-")
         prompt = await talk.prompt(len(body), asked)
         if asked.stream:
             return await self._stream_chat(request, talk, asked, prompt)
         drawings = await talk.draw(prompt.token_ids, asked.sampling, asked.n)
         said = talk.said(prompt, asked.sampling, drawings)
         choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
-        answer = ChatAnswer(talk.id, talk.created, self._desk.model, len(prompt.token_ids), choices)
+        answer = ChatAnswer(talk.id, talk.created, self._context.model, len(prompt.token_ids), choices)
         return json_response(answer.body())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer a prompt."""
-        body, desk = await request.read(), self._desk
-        asked = await desk.written(len(body), read_completion_request, body, desk.sampling, desk.tokenizer)
-        self._desk.check_model(asked.model)
-        talk = self._desk.begin(request, "cmpl-")
-        shape = CompletionShape(talk.id, talk.created, self._desk.model, len(asked.prompt))
+        body, context = await request.read(), self._context
+        asked = await context.written(len(body), read_completion_request, body, context.sampling, context.tokenizer)
+        self._context.check_model(asked.model)
+        talk = self._context.begin(request, "cmpl-")
+        shape = CompletionShape(talk.id, talk.created, self._context.model, len(asked.prompt))
         if asked.stream:
             return await self._stream_completions(request, talk, asked, shape)
         drawings = await talk.draw(asked.prompt, asked.sampling, asked.n)
@@ -63,10 +63,10 @@ class OpenAI:
         return json_response(shape.body(choices, _drawn(drawings)))
 
     async def _stream_chat(
-        self, request: web.Request, talk: Talk, asked: ChatRequest, prompt: Prompt
+        self, request: web.Request, talk: RequestRun, asked: ChatRequest, prompt: Prompt
     ) -> web.StreamResponse:
         stop = asked.sampling.stop or ()
-        stream = ChatStream(talk.id, talk.created, self._desk.model)
+        stream = ChatStream(talk.id, talk.created, self._context.model)
         speeches = [talk.session.speech(prompt, stop) for _ in range(asked.n)]
         begun: set[int] = set()
 
@@ -80,7 +80,7 @@ class OpenAI:
             if text := speeches[index].hear(token_ids):
                 yield stream.more(index, text)
 
-        def last(index: int, said: Said, drawing: Drawing) -> Iterable[Any]:
+        def last(index: int, said: ModelReply, drawing: Drawing) -> Iterable[Any]:
             yield from first(index)
             yield from stream.last(index, said, speeches[index].end(said.content), self._logprobs(asked, drawing))
 
@@ -95,10 +95,10 @@ class OpenAI:
         return await events.send([*ends, _DONE])
 
     async def _stream_completions(
-        self, request: web.Request, talk: Talk, asked: CompletionRequest, shape: CompletionShape
+        self, request: web.Request, talk: RequestRun, asked: CompletionRequest, shape: CompletionShape
     ) -> web.StreamResponse:
         stop = asked.sampling.stop or ()
-        speeches = [Speech(self._desk.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
+        speeches = [Speech(self._context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
 
         def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
             if text := speeches[index].hear(token_ids):
@@ -117,12 +117,12 @@ class OpenAI:
         return await events.send([*ends, _DONE])
 
     def _text(self, asked: CompletionRequest, drawing: Drawing) -> str:
-        return text_of_completion(self._desk.tokenizer, drawing.token_ids, asked.sampling.stop or ())
+        return text_of_completion(self._context.tokenizer, drawing.token_ids, asked.sampling.stop or ())
 
     def _logprobs(self, asked: ChatRequest, drawing: Drawing) -> list[tuple[str, float]] | None:
         if not asked.logprobs:
             return None
-        return token_texts(self._desk.tokenizer, drawing.token_ids, drawing.logprobs)
+        return token_texts(self._context.tokenizer, drawing.token_ids, drawing.logprobs)
 
 
 def _drawn(drawings: Iterable[Drawing]) -> int:

@@ -31,7 +31,7 @@ from trinity_bus.chat import ChatError
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.experiences import publish
 from trinity_bus.gateway.sessions import Contribution, Sessions
-from workers.gateway.door import OWNER, json_response, log
+from workers.gateway.request_gate import OWNER, json_response, log
 
 WORKFLOW: Final = "gateway"
 """What stands in experiences and turns of sessions."""

@@ -7,29 +7,29 @@ from aiohttp import web
 
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
 from trinity_bus.errors import TrinityError
-from workers.gateway.door import json_response, status_of
-from workers.gateway.talk import Desk, Events
+from workers.gateway.request_gate import json_response, status_of
+from workers.gateway.request_run import Events, RequestContext
 
 
 class Anthropic:
     """Answers Anthropic's clients.
 
     Args:
-        desk: What requests need.
+        context: What requests need.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
         body = await request.read()
-        asked = read_messages_request(body, self._desk.sampling)
-        self._desk.check_model(asked.model)
-        talk = self._desk.begin(request, "msg_")
+        asked = read_messages_request(body, self._context.sampling)
+        self._context.check_model(asked.model)
+        talk = self._context.begin(request, "msg_")
         stop = asked.sampling.stop or ()
         prompt = await talk.prompt(len(body), asked)
-        shape = MessageShape(talk.id, self._desk.model, len(prompt.token_ids))
+        shape = MessageShape(talk.id, self._context.model, len(prompt.token_ids))
         if not asked.stream:
             (said,) = talk.said(prompt, asked.sampling, await talk.draw(prompt.token_ids, asked.sampling, 1))
             return json_response(shape.body(said))
@@ -54,9 +54,11 @@ class Anthropic:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """Say how many tokens a conversation has."""
         body = await request.read()
-        asked = read_messages_request(body, self._desk.sampling)
-        self._desk.check_model(asked.model)
-        prompt = await self._desk.written(len(body), self._desk.sessions.renderer.prompt, asked.messages, asked.tools)
+        asked = read_messages_request(body, self._context.sampling)
+        self._context.check_model(asked.model)
+        prompt = await self._context.written(
+            len(body), self._context.sessions.renderer.prompt, asked.messages, asked.tools
+        )
         return json_response({"input_tokens": len(prompt)})
 
 

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from workers.gateway.contributions import Contributor
-from workers.gateway.door import Door
-from workers.gateway.talk import Desk
+from workers.gateway.request_gate import RequestGate
+from workers.gateway.request_run import RequestContext
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,12 +19,12 @@ class GatewayFigures(Collector):
 
     Args:
         door: Requests.
-        desk: Explorers, tokens, conversations and turns.
+        context: Explorers, tokens, conversations and turns.
         contributions: Rewards.
     """
 
-    door: Door
-    desk: Desk
+    door: RequestGate
+    context: RequestContext
     contributions: Contributor
 
     def collect(self) -> Iterator[Metric]:
@@ -33,19 +33,19 @@ class GatewayFigures(Collector):
         for (path, status), count in sorted(self.door.answered.items()):
             answered.add_metric([path, str(status)], count)
         yield answered
-        sessions, explorers = self.desk.sessions, self.desk.explorers
-        yield _counter("tokens", "Tokens, of prompts and of responses.", "kind", self.desk.tokens)
+        sessions, explorers = self.context.sessions, self.context.explorers
+        yield _counter("tokens", "Tokens, of prompts and of responses.", "kind", self.context.tokens)
         refused = self.contributions.refused
         yield _counter("contributions_refused", "Contributions that were refused.", "reason", refused)
         counts = (
             ("contributed_samples", "Samples that the coordinator has accepted.", self.contributions.contributed),
             ("moved_requests", "Requests that another explorer had to finish.", explorers.moved),
             ("forgotten_sessions", "Conversations that were forgotten with answers.", sessions.forgotten),
-            ("recalled_answers", "Answers of other gateways that were found on the log.", self.desk.recall.recalled),
-            ("rewrites", "Samples that began because a history was rewritten.", self.desk.flaws["rewrites"]),
-            ("branches", "Samples that began at an earlier turn.", self.desk.flaws["branches"]),
-            ("tool_call_flaws", "Tool calls that could not be read.", self.desk.flaws["tool_call_flaws"]),
-            ("turns_passed_over", "Turns that are not on the log.", self.desk.turns.passed_over),
+            ("recalled_answers", "Answers of other gateways that were found on the log.", self.context.recall.recalled),
+            ("rewrites", "Samples that began because a history was rewritten.", self.context.flaws["rewrites"]),
+            ("branches", "Samples that began at an earlier turn.", self.context.flaws["branches"]),
+            ("tool_call_flaws", "Tool calls that could not be read.", self.context.flaws["tool_call_flaws"]),
+            ("turns_passed_over", "Turns that are not on the log.", self.context.turns.passed_over),
         )
         for name, what, count in counts:
             yield CounterMetricFamily(f"gateway_{name}", what, value=count)

@@ -14,7 +14,7 @@
 
 Kafka stands between no request and its answer, but where an agent reaches another gateway with its session: any number
 of them work beside each other on one log, each with the conversations that it was told, and what the others have
-answered in one is found in ``turns`` (``workers.gateway.recall``).
+answered in one is found in ``turns`` (``workers.gateway.turn_finder``).
 
 ============================  ==========================================================================================
 what fails                    what happens
@@ -53,11 +53,11 @@ from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.gateway.chat import OpenAI
 from workers.gateway.contributions import WORKFLOW, Contributor
-from workers.gateway.door import Door, json_response
 from workers.gateway.messages import Anthropic
 from workers.gateway.metrics import GatewayFigures
-from workers.gateway.recall import Recall
-from workers.gateway.talk import Desk
+from workers.gateway.request_gate import RequestGate, json_response
+from workers.gateway.request_run import RequestContext
+from workers.gateway.turn_finder import TurnFinder
 from workers.gateway.turns import TurnLog
 from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
 
@@ -108,7 +108,7 @@ class Gateway:
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
         self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)
         self._tokenizer, self._sampling = tokenizer, sampling
-        self._door = Door(
+        self._door = RequestGate(
             gateway_keys(settings),
             _OPEN,
             most=own.max_requests,
@@ -147,8 +147,10 @@ class Gateway:
             await self._lost
 
     def _app(self, producer: Producer, channel: CommandChannel, turns: TurnLog) -> web.Application:
-        recall = Recall(self._bus, workflow=WORKFLOW, keep_s=self._own.session_s)
-        desk = Desk(self._own.served, self._tokenizer, self.explorers, self._sessions, self._sampling, turns, recall)
+        recall = TurnFinder(self._bus, workflow=WORKFLOW, keep_s=self._own.session_s)
+        context = RequestContext(
+            self._own.served, self._tokenizer, self.explorers, self._sessions, self._sampling, turns, recall
+        )
         contributions = Contributor(
             self._sessions,
             producer,
@@ -157,7 +159,7 @@ class Gateway:
             max_record_bytes=self._bus.settings.max_message_bytes(EXPERIENCES),
         )
         app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
-        openai, anthropic = OpenAI(desk), Anthropic(desk)
+        openai, anthropic = OpenAI(context), Anthropic(context)
         for prefix in ("", "/sessions/{session}"):
             app.router.add_post(f"{prefix}/v1/chat/completions", openai.chat)
             app.router.add_post(f"{prefix}/v1/completions", openai.completions)
@@ -167,7 +169,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)
         app.router.add_post("/commit", contributions.commit)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", GatewayFigures(self._door, desk, contributions).answer)
+        app.router.add_get("/metrics", GatewayFigures(self._door, context, contributions).answer)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -24,13 +24,13 @@ from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import Told, TrainingProgress
+from trinity_bus.training.checkpoint import AnnouncedSteps, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.packing import TrainSample
-from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
+from workers.trainer.batch_schedule import BatchSchedule, Due
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog
@@ -103,7 +103,7 @@ class Trainer:
         """The last sequence that is met once more and trained already, because positions mean nothing any more."""
         self._wanted = 0
         """The version that was asked for last."""
-        self._agenda = Agenda(Told())
+        self._agenda = BatchSchedule(AnnouncedSteps())
         shape = read_shape(engine.source)
         self._inputs = StepInputs(
             self._settings,
@@ -212,7 +212,7 @@ class Trainer:
     async def _train(self, batches: Reader) -> None:
         await self._inputs.settle_examples(self._progress.examples)
         told = await asyncio.to_thread(checkpoint.read_told, self._directory)
-        agenda = self._agenda = Agenda(told, self._rollback, self._passes_over)
+        agenda = self._agenda = BatchSchedule(told, self._rollback, self._passes_over)
         # To the end first: what the log says of a batch may stand behind it.
         async for received in batches.replay():
             agenda.take(received)
@@ -343,7 +343,7 @@ class Trainer:
             await asyncio.sleep(self._settings.heartbeat_s)
 
 
-async def _read_ahead(batches: Reader, agenda: Agenda, news: asyncio.Event) -> None:
+async def _read_ahead(batches: Reader, agenda: BatchSchedule, news: asyncio.Event) -> None:
     while True:
         for received in await batches.batch(_POLL_S):
             agenda.take(received)

@@ -9,7 +9,7 @@
 from schemas import StepBegun
 from schemas.topics import DEMONSTRATIONS
 from trinity_bus.training.checkpoint import TrainingProgress
-from workers.trainer.quiet import StepInput, Surroundings
+from workers.trainer.quiet import StepInput, TrainerContext
 
 
 class ExampleSteps:
@@ -19,7 +19,7 @@ class ExampleSteps:
         around: What the trainer has, examples among it.
     """
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: TrainerContext) -> None:
         if around.examples is None:
             raise ValueError(f"{around.topic.name} has no examples")
         self._settings = around.settings.trainer

@@ -16,7 +16,7 @@ Actions come in the order in which they are to be done:
 ``Note``           write durably that others are about to hear of a step which is in no checkpoint
 ``SaveCheckpoint`` copy all that a restart needs, and begin to write it; ``saved`` is called after its rename
 ``StageVersion``   copy the weights to where explorers can have them
-``Tell``           say on the log that the step is trained, and whether its version can be had
+``AnnounceTrained``           say on the log that the step is trained, and whether its version can be had
 =================  ===================================================================================================
 
 What holds, whatever comes: one checkpoint is written at a time (``must_wait``); steps are told of in their order; what
@@ -64,7 +64,7 @@ class StageVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class AnnounceTrained:
     """Say that a step is trained."""
 
     step: int
@@ -72,7 +72,7 @@ class Tell:
     """Whether its version can be had."""
 
 
-type Action = Note | SaveCheckpoint | StageVersion | Tell
+type Action = Note | SaveCheckpoint | StageVersion | AnnounceTrained
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Publishing:
     durable: int = -1
     saving: int | None = None
     """Step whose checkpoint is being written."""
-    _untold: deque[Tell] = field(default_factory=deque)
+    _untold: deque[AnnounceTrained] = field(default_factory=deque)
     """What waits for that, in the order of steps."""
 
     def must_wait(self, step: int, *, publish: bool, last: bool = False) -> bool:
@@ -109,26 +109,26 @@ class Publishing:
         actions: list[Action] = []
         if self.mode == "staged":
             actions += [StageVersion(step)] if publish else []
-            actions += [Note(step), Tell(step, publish)]
+            actions += [Note(step), AnnounceTrained(step, publish)]
             actions += self._begin(step) if save else []
         elif save:
             actions += self._begin(step)
             actions += [StageVersion(step)] if publish else []
-            self._untold.append(Tell(step, publish))
+            self._untold.append(AnnounceTrained(step, publish))
         else:
             actions.append(Note(step))
-            self._untold.append(Tell(step, publish=False))
+            self._untold.append(AnnounceTrained(step, publish=False))
         return [*actions, *self._told()]
 
     def wanted(self, step: int) -> list[Action]:
         """Return what is to be done so that the version of the last step, told of as trained before, can be had."""
         if self.mode == "staged" or step == self.durable:
-            return [StageVersion(step), Tell(step, publish=True)]
+            return [StageVersion(step), AnnounceTrained(step, publish=True)]
         self._untold = deque(tell for tell in self._untold if tell.step != step)
-        self._untold.append(Tell(step, publish=True))
+        self._untold.append(AnnounceTrained(step, publish=True))
         return [StageVersion(step)] if step == self.saving else [*self._begin(step), StageVersion(step)]
 
-    def saved(self, step: int) -> list[Tell]:
+    def saved(self, step: int) -> list[AnnounceTrained]:
         """Return what can be told of after the rename of a checkpoint."""
         if step != self.saving:
             raise ValueError(f"step {step} is durable, but {self.saving} was being saved")
@@ -144,7 +144,7 @@ class Publishing:
         self.saving = step
         return [SaveCheckpoint(step)]
 
-    def _told(self) -> list[Tell]:
+    def _told(self) -> list[AnnounceTrained]:
         if self.saving is not None:
             return []
         told, self._untold = list(self._untold), deque()

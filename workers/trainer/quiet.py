@@ -88,7 +88,7 @@ class StepSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class TrainerContext:
     """What a source has of the trainer."""
 
     settings: Settings
@@ -232,7 +232,7 @@ def counted(progress: TrainingProgress, begun: StepBegun) -> TrainingProgress:
 async def train_quietly(
     settings: Settings,
     topic: Topic,
-    make_source: Callable[[Surroundings], StepSource],
+    make_source: Callable[[TrainerContext], StepSource],
     *,
     directory: Path,
     writer: str,
@@ -258,7 +258,7 @@ async def train_quietly(
                 steps = StepLog.of(writer, directory, engine.progress.step, bus=bus, producer=producer)
                 await steps.replay()
                 examples = await examples_of(settings.trainer, topic, engine.source, bus=bus, producer=producer)
-                around = Surroundings(
+                around = TrainerContext(
                     settings=settings,
                     topic=topic,
                     directory=directory,

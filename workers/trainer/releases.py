@@ -13,7 +13,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine
 from workers.trainer.announcer import Announcer, Trained
 from workers.trainer.engine_thread import EngineThread
-from workers.trainer.publishing import Action, Note, Publishing, SaveCheckpoint, StageVersion, Tell
+from workers.trainer.publishing import Action, AnnounceTrained, Note, Publishing, SaveCheckpoint, StageVersion
 
 _tracer = trace.get_tracer("workers.trainer")
 
@@ -100,7 +100,7 @@ class Releases:
                     await self._save(step, last=last)
                 case StageVersion():
                     await self._announcer.stage(step.progress.version)
-                case Tell(publish=publish):
+                case AnnounceTrained(publish=publish):
                     await self._announcer.tell(step, publish=publish)
 
     async def _save(self, step: Trained, *, last: bool) -> None:

@@ -7,7 +7,7 @@
                (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last
                always)
 
-    batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:
+    batches ---- FINALIZED train batch ----> in its turn (``batch_schedule.py``), unless a BatchSkipped follows it:
                                              fetch the experiences that its manifest names, check them
                                              choose what of them is trained on ----------------------> steps
                                              train           (a thread; the event loop stays free)

@@ -42,7 +42,7 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
 from workers.trainer.manifest import groups_of, positions_of
-from workers.trainer.quiet import StepInput, Surroundings
+from workers.trainer.quiet import StepInput, TrainerContext
 from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ShadowSteps:
     """
 
     def __init__(
-        self, around: Surroundings, reader: Reader, *, origin: Path | None = None, seed: int | None = None
+        self, around: TrainerContext, reader: Reader, *, origin: Path | None = None, seed: int | None = None
     ) -> None:
         self._around = around
         self._settings = around.settings.trainer

@@ -23,7 +23,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.console.index import Index, IndexFollower, PastRecords, SampleFilter, Store, StoreError
 from trinity_bus.errors import RecordGoneError, UnknownTopicError
-from workers.console.feed import Feed
+from workers.console.mesh_watcher import MeshWatcher
 
 pytestmark = pytest.mark.integration
 
@@ -112,7 +112,7 @@ async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path
 
 async def test_of_a_namespace_that_is_mistyped_nothing_is_made(settings: KafkaSettings, tmp_path: Path) -> None:
     own = ConsoleSettings(folder=tmp_path)
-    feed = Feed(Settings(kafka=settings, console=own))
+    feed = MeshWatcher(Settings(kafka=settings, console=own))
     following = asyncio.create_task(feed.run())
     try:
         async with Bus(settings, client_id="test") as bus:

@@ -11,7 +11,7 @@ from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination.commit_schedule import MAX_TASKS
-from workers.coordinator.intake import Intake
+from workers.coordinator.input_reader import InputReader
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +30,7 @@ async def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaS
                 await producer.send(TASKS, task.task_id, task)
             await producer.flush()
             await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
-        async with asyncio.timeout(LIMIT_S), Intake(bus, {}) as intake:
+        async with asyncio.timeout(LIMIT_S), InputReader(bus, {}) as intake:
             assert [received.topic for received in await intake.next(LIMIT_S, tasks=False)] == [EXPLORER_EVENTS]
             assert await intake.next(0.1, tasks=False) == []
             found: list[str] = []

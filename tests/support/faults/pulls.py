@@ -12,7 +12,7 @@ import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import feed, server
+from trinity_bus.weights.memory import held_version, server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
@@ -53,7 +53,7 @@ def take(host: str, port: str, checksum: str) -> None:
 def serve() -> None:
     made = server.WeightServer(bucket_bytes=1 << 20)
     checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
-    send = feed.send_piece
+    send = held_version.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:

@@ -69,6 +69,6 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/weights/vllm/control.py": "between an engine and its workers",
     "workers/bench/report.py": "its own report",
     "workers/cli/workflow.py": "what its user has typed",
-    "workers/console/letters.py": "shown as text, whatever it is; a test shows hostile ones",
+    "workers/console/dead_letter_pages.py": "shown as text, whatever it is; a test shows hostile ones",
 }
 """By the beginning of the path."""

@@ -11,7 +11,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.delivery import RECORD_OVERHEAD_BYTES, check
 from trinity_bus.bus.producer_client import MAX_BATCH_BYTES
-from trinity_bus.bus.topics import Found, mismatches
+from trinity_bus.bus.topics import ExistingTopic, mismatches
 from trinity_bus.config import KafkaSettings
 from trinity_bus.config.mesh import MIN_RECORD_MIB
 from trinity_bus.errors import (
@@ -59,20 +59,22 @@ def test_a_record_needs_a_place_and_a_content() -> None:
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        pytest.param(Found(8, "delete", TASKS.max_message_bytes), None, id="as needed"),
-        pytest.param(Found(8, "delete", 1 << 30), None, id="larger messages are welcome"),
-        pytest.param(Found(1, "delete", 1 << 30), "it has 1 partitions and needs exactly 8", id="too few"),
-        pytest.param(Found(9, "delete", 1 << 30), "it has 9 partitions and needs exactly 8", id="too many"),
-        pytest.param(Found(8, "compact", 1 << 30), "its cleanup.policy is compact and must be delete", id="cleanup"),
+        pytest.param(ExistingTopic(8, "delete", TASKS.max_message_bytes), None, id="as needed"),
+        pytest.param(ExistingTopic(8, "delete", 1 << 30), None, id="larger messages are welcome"),
+        pytest.param(ExistingTopic(1, "delete", 1 << 30), "it has 1 partitions and needs exactly 8", id="too few"),
+        pytest.param(ExistingTopic(9, "delete", 1 << 30), "it has 9 partitions and needs exactly 8", id="too many"),
         pytest.param(
-            Found(8, "delete", 1000),
+            ExistingTopic(8, "compact", 1 << 30), "its cleanup.policy is compact and must be delete", id="cleanup"
+        ),
+        pytest.param(
+            ExistingTopic(8, "delete", 1000),
             f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}, or "
             "TRINITY_BUS_MESH__MAX_RECORD_MIB smaller",
             id="small messages",
         ),
     ],
 )
-def test_an_existing_topic_must_suit_its_records(found: Found, problem: str | None) -> None:
+def test_an_existing_topic_must_suit_its_records(found: ExistingTopic, problem: str | None) -> None:
     assert mismatches(TASKS, found, TASKS.max_message_bytes) == ([] if problem is None else [problem])
 
 

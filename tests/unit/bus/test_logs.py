@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from trinity_bus.bus.logs import Brief, Throttle
+from trinity_bus.bus.logs import OneLineErrors, Throttle
 
 
 def test_each_place_speaks_once_in_an_interval() -> None:
@@ -28,11 +28,11 @@ def test_an_exception_is_one_line(percent: str) -> None:
     record = logging.LogRecord(
         "aiokafka", logging.ERROR, "sender.py", 1, "in %s", ("sender",), (ConnectionError, error, None)
     )
-    assert Brief().filter(record)
+    assert OneLineErrors().filter(record)
     assert logging.Formatter("%(message)s").format(record) == f"in sender: ConnectionError: closed {percent}"
 
 
 def test_other_lines_stay_as_they_are() -> None:
     record = logging.LogRecord("aiokafka", logging.ERROR, "sender.py", 1, "in %s", ("sender",), None)
-    assert Brief().filter(record)
+    assert OneLineErrors().filter(record)
     assert record.getMessage() == "in sender"

@@ -6,7 +6,7 @@ from pathlib import Path
 from aiohttp.test_utils import TestClient, TestServer
 
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from workers.console.feed import Feed
+from workers.console.mesh_watcher import MeshWatcher
 from workers.console.service import Console
 
 
@@ -40,7 +40,7 @@ async def test_a_record_is_not_called_live(tmp_path: Path) -> None:
         kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), console=ConsoleSettings(folder=tmp_path, port=0)
     )
     for is_record in (False, True):
-        made = Console(settings, Feed(settings, is_record=is_record))
+        made = Console(settings, MeshWatcher(settings, is_record=is_record))
         async with TestClient(TestServer(made.app())) as client, client.get("/") as answer:
             text = await answer.text()
         assert ("record of a run" in text, "</i> live" in text) == (is_record, not is_record)

@@ -11,7 +11,7 @@ from trinity_bus.coordination.batches.parts import Attempt, split
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.dispatch.placement import Rooms
+from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
 from trinity_bus.coordination.pools import kind_of
@@ -112,8 +112,8 @@ def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | No
     return opened
 
 
-def room(explorers: list[Explorer]) -> Rooms:
-    rooms = Rooms()
+def room(explorers: list[Explorer]) -> FreeSlots:
+    rooms = FreeSlots()
     for one in explorers:
         rooms.changed(one)
     return rooms

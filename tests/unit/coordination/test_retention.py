@@ -12,8 +12,8 @@ from trinity_bus.coordination.retention import (
     BATCHES_KEPT,
     MAX_NOTED,
     VERSIONS_KEPT,
-    Look,
     Retention,
+    RetentionSnapshot,
     least,
     without_lost,
 )
@@ -42,7 +42,7 @@ def at(offset: int, partition: int = 0) -> Position:
     return Position(partition=partition, offset=offset)
 
 
-def look(**changes: Any) -> Look:
+def look(**changes: Any) -> RetentionSnapshot:
     given_: dict[str, Any] = {
         "consumed": {},
         "begins": {},
@@ -52,10 +52,10 @@ def look(**changes: Any) -> Look:
         "turns": (),
         "aged": {(EXPERIENCES.name, p): FOREVER for p in range(8)} | {(TASKS.name, p): FOREVER for p in range(8)},
     }
-    return Look(**given_ | changes)
+    return RetentionSnapshot(**given_ | changes)
 
 
-def twice(retention: Retention, given_: Look) -> dict[tuple[str, int], int]:
+def twice(retention: Retention, given_: RetentionSnapshot) -> dict[tuple[str, int], int]:
     retention.look(given_)
     return retention.look(given_)
 

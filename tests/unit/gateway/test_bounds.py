@@ -14,7 +14,7 @@ from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.bus import Producer
 from trinity_bus.gateway.explorers import Drawing
 from trinity_bus.testing import CharacterTokenizer
-from workers.gateway import talk, turns
+from workers.gateway import request_run, turns
 from workers.gateway.turns import TurnLog
 
 
@@ -52,13 +52,13 @@ async def test_others_are_answered_while_a_large_conversation_is_written(monkeyp
     go_on, written = threading.Event(), CharacterTokenizer.apply_chat_template
 
     def slow(self: CharacterTokenizer, conversation: list[dict[str, Any]], **options: Any) -> Any:
-        if len(conversation[0]["content"]) >= talk.LARGE:
+        if len(conversation[0]["content"]) >= request_run.LARGE:
             assert go_on.wait(60)
         return written(self, conversation, **options)
 
     monkeypatch.setattr(CharacterTokenizer, "apply_chat_template", slow)
     async with rig() as here, here.client() as client:
-        large: Any = [{"role": "user", "content": "x" * talk.LARGE}]
+        large: Any = [{"role": "user", "content": "x" * request_run.LARGE}]
         asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=large))
         try:
             for _ in range(3):

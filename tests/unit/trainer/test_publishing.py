@@ -7,25 +7,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.trainer.publishing import Mode, Note, Publishing, SaveCheckpoint, StageVersion, Tell
+from workers.trainer.publishing import AnnounceTrained, Mode, Note, Publishing, SaveCheckpoint, StageVersion
 
 
 def test_a_durable_version_is_told_of_at_its_rename_while_the_next_step_trains() -> None:
     made = Publishing("durable", 1)
     assert made.trained(1, publish=True) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.must_wait(2, publish=True)
-    assert made.saved(1) == [Tell(1, publish=True)]
+    assert made.saved(1) == [AnnounceTrained(1, publish=True)]
     assert not made.must_wait(2, publish=True)
     assert made.trained(2, publish=True) == [SaveCheckpoint(2), StageVersion(2)]
 
 
 def test_a_staged_version_is_told_of_at_once_and_every_third_step_is_saved() -> None:
     made = Publishing("staged", 3)
-    assert made.trained(1, publish=True) == [StageVersion(1), Note(1), Tell(1, publish=True)]
-    assert made.trained(2, publish=False) == [Note(2), Tell(2, publish=False)]
-    assert made.trained(3, publish=True) == [StageVersion(3), Note(3), Tell(3, publish=True), SaveCheckpoint(3)]
+    assert made.trained(1, publish=True) == [StageVersion(1), Note(1), AnnounceTrained(1, publish=True)]
+    assert made.trained(2, publish=False) == [Note(2), AnnounceTrained(2, publish=False)]
+    assert made.trained(3, publish=True) == [
+        StageVersion(3),
+        Note(3),
+        AnnounceTrained(3, publish=True),
+        SaveCheckpoint(3),
+    ]
     assert not made.must_wait(4, publish=True)
-    assert made.trained(4, publish=True) == [StageVersion(4), Note(4), Tell(4, publish=True)]
+    assert made.trained(4, publish=True) == [StageVersion(4), Note(4), AnnounceTrained(4, publish=True)]
     assert made.saved(3) == []
 
 
@@ -33,26 +38,26 @@ def test_a_step_that_is_not_saved_is_told_of_behind_those_before_it() -> None:
     made = Publishing("durable", 10)
     assert made.trained(1, publish=True) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.trained(2, publish=False) == [Note(2)]
-    assert made.saved(1) == [Tell(1, publish=True), Tell(2, publish=False)]
-    assert made.trained(3, publish=False) == [Note(3), Tell(3, publish=False)]
+    assert made.saved(1) == [AnnounceTrained(1, publish=True), AnnounceTrained(2, publish=False)]
+    assert made.trained(3, publish=False) == [Note(3), AnnounceTrained(3, publish=False)]
 
 
 def test_a_version_that_is_wanted_later_is_made_durable_first() -> None:
     made = Publishing("durable", 10)
     made.trained(1, publish=False)
     assert made.wanted(1) == [SaveCheckpoint(1), StageVersion(1)]
-    assert made.saved(1) == [Tell(1, publish=True)]
-    assert made.wanted(1) == [StageVersion(1), Tell(1, publish=True)], "it is durable already"
+    assert made.saved(1) == [AnnounceTrained(1, publish=True)]
+    assert made.wanted(1) == [StageVersion(1), AnnounceTrained(1, publish=True)], "it is durable already"
     staged = Publishing("staged", 10)
     staged.trained(1, publish=False)
-    assert staged.wanted(1) == [StageVersion(1), Tell(1, publish=True)]
+    assert staged.wanted(1) == [StageVersion(1), AnnounceTrained(1, publish=True)]
 
 
 def test_one_that_is_wanted_while_it_is_saved_is_told_of_once() -> None:
     made = Publishing("durable", 1)
     made.trained(1, publish=False)
     assert made.wanted(1) == [StageVersion(1)]
-    assert made.saved(1) == [Tell(1, publish=True)]
+    assert made.saved(1) == [AnnounceTrained(1, publish=True)]
 
 
 @given(mode=st.sampled_from(["durable", "staged"]), interval=st.integers(1, 5), publish=st.booleans())
@@ -84,7 +89,7 @@ class Promises(RuleBasedStateMachine):
         self.step = 0
         self.noted, self.durable, self.staged = 0, {0}, set[int]()
         self.saving: int | None = None
-        self.told: list[Tell] = []
+        self.told: list[AnnounceTrained] = []
 
     def carry_out(self, actions: Any) -> None:
         for action in actions:
@@ -97,7 +102,7 @@ class Promises(RuleBasedStateMachine):
                 case StageVersion(step):
                     assert step == self.step, "the engine has these weights now"
                     self.staged.add(step)
-                case Tell(step, publish):
+                case AnnounceTrained(step, publish):
                     assert step in self.durable or step <= self.noted, "what is heard can be repeated"
                     assert not publish or step in self.staged
                     assert not publish or self.mode == "staged" or step in self.durable
@@ -114,7 +119,7 @@ class Promises(RuleBasedStateMachine):
     @precondition(lambda self: self.step > 0)
     @rule()
     def want(self) -> None:
-        if Tell(self.step, publish=True) in self.told or self.step in self.staged:
+        if AnnounceTrained(self.step, publish=True) in self.told or self.step in self.staged:
             return
         if self.states.saving != self.step and self.states.must_wait(self.step, publish=True):
             self.rename()

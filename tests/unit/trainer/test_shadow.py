@@ -18,7 +18,7 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
-from workers.trainer.quiet import Surroundings
+from workers.trainer.quiet import TrainerContext
 from workers.trainer.shadow import ShadowSteps
 
 GROUP = make_group(seed=1, task_id="task-1")
@@ -62,7 +62,7 @@ async def opened(log: FakeLog, folder: Path) -> ShadowSteps:
     )  # fmt: skip
     folder.mkdir()
     checkpoint.note_follows(folder, Follows(trainer="trainer-0", run="run-1"))
-    source = ShadowSteps(cast("Surroundings", around), cast("Any", log))
+    source = ShadowSteps(cast("TrainerContext", around), cast("Any", log))
     progress = TrainingProgress(step=2)
     await source.open(progress)
     return source

@@ -15,8 +15,8 @@ from trinity_bus.training.rank_protocol import (
     Leave,
     Load,
     Order,
+    PendingCalls,
     RankAnswer,
-    Roll,
     Save,
     Train,
     Turns,
@@ -72,7 +72,7 @@ def test_a_follower_takes_join_first_and_misses_nothing() -> None:
 
 
 def test_a_call_is_settled_when_all_have_answered() -> None:
-    roll = Roll(3)
+    roll = PendingCalls(3)
     assert roll.settled
     assert roll.call(JOIN) == 1
     assert not roll.settled
@@ -103,7 +103,7 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
     ],
 )
 def test_a_lost_rank_is_named_and_ends_all_calls(happens, reason: str) -> None:  # type: ignore[no-untyped-def]  # a table
-    roll = Roll(3)
+    roll = PendingCalls(3)
     roll.call(JOIN)
     happens(roll)
     roll.ended(1, 42, 1)  # what comes after does not hide the first
@@ -112,7 +112,7 @@ def test_a_lost_rank_is_named_and_ends_all_calls(happens, reason: str) -> None: 
 
 
 def test_a_second_answer_to_one_order_is_no_answer_to_the_next() -> None:
-    roll = Roll(2)
+    roll = PendingCalls(2)
     roll.call(JOIN)
     roll.answered(1, RankAnswer(1, Done(0)))
     roll.answered(1, RankAnswer(1, Done(0)))
@@ -120,7 +120,7 @@ def test_a_second_answer_to_one_order_is_no_answer_to_the_next() -> None:
 
 
 def test_the_end_of_a_rank_that_leaves_is_no_loss() -> None:
-    roll = Roll(2)
+    roll = PendingCalls(2)
     roll.call(JOIN)
     roll.answered(1, RankAnswer(1, Done(0)))
     roll.call(Leave())

@@ -281,7 +281,7 @@ class SampleRow(Struct, frozen=True):
     """Its beginning; None without a tokenizer."""
 
 
-class Fate(Struct, frozen=True):
+class SampleUse(Struct, frozen=True):
     """What a step did with a sample."""
 
     step: StepName
@@ -297,7 +297,7 @@ class SampleDetail(Struct, frozen=True):
 
     row: SampleRow
     group: GroupRow
-    fates: list[Fate]
+    fates: list[SampleUse]
 
 
 class TaskEvent(Struct, frozen=True):

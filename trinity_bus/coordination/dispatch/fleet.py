@@ -25,7 +25,7 @@ from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.pace import pace
-from trinity_bus.coordination.dispatch.placement import Rooms
+from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.pools import Kind, pool_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -69,7 +69,7 @@ class Fleet:
         self._live: set[str] = set()
         self.pace_s = 0.0
         """That explorers are to have; see :mod:`trinity_bus.coordination.dispatch.pace`."""
-        self.rooms = Rooms()
+        self.rooms = FreeSlots()
         self.revision = 0
         """Grows whenever anything of an explorer changes but the attempts that it has."""
         self._silence: Deadlines[str] = Deadlines()

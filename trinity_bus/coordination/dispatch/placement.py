@@ -33,12 +33,12 @@ _SPARE = 4
 """Entries of a heap that are out of date, besides one for each member, before it is made anew."""
 
 
-class Rooms:
+class FreeSlots:
     """The explorers with free slots. Whoever changes one says so."""
 
     def __init__(self) -> None:
-        self._crowds: dict[_Alike, _Crowd] = {}
-        self._crowd_of: dict[str, _Crowd] = {}
+        self._crowds: dict[_Alike, _AlikeExplorers] = {}
+        self._crowd_of: dict[str, _AlikeExplorers] = {}
 
     def __bool__(self) -> bool:
         """Whether there is any room."""
@@ -54,7 +54,7 @@ class Rooms:
                 return
             crowd = self._crowds.get(alike)
             if crowd is None:
-                crowd = self._crowds[alike] = _Crowd(alike)
+                crowd = self._crowds[alike] = _AlikeExplorers(alike)
             self._crowd_of[explorer.name] = crowd
         crowd.add(explorer)
 
@@ -79,7 +79,7 @@ class Rooms:
 class Placement:
     """The explorers with free slots that serve a version, or need not, while room only shrinks."""
 
-    def __init__(self, crowds: Iterable["_Crowd"], min_version: int, *, trained: bool) -> None:
+    def __init__(self, crowds: Iterable["_AlikeExplorers"], min_version: int, *, trained: bool) -> None:
         self._min_version = min_version
         self._trained = trained
         self._crowds = sorted(
@@ -130,7 +130,7 @@ class Placement:
         return best
 
 
-class _Crowd:
+class _AlikeExplorers:
     """Explorers with room that are alike."""
 
     def __init__(self, alike: _Alike) -> None:

@@ -55,8 +55,8 @@ from trinity_bus.training.checkpoint.folders import (
 )
 from trinity_bus.training.checkpoint.manifest import check_run, read_progress, verify
 from trinity_bus.training.checkpoint.notes import (
+    AnnouncedSteps,
     Follows,
-    Told,
     begin_rollback,
     finish_rollback,
     note_follows,
@@ -71,9 +71,9 @@ from trinity_bus.training.checkpoint.writing import begin, commit, exclusive
 
 __all__ = [
     "PROGRESS",
+    "AnnouncedSteps",
     "Follows",
     "RunIdentity",
-    "Told",
     "TrainingProgress",
     "WrittenBy",
     "begin",

@@ -20,7 +20,7 @@ _ROLLBACK: Final = ".rollback"
 _FOLLOWS: Final = ".follows"
 
 
-class Told(BaseModel):
+class AnnouncedSteps(BaseModel):
     """``.told``: what others have heard of steps that were in no checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -170,10 +170,10 @@ def note_told(directory: Path, progress: TrainingProgress) -> None:
         CheckpointError: It cannot be written.
     """
     skipped = frozenset(batch.batch_id for batch in progress.skipped)
-    replace(directory / _TOLD, Told(sequence=progress.sequence, skipped=skipped).model_dump_json())
+    replace(directory / _TOLD, AnnouncedSteps(sequence=progress.sequence, skipped=skipped).model_dump_json())
 
 
-def read_told(directory: Path) -> Told:
+def read_told(directory: Path) -> AnnouncedSteps:
     """Return what others have heard of steps; of those that are in a checkpoint nobody asks.
 
     Raises:
@@ -181,8 +181,8 @@ def read_told(directory: Path) -> Told:
     """
     path = directory / _TOLD
     try:
-        return Told.model_validate_json(path.read_bytes())
+        return AnnouncedSteps.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        return Told()
+        return AnnouncedSteps()
     except (OSError, ValidationError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the newest checkpoint") from error

@@ -21,7 +21,7 @@ from typing import Final
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.listener import PeerListener
-from trinity_bus.weights.memory.feed import Holding
+from trinity_bus.weights.memory.held_version import HeldVersion
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 
@@ -60,7 +60,7 @@ class Relay:
         self._closed = False
         self._listener: PeerListener | None = None
         self._announcement = _Announcement()
-        self._holding: Holding | None = None
+        self._holding: HeldVersion | None = None
 
     def open(self, host: str, source: Source) -> int:
         """Listen, where it does not yet. Return the port.
@@ -91,14 +91,14 @@ class Relay:
             self._announcement.follow(source)
             return self._listener.address[1]
 
-    def hold(self, holding: Holding) -> None:
+    def hold(self, holding: HeldVersion) -> None:
         """Pass this version on from now on, as it comes."""
         self.retire()
         with self._changed:
             self._holding = holding
             self._changed.notify_all()
 
-    def retire(self, holding: Holding | None = None) -> None:
+    def retire(self, holding: HeldVersion | None = None) -> None:
         """Pass nothing on any more. Returns when nobody reads its bytes.
 
         Args:

@@ -43,7 +43,7 @@ from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import Keyring, PeerListener
 from trinity_bus.weights.memory.fan_out import FanOut
-from trinity_bus.weights.memory.feed import PIECE, Holding, send_piece
+from trinity_bus.weights.memory.held_version import PIECE, HeldVersion, send_piece
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
@@ -180,7 +180,7 @@ class WeightServer:
                     chunks = spans(
                         (bucket.nbytes for bucket in staged.layout), chunk_bytes(staged.manifest.bucket_bytes)
                     )
-                    holding = Holding(request.version, request.checksum, chunks)
+                    holding = HeldVersion(request.version, request.checksum, chunks)
                     holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
                     holding.send(channel, request.first)
                 else:

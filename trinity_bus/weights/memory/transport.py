@@ -31,7 +31,7 @@ from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import HASH_BYTES, chunk_bytes, chunk_hash, spans
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError, WireError
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.feed import FRAME, Holding
+from trinity_bus.weights.memory.held_version import FRAME, HeldVersion
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
@@ -62,7 +62,7 @@ class MemoryTransport:
         self._relay = relay
         self._source: Source | None = None
         self._channel: Channel | None = None
-        self._holding: Holding | None = None
+        self._holding: HeldVersion | None = None
         self._hashes = b""
         self._holder: tuple[str, int] | None = None
 
@@ -85,7 +85,7 @@ class MemoryTransport:
             if len(answer.hashes) != len(chunks) * HASH_BYTES:
                 raise ManifestError(f"{len(answer.hashes)} bytes of hashes came for {len(chunks)} chunks")
             self._hashes, self._holder = answer.hashes, answer.holder
-            self._holding = Holding(source.version, source.checksum, chunks)
+            self._holding = HeldVersion(source.version, source.checksum, chunks)
             self._relay.hold(self._holding)
         return Offer(manifest, answer.changes)
 
@@ -109,7 +109,7 @@ class MemoryTransport:
         if self._relay is not None and self._holding is not None and not self._holding.is_whole:
             self._relay.retire(self._holding)
 
-    def _fill_chunks(self, trainer: Channel, holding: Holding, arrived: Callable[[int], None]) -> None:
+    def _fill_chunks(self, trainer: Channel, holding: HeldVersion, arrived: Callable[[int], None]) -> None:
         source = self._source
         assert source is not None  # noqa: S101 - ``open`` was told
         unmet = 0
@@ -143,7 +143,9 @@ class MemoryTransport:
         timeout_s = min(source.timeout_s, SILENCE_S)
         return meet(replace(source, host=host, port=port, timeout_s=timeout_s), cancelled)
 
-    def _take(self, channel: Channel, holding: Holding, arrived: Callable[[int], None], chunk_s: float | None) -> None:
+    def _take(
+        self, channel: Channel, holding: HeldVersion, arrived: Callable[[int], None], chunk_s: float | None
+    ) -> None:
         """Take chunks until all are there, each within ``chunk_s`` where that is given.
 
         Raises:

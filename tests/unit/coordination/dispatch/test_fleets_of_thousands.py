@@ -14,7 +14,7 @@ from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.pace import OWN_S, pace
-from trinity_bus.coordination.dispatch.placement import Rooms
+from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.pools import kind_of
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -52,7 +52,7 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     task.kind = kind_of(task.task, "policy")
     task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on
-    rooms, known = Rooms(), dict[str, Explorer]()
+    rooms, known = FreeSlots(), dict[str, Explorer]()
     for name, state, slots, busy, version, workflows in history:
         one = known[name] = Explorer(name, "life", state, slots, version, workflows)  # type: ignore[arg-type]
         one.assigned = {(f"{name}-{i}", 1): Attempt(f"{name}-{i}", 0, 1, 1.0) for i in range(busy)}

@@ -20,7 +20,7 @@ from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.memory import feed, transport
+from trinity_bus.weights.memory import held_version, transport
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
@@ -44,7 +44,7 @@ class PassersOn:
         self.go = threading.Event()
         self.instead: Callable[[Channel, memoryview], None] | None = None
         """What a member does that passes something on."""
-        patch.setattr(feed, "send_piece", self._send)
+        patch.setattr(held_version, "send_piece", self._send)
 
     def _send(self, channel: Channel, piece: memoryview) -> None:
         if any(channel in channels for channels in self.server._listener._members.values()):

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow, StepName
+from trinity_bus.console.index.answers import (
+    GroupRow,
+    RowPage,
+    SampleDetail,
+    SamplePlace,
+    SampleRow,
+    SampleUse,
+    StepName,
+)
 from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
 from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
@@ -106,7 +114,7 @@ def _live_first(step: StepName) -> tuple[bool, int, str]:
     return step.follows is not None, step.step, step.trainer
 
 
-def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[Fate]:
+def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[SampleUse]:
     """Return what each step that was begun with a sample's group did with it, those of live trainers first."""
     begun = db.execute(
         'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first FROM step_groups u JOIN begun b '
@@ -122,5 +130,5 @@ def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dic
         ):
             if first + place.number in json.loads(samples):
                 left_out = reason, detail
-        found.append(Fate(StepName(step, trainer, follows), time_of(number), bool(replayed), *left_out))
+        found.append(SampleUse(StepName(step, trainer, follows), time_of(number), bool(replayed), *left_out))
     return found

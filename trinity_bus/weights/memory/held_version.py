@@ -28,7 +28,7 @@ BEAT_S: Final = 0.5
 """Between two empty frames."""
 
 
-class Holding:
+class HeldVersion:
     """A version as far as it is proven here. All methods may be called from any thread.
 
     Args:

@@ -23,7 +23,7 @@ from typing import Any
 from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, Rollback
 from schemas.skipped import MAX_REASON_CHARS
 from trinity_bus.bus import Received
-from trinity_bus.training.checkpoint import Told
+from trinity_bus.training.checkpoint import AnnouncedSteps
 from workers.trainer.manifest import batch_to_train
 
 
@@ -38,7 +38,7 @@ class Due:
     """Why it is to be passed over; None to train on it."""
 
 
-class Agenda:
+class BatchSchedule:
     """Batches and skips.
 
     Args:
@@ -48,7 +48,7 @@ class Agenda:
             its beginning.
     """
 
-    def __init__(self, told: Told, rollback: Rollback | None = None, known_through: int = 0) -> None:
+    def __init__(self, told: AnnouncedSteps, rollback: Rollback | None = None, known_through: int = 0) -> None:
         self._known_through = known_through
         self._told = told
         self._rollback = rollback

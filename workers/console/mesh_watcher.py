@@ -38,7 +38,7 @@ _PAUSE_S: Final = 0.2
 _TOPICS: Final = (BATCHES, MODEL_VERSIONS, VERSION_HISTORY, *EVENTS)
 
 
-class Feed:
+class MeshWatcher:
     """Follows a mesh until cancelled.
 
     Args:

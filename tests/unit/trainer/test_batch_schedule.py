@@ -7,8 +7,8 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry
 from schemas.topics import BATCHES
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.training.checkpoint import Told
-from workers.trainer.agenda import Agenda
+from trinity_bus.training.checkpoint import AnnouncedSteps
+from workers.trainer.batch_schedule import BatchSchedule
 from workers.trainer.errors import BatchError
 
 
@@ -41,14 +41,14 @@ def skipped(sequence: int, **changes: Any) -> BatchSkipped:
     return BatchSkipped(**values)
 
 
-def agenda(*records: Any, told: Told | None = None) -> Agenda:
-    made = Agenda(told or Told())
+def agenda(*records: Any, told: AnnouncedSteps | None = None) -> BatchSchedule:
+    made = BatchSchedule(told or AnnouncedSteps())
     for offset, record in enumerate(records):
         made.take(received(record, offset))
     return made
 
 
-def order(made: Agenda, trained: int = 0) -> list[tuple[int, int, str | None]]:
+def order(made: BatchSchedule, trained: int = 0) -> list[tuple[int, int, str | None]]:
     """(sequence, next offset, skip) of all that is due."""
     found = []
     while (due := made.next(trained)) is not None:
@@ -74,7 +74,7 @@ def test_a_skip_of_another_batch_changes_nothing() -> None:
 
 def test_what_was_told_of_before_a_crash_is_repeated_as_it_was() -> None:
     records = [finalized(1), finalized(2), finalized(3), *(skipped(sequence) for sequence in (1, 2, 3))]
-    told = Told(sequence=2, skipped=frozenset({"batch-2"}))
+    told = AnnouncedSteps(sequence=2, skipped=frozenset({"batch-2"}))
     assert order(agenda(*records, told=told)) == [(1, 1, None), (2, 2, "poison"), (3, 3, "poison")]
 
 
@@ -88,7 +88,7 @@ def test_a_gap_is_another_history_and_what_cannot_be_read_waits_for_its_turn() -
 
 
 def test_what_follows_are_the_train_batches_that_are_known() -> None:
-    agenda = Agenda(Told())
+    agenda = BatchSchedule(AnnouncedSteps())
     running = finalized(9).model_copy(update={"state": BatchLifecycleState.RUNNING})
     evaluated = finalized(9).model_copy(update={"batch_type": "eval"})
     for offset, record in enumerate([finalized(1), running, finalized(2), evaluated, skipped(2), finalized(3)]):

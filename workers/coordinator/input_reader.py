@@ -39,7 +39,7 @@ def still_read(positions: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str
     return kept, sorted({name for name, _ in positions} - names)
 
 
-class Intake:
+class InputReader:
     """Reads the coordinator's inputs. An async context manager.
 
     Args:

@@ -64,7 +64,7 @@ class NotThereError(TrinityError, LookupError):
     """What a link names is not on the log, or not any more."""
 
 
-class FrontDoor:
+class AccessControl:
     """Lets visitors in.
 
     Args:

@@ -11,7 +11,7 @@ from tests.support.gateway.rig import OTHERS_KEY, Rig, rig
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_feedback import post
 from tests.unit.gateway.test_gateway import ASKED
-from workers.gateway import recall
+from workers.gateway import turn_finder
 
 MORE: Any = {"role": "user", "content": "Sure?"}
 
@@ -58,7 +58,7 @@ async def test_a_session_goes_on_at_any_gateway_with_the_tokens_that_were_drawn(
 
 
 async def test_what_was_said_to_another_client_or_rewritten_is_another_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(turn_finder, "_AGAIN_S", 0.0)
     async with two() as (here, there):
         first = await ask(here, ASKED)
         await on_the_log(here, 1)
@@ -69,6 +69,6 @@ async def test_what_was_said_to_another_client_or_rewritten_is_another_sample(mo
         assert [len(sessions.open(owner, "s", 0).session.samples) for owner in ("me", "you")] == [1, 1]
         assert [sessions.open(owner, "s", 0).session.turns for owner in ("me", "you")] == [1, 1]
         # A few times in vain, and nothing is looked for any more.
-        for number in range(recall.MOST_LOOKS):
+        for number in range(turn_finder.MOST_LOOKS):
             await ask(there, [first[0], {"role": "assistant", "content": str(number)}, MORE])
-        assert sessions.open("me", "s", 0).fruitless == recall.MOST_LOOKS
+        assert sessions.open("me", "s", 0).fruitless == turn_finder.MOST_LOOKS

@@ -37,7 +37,7 @@ _LIMIT_S: Final = 10.0
 """Of one look."""
 
 
-class Recall:
+class TurnFinder:
     """Looks for turns.
 
     Args:

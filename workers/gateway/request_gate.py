@@ -45,7 +45,7 @@ _REFUSED: Final = "invalid_request_error"
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Door:
+class RequestGate:
     """Lets requests in.
 
     Args:

@@ -19,13 +19,13 @@ import msgspec
 from aiohttp import web
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, Prompt, Said, Session, Tokenizer
+from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
-from workers.gateway.door import OWNER
-from workers.gateway.recall import MOST_LOOKS, Recall
+from workers.gateway.request_gate import OWNER
+from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder
 from workers.gateway.turns import TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -38,7 +38,7 @@ type Hear = Callable[[int, list[int]], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class RequestContext:
     """What all requests need."""
 
     model: str
@@ -49,7 +49,7 @@ class Desk:
     sampling: Sampling
     """How all is drawn."""
     turns: TurnLog
-    recall: Recall
+    recall: TurnFinder
     tokens: Counter[str] = field(default_factory=Counter)
     """Of prompts, and of responses."""
     flaws: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class Desk:
         """Return what writes a request of so many bytes as tokens; others go on while a large one is written."""
         return await asyncio.to_thread(write, *given) if size >= LARGE else write(*given)
 
-    def begin(self, request: web.Request, kind: str) -> "Talk":
+    def begin(self, request: web.Request, kind: str) -> "RequestRun":
         """Begin to answer a request; its id begins with ``kind``.
 
         Raises:
@@ -82,14 +82,14 @@ class Desk:
         conversation = self.sessions.open(
             request[OWNER], answer_id if name is None else name, time.monotonic(), single=name is None
         )
-        return Talk(self, answer_id, int(time.time()), conversation, conversation.session)
+        return RequestRun(self, answer_id, int(time.time()), conversation, conversation.session)
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class RequestRun:
     """A request under way."""
 
-    desk: Desk
+    context: RequestContext
     id: str
     """Of the answer."""
     created: int
@@ -107,15 +107,15 @@ class Talk:
         Raises:
             ChatError: They cannot be written as tokens.
         """
-        of, desk = self.conversation, self.desk
+        of, context = self.conversation, self.context
         messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
-            of.fruitless += not await desk.recall.into(self.session, of.task_id, asked)
-        return await desk.written(size, self.session.prompt, messages, tools, options)
+            of.fruitless += not await context.recall.into(self.session, of.task_id, asked)
+        return await context.written(size, self.session.prompt, messages, tools, options)
 
     async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
         """Return ``n`` responses; see ``Explorers.draw``."""
-        return await self.desk.explorers.draw(prompt, sampling, n)
+        return await self.context.explorers.draw(prompt, sampling, n)
 
     async def stream(
         self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
@@ -131,21 +131,21 @@ class Talk:
                 await events.send(new)
 
         try:
-            return await self.desk.explorers.draw(prompt, sampling, n, on_drawn)
+            return await self.context.explorers.draw(prompt, sampling, n, on_drawn)
         except TrinityError as error:
             if not events.begun:
                 raise
             await events.send([events.failure(error)])
             return None
 
-    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[Said]:
+    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[ModelReply]:
         """Take the answers to a prompt into the conversation."""
         session = self.session
         before = session.rewrites, session.branches
         said = [session.add(prompt, one, sampling.stop or (), sampling) for one in drawings]
-        self.desk.flaws["rewrites"] += session.rewrites - before[0]
-        self.desk.flaws["branches"] += session.branches - before[1]
-        self.desk.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
+        self.context.flaws["rewrites"] += session.rewrites - before[0]
+        self.context.flaws["branches"] += session.branches - before[1]
+        self.context.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
         places = [(one.sample, one.turn) for one in said]
         self._note(prompt.token_ids, drawings, places, kept=not sampling.altered_by)
         return said
@@ -164,12 +164,12 @@ class Talk:
         kept: bool = True,
     ) -> None:
         task_id, number = self.conversation.task_id, len(self.conversation.answers)
-        self.desk.sessions.answered(self.conversation, self.session, self.id, places)
+        self.context.sessions.answered(self.conversation, self.session, self.id, places)
         # Another gateway could not know that it was drawn otherwise, and would have it trained on.
         if kept:
-            self.desk.turns.keep(task_id, number, prompt, drawings)
-        self.desk.tokens["prompt"] += len(prompt)
-        self.desk.tokens["response"] += sum(len(one.token_ids) for one in drawings)
+            self.context.turns.keep(task_id, number, prompt, drawings)
+        self.context.tokens["prompt"] += len(prompt)
+        self.context.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 
 
 class Events:

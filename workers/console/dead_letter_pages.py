@@ -21,9 +21,9 @@ from trinity_bus.bus import Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
 from trinity_bus.console.index import DeadLetterFilter, PageAsk, Place
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import PageDesk, whole
-from workers.console.door import operator
+from workers.console.access_control import operator
 from workers.console.forms import form
+from workers.console.page_context import PageContext, whole
 
 log = logging.getLogger("workers.console")
 
@@ -31,15 +31,15 @@ _ROWS: Final = 100
 _PATH: Final = r"/dead-letters/{topic:[a-z-]+}/{partition:\d+}/{offset:\d+}"
 
 
-class Letters:
+class DeadLetterPages:
     """Handlers of the dead letters' pages.
 
     Args:
-        desk: Makes pages.
+        context: What handlers make pages of.
     """
 
-    def __init__(self, desk: PageDesk) -> None:
-        self._desk = desk
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
 
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
@@ -54,10 +54,10 @@ class Letters:
                 reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
             )
             ask = PageAsk(_ROWS, frame.query.get("after"))
-            page = await self._desk.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
+            page = await self._context.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
             return {"page": page, "asked": {**asked, "any": any(asked.values())}}
 
-        return await self._desk.show(request, "dead_letters.html", values)
+        return await self._context.show(request, "dead_letters.html", values)
 
     async def _look(self, request: web.Request) -> web.Response:
         return self._page(request, await self._letter(request))
@@ -73,22 +73,22 @@ class Letters:
         except DecodeError as error:
             return self._page(request, letter, value, f"The mesh would not take this: {error.detail}")
         log.warning("%s puts task %r back, of the dead letter %s", who, task.task_id, letter.place)
-        async with self._desk.feed.bus.producer() as producer:
+        async with self._context.feed.bus.producer() as producer:
             await (await producer.send(TASKS, task.task_id, task))
-        return self._desk.told(
+        return self._context.told(
             request, "It is put back", f"Task {task.task_id} is on the log.", f"/tasks/{task.task_id}"
         )
 
     async def _letter(self, request: web.Request) -> Received[Any]:
         partition, offset = (whole(request.match_info[name], name) for name in ("partition", "offset"))
-        return await self._desk.feed.records.dead_letter(Place(request.match_info["topic"], partition, offset))
+        return await self._context.feed.records.dead_letter(Place(request.match_info["topic"], partition, offset))
 
     def _page(
         self, request: web.Request, letter: Received[Any], value: str | None = None, wrong: str = ""
     ) -> web.Response:
         told = {name: header(letter.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
         place = "@".join(header(letter.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET))
-        return self._desk.render(
+        return self._context.render(
             request,
             "dead_letter.html",
             place=letter.place,

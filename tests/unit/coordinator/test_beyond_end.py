@@ -6,9 +6,9 @@ import pytest
 
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS
-from trinity_bus.bus.offsets import Beyond, Readable, readable
+from trinity_bus.bus.offsets import BeyondEnd, Readable, readable
 from trinity_bus.errors import ProducerFencedError
-from workers.coordinator.beyond import resolved, undecided
+from workers.coordinator.beyond_end import resolved, undecided
 
 
 class Log:
@@ -60,7 +60,7 @@ async def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again
 
 async def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixture) -> None:
     found = await ask({"tasks": (10, 111)}, {"tasks": 500})
-    assert undecided(found.beyond, 100) == [Beyond("tasks", 0, 500, 10, 111)]
+    assert undecided(found.beyond, 100) == [BeyondEnd("tasks", 0, 500, 10, 111)]
     with pytest.raises(ProducerFencedError):
         await resolve(found, remembered=100, incarnations=20)
     (said,) = [record.getMessage() for record in caplog.records]

@@ -38,12 +38,12 @@ from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.heap import FullCollections
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
-from workers.coordinator.beyond import resolved
+from workers.coordinator.beyond_end import resolved
 from workers.coordinator.bounds import ExperienceBounds
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.contributions import ContributionReader
+from workers.coordinator.input_reader import InputReader, still_read
 from workers.coordinator.inputs import inputs_of
-from workers.coordinator.intake import Intake, still_read
 from workers.coordinator.outputs import Outputs, without_lost
 from workers.coordinator.pending_commit import PendingCommit
 from workers.coordinator.retention import Commits, Keeper
@@ -57,7 +57,7 @@ LEAVE_S = 5.0
 """How long it may take to say that it leaves; without, others notice by the silence."""
 
 
-class Term:
+class LeaderTerm:
     """The time during which one coordinator is the active one.
 
     Args:
@@ -133,7 +133,7 @@ class Term:
             now = self._clock()
             self._leadership.lead(now)
             self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=now)
-            async with Intake(self._bus, self._positions) as intake, self._keeper.working(), self._contributions:
+            async with InputReader(self._bus, self._positions) as intake, self._keeper.working(), self._contributions:
                 log.info("ready: restored from %d records in %.3f s", self._changelog.records, self._clock() - began)
                 await self._go_on(intake)
         except asyncio.CancelledError:
@@ -191,7 +191,7 @@ class Term:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    async def _go_on(self, intake: Intake) -> None:
+    async def _go_on(self, intake: InputReader) -> None:
         """Read and decide; commit what was decided, one transaction after the other, meanwhile."""
         pending = self._nothing()
         under_way: PendingCommit | None = None
@@ -226,7 +226,7 @@ class Term:
                     # It has been raised above, or this is the end for another reason.
                     committing.exception()
 
-    async def _read(self, intake: Intake, pending: PendingCommit, committing: asyncio.Task[None] | None) -> None:
+    async def _read(self, intake: InputReader, pending: PendingCommit, committing: asyncio.Task[None] | None) -> None:
         """Wait for records, as long as the schedule says and until the commit is done at most, and decide."""
         now = self._clock()
         if committing is not None and self._schedule.stands_still(now):

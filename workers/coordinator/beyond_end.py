@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.topics import TASKS
-from trinity_bus.bus.offsets import Beyond, Readable
+from trinity_bus.bus.offsets import BeyondEnd, Readable
 from trinity_bus.health.process import watching
 from workers.coordinator.changelog import Positions
 
@@ -33,7 +33,7 @@ COMMAND = "trinity-bus positions resolve --tasks beginning|end"
 _SAY_EVERY_S = 60.0
 
 
-def undecided(beyond: Sequence[Beyond], remembered: int) -> list[Beyond]:
+def undecided(beyond: Sequence[BeyondEnd], remembered: int) -> list[BeyondEnd]:
     """Those of which only the operator can say where reading goes on.
 
     Args:

@@ -10,8 +10,8 @@ from aiohttp import web
 from trinity_bus.config import Settings
 from trinity_bus.console.web.render import Frame, Pages, parsed_moment
 from trinity_bus.errors import TrinityError
-from workers.console.door import COOKIE, VISITOR, page, theme_of
-from workers.console.feed import Feed
+from workers.console.access_control import COOKIE, VISITOR, page, theme_of
+from workers.console.mesh_watcher import MeshWatcher
 
 _MAX_QUERY: Final = 2000
 _SHARED: Final = 256
@@ -22,7 +22,7 @@ class BadLinkError(TrinityError, ValueError):
     """A link says what no page can show."""
 
 
-class PageDesk:
+class PageContext:
     """What handlers make pages of: templates, index, feed and who asks.
 
     Args:
@@ -32,7 +32,9 @@ class PageDesk:
         clock: Seconds since the epoch.
     """
 
-    def __init__(self, settings: Settings, feed: Feed, pages: Pages, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: Settings, feed: MeshWatcher, pages: Pages, clock: Callable[[], float] = time.time
+    ) -> None:
         self.settings = settings
         self.feed = feed
         self.pages = pages
