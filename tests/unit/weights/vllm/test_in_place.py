@@ -72,7 +72,8 @@ def make_worker(model: Model) -> Any:
 
         def __init__(self) -> None:
             model_config = SimpleNamespace(enforce_eager=False, dtype=torch.float32)
-            config = SimpleNamespace(parallel_config=None, model_config=model_config)
+            config = SimpleNamespace(parallel_config=None, model_config=model_config, lora_config=None)
+            self.vllm_config = config
             self.weight_transfer_engine = OverlappedWeightTransferEngine(None, config, torch.device("cpu"), model)
             self._weight_update_active = False
 
