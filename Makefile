@@ -98,7 +98,7 @@ bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
-gpu-check: setup ## Try each part on this machine's GPUs, in twenty minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
+gpu-check: setup ## Try each part on this machine's GPUs, in ten minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
 	@$(BIN)/python -m benchmarks.gpu --results build $(ARGS)
 
 console-shots: setup ## Look at every page of a running console in Chromium, keep pictures and have axe judge them: URL=http://127.0.0.1:8900

@@ -1,10 +1,10 @@
-"""Is this machine ready: each part of the mesh on its GPUs, within twenty minutes, without a network.
+"""Is this machine ready: each part of the mesh on its GPUs, in ten minutes, without a network.
 
 Products of matrices; the training step in bfloat16, with its model FLOPs utilization, and with Transformer Engine;
 vLLM's start, and new weights in place; its rollouts in FP8, routes of experts, and on two GPUs; a version to another
 process on the same GPU by ``memory``; one over NCCL between two GPUs; the demo. Each is run in a process of its own
-with a time limit, by what is installed; one that crashes or hangs costs itself alone. What is skipped, and why, stands
-beside the figures. ``trinity-bus doctor`` looks at all else: memory, ports, clock, broker.
+with a time limit, by what is installed; one that crashes or hangs costs itself alone, and one that might not end in
+time is not begun (``--minutes``). What is skipped, and why, stands beside the figures. ``trinity-bus doctor`` looks at all else: memory, ports, clock, broker.
 
 None of this was ever run on a GPU before it was written: send the file back. ``--short`` has the same parts on a CPU.
 """
@@ -43,10 +43,14 @@ def arguments_of(part: Part, machine: dict[str, Any], *, short: bool) -> list[st
 def check(parts: Sequence[Part], machine: dict[str, Any], folder: Path, options: argparse.Namespace) -> list[Outcome]:
     """Run parts, and tell of each when it begins and what became of it."""
     out, outcomes = console(), []
+    ends = time.monotonic() + 60 * options.minutes
     for number, part in enumerate(parts, start=1):
         out.print(f"{number}/{len(parts)} {part.name} ...", end=" ", highlight=False)
         asked = options.parts is not None
-        why = (None if asked else part.short or None) if options.short else why_not(part, machine)
+        if options.short:
+            why = None if asked else part.short or None
+        else:
+            why = why_not(part, machine) or (None if asked else too_late(part, ends - time.monotonic()))
         outcome = (
             run(
                 replace(part, limit_s=part.limit_s * (_SHORT_SLACK if options.short else 1)),
@@ -61,6 +65,13 @@ def check(parts: Sequence[Part], machine: dict[str, Any], folder: Path, options:
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         outcomes.append(outcome)
     return outcomes
+
+
+def too_late(part: Part, left_s: float) -> str | None:
+    """Return why a part is not begun any more, and what would help; None where there is time for it."""
+    if part.limit_s <= left_s:
+        return None
+    return f"it may take {part.limit_s:g} s and {max(left_s, 0):.0f} are left: --minutes 20, or --parts {part.name}"
 
 
 def look(folder: Path) -> dict[str, Any]:
@@ -81,6 +92,7 @@ def main() -> None:
     arguments = parser(__doc__)
     names = [part.name for part in PARTS]
     arguments.add_argument("--parts", nargs="*", choices=names, help="these alone, with --short even those left out")
+    arguments.add_argument("--minutes", type=float, default=10.0, help="how long it may take (default: 10)")
     options = arguments.parse_args()
     chosen = [part for part in PARTS if options.parts is None or part.name in options.parts]
     with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
