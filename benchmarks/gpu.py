@@ -4,7 +4,8 @@ Products of matrices; the training step in bfloat16, with its model FLOPs utiliz
 vLLM's start, and new weights in place; its rollouts in FP8, routes of experts, and on two GPUs; a version to another
 process on the same GPU by ``memory``; one over NCCL between two GPUs; the demo. Each is run in a process of its own
 with a time limit, by what is installed; one that crashes or hangs costs itself alone, and one that might not end in
-time is not begun (``--minutes``). What is skipped, and why, stands beside the figures. ``trinity-bus doctor`` looks at all else: memory, ports, clock, broker.
+time is not begun (``--minutes``). What is skipped, and why, stands beside the figures. ``trinity-bus doctor`` looks at
+all else: memory, ports, clock, broker.
 
 None of this was ever run on a GPU before it was written: send the file back. ``--short`` has the same parts on a CPU.
 """
