@@ -46,6 +46,8 @@ class TrainerIdentity:
     """This incarnation of the trainer."""
 
     trainer: str
+    writer: str
+    """Its name on ``steps``."""
     incarnation: str
     model: str
     rollback: Rollback | None = None
@@ -202,6 +204,7 @@ class Announcer:
         folder = checkpoint.latest(self._directory) if again is None else checkpoint.of_step(self._directory, again)
         step = StepTrained(
             trainer=self._who.trainer,
+            writer=self._who.writer,
             incarnation=self._who.incarnation,
             model=self._who.model,
             step=progress.step if again is None else again,
