@@ -215,7 +215,8 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     config = AsyncEngineArgs(**arguments).create_engine_config()
     if settings.capture_routes and (experts := config.model_config.get_num_experts()) > MAX_ROUTED_EXPERTS:
         raise EngineStartError(
-            f"explorer.capture_routes is set: this model has {experts} experts, and routes can name {MAX_ROUTED_EXPERTS}"
+            f"explorer.capture_routes is set: this model has {experts} experts, and routes can name no more than "
+            f"{MAX_ROUTED_EXPERTS}"
         )
     if on_cpu:
         limit = config.cache_config.kv_cache_memory_bytes

@@ -8,8 +8,9 @@ that name is replaced by what was received, so no request is ever served without
 
     OPEN (adds nothing) --prepare: beside generation--> PREPARED --exchange: generation paused--> OPEN (the new one)
 
-Failures: an adapter for other weights, of no pairs of matrices, of too high a rank, or of layers that the model has not,
-is refused by ``prepare``, before anything has happened. ``exchange`` leaves no adapter, or a part of one, when it fails.
+Failures: an adapter for other weights, of no pairs of matrices, of too high a rank, or of layers that the model has
+not, is refused by ``prepare``, before anything has happened. ``exchange`` leaves no adapter, or a part of one, when it
+fails.
 """
 
 from collections.abc import Iterable, Mapping
