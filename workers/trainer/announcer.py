@@ -191,8 +191,9 @@ class Announcer:
         with contextlib.ExitStack() as held:
             held.enter_context(checkpoint.held(folder))
             await asyncio.to_thread(checkpoint.verify, folder, lambda name: name == self._weights.file)
-            tensors = self._weights.of_checkpoint(folder)
             async with self._staging:
+                # Not before: the names of tensors are made anew while a version is staged.
+                tensors = self._weights.of_checkpoint(folder)
                 checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)
             self._held.close()
             self._held = held.pop_all()
