@@ -15,7 +15,7 @@ from tests.support.console.answers import CHECKS, SOUND, random_answers
 from trinity_bus.config import setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.console.configuration import chart_values, draft_of
-from trinity_bus.console.configuration.chart import CHART_SAYS
+from trinity_bus.console.configuration.chart import CHART_SAYS, OF_THIS_MACHINE, blocks
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 PLACED = {"mesh.model_path", "trainer.checkpoint_dir", "taskset.path"}
@@ -81,7 +81,25 @@ def test_rows_quotas_and_services_that_take_no_part() -> None:
 
 @pytest.mark.parametrize("text", ["null", "1e3", "a: b # c", "\x7f\u2028é'\"\\", "[{", "- x", "a\nmesh: {}"])
 def test_a_text_is_read_as_it_was_given(text: str) -> None:
-    assert values(explorer__runner_python=text)["settings"]["explorer"]["runner_python"] == text
+    assert yaml.safe_load(blocks({"text": text})) == {"text": text}
+
+
+def test_paths_of_this_machine_stay_here_and_are_named() -> None:
+    own = {"trainer__export_dir": "/home/me/out", "telemetry__run_dir": "/home/me/run"}
+    read = values(**own)
+    assert ("export_dir" in read["settings"]["trainer"], "telemetry" in read["settings"]) == (False, False)
+    answers = {**SOUND, **{name.replace("__", "."): text for name, text in own.items()}}
+    text = chart_values(CHECKS(draft_of(answers), lay_out=True))
+    assert "telemetry.run_dir, trainer.export_dir" in text
+    assert "/home/me" not in text
+    paths = {path for path, info in setting_fields().items() if "Path" in repr(info) or "ExistingFile" in repr(info)}
+    assert paths - {*PLACED} - CHART_SAYS == OF_THIS_MACHINE
+
+
+def test_two_models_of_one_folder_name_have_two_places() -> None:
+    read = values(mesh__model_path="/a/small", explorer__model_path="/b/small", gateway__model_path="/a/small")
+    told = [read["settings"][section]["model_path"] for section in ("mesh", "explorer", "gateway")]
+    assert told == ["/model/small", "/model/small-2", "/model/small"]
 
 
 @hypothesis_settings(max_examples=40, deadline=None, phases=[Phase.generate])

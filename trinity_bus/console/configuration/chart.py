@@ -7,6 +7,7 @@ elsewhere; the rest follows from the hardware. YAML reads what JSON writes, so t
 import json
 import re
 from collections.abc import Mapping
+from itertools import count
 from math import ceil
 from pathlib import PurePath
 from typing import Any, Final
@@ -26,11 +27,19 @@ CHART_SAYS: Final = frozenset(
     }
 )
 """Settings that its templates give, so that its schema refuses them."""
+OF_THIS_MACHINE: Final = frozenset(
+    {
+        *("kafka.ssl_certfile", "kafka.ssl_keyfile", "broker.data_dir", "broker.cache_dir"),
+        *("explorer.runner_python", "trainer.export_dir", "telemetry.run_dir"),
+    }
+)
+"""Paths that pods do not have, and for which the chart has no place of its own."""
 _QUOTAS: Final = {
     "access.producer_write_bytes_s": "producerByteRate",
     "access.producer_read_bytes_s": "consumerByteRate",
     "access.producer_request_percent": "requestPercentage",
 }
+_LEFT_OUT: Final = CHART_SAYS | OF_THIS_MACHINE | _QUOTAS.keys()
 _MODELS: Final = ("mesh.model_path", "explorer.model_path", "gateway.model_path", "console.model_path")
 _CLAIMS: Final = {"model": "models", "tasks": "tasks"}
 _PROCESS_GIB: Final = 3
@@ -66,9 +75,12 @@ def chart_values(checked: Checked) -> str:
         lines.append(f"And the claim {_CLAIMS['tasks']} with {_task_path(checked).name!r} and the rows that it names.")
     if left:
         lines.append(f"The chart itself gives these, and was not told of them: {', '.join(left)}.")
+    if left := sorted(path for path in own if path in OF_THIS_MACHINE):
+        lines.append(f"These are paths of this machine, which pods do not have, and are left out: {', '.join(left)}.")
+    lines += [f"{place!r} is the folder that {path} names." for path, place in _numbered(own).items()]
     if has_gpus and "explorer" in checked.services and not hardware.explorer_gpus:
         lines.append("device: gpu is for all images, and the engine of its explorers needs a GPU: give them some.")
-    return "".join(f"# {line}\n" for line in lines) + _blocks(_values(checked, own, has_gpus=has_gpus))
+    return "".join(f"# {line}\n" for line in lines) + blocks(_values(checked, own, has_gpus=has_gpus))
 
 
 def _values(checked: Checked, own: Mapping[str, object], *, has_gpus: bool) -> dict[str, Any]:
@@ -113,20 +125,39 @@ def _values(checked: Checked, own: Mapping[str, object], *, has_gpus: bool) -> d
 
 
 def _settings(checked: Checked, own: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    placed: dict[str, object] = {path: f"/model/{_folder(own[path])}" for path in _MODELS if path in own}
+    placed: dict[str, object] = dict(_model_places(own))
     placed["trainer.checkpoint_dir"] = "/checkpoints"
     if "taskset" in checked.services:
         placed["taskset.path"] = str(_task_path(checked))
     found: dict[str, dict[str, object]] = {}
     for path in fields():
-        if path not in CHART_SAYS and path not in _QUOTAS and (path in placed or path in own):
+        if path not in _LEFT_OUT and (path in placed or path in own):
             section, _, name = path.partition(".")
             found.setdefault(section, {})[name] = placed.get(path, own.get(path))
     return found
 
 
-def _folder(path: object) -> str:
-    return PurePath(str(path)).name or "model"
+def _model_places(own: Mapping[str, object]) -> dict[str, str]:
+    """Return where pods see the folder of each model: folders of the same name are numbered."""
+    places: dict[str, PurePath] = {}
+    found = {}
+    for path in _MODELS:
+        if path in own:
+            folder = PurePath(str(own[path]))
+            name = _place_of(folder)
+            names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+            place = next(one for one in names if places.get(one, folder) == folder)
+            places[place], found[path] = folder, place
+    return found
+
+
+def _numbered(own: Mapping[str, object]) -> dict[str, str]:
+    """Return the places that are not called as their folders are."""
+    return {path: place for path, place in _model_places(own).items() if place != _place_of(own[path])}
+
+
+def _place_of(folder: object) -> str:
+    return f"/model/{PurePath(str(folder)).name or 'model'}"
 
 
 def _task_path(checked: Checked) -> PurePath:
@@ -143,12 +174,12 @@ def _resources(need: MemoryNeed | None, processes: int, *, gpus: int, more_gib: 
     return {name: {"cpu": str(cores * gpus), "memory": memory, _GPU: gpus} for name, cores in _CORES.items()}
 
 
-def _blocks(value: Mapping[str, Any], indent: str = "") -> str:
-    """Return a mapping with a line for each name, and lists as JSON has them."""
+def blocks(value: Mapping[str, Any], indent: str = "") -> str:
+    """Return a mapping as YAML, with a line for each name, and lists as JSON has them."""
     lines = []
     for key, content in value.items():
         if isinstance(content, Mapping) and content:
-            lines.append(f"{indent}{_flow(key)}:\n{_blocks(content, indent + '  ')}")
+            lines.append(f"{indent}{_flow(key)}:\n{blocks(content, indent + '  ')}")
         else:
             lines.append(f"{indent}{_flow(key)}: {_flow(content)}\n")
     return "".join(lines)
