@@ -264,6 +264,8 @@ class StepTrained(Record):
     SENT_ON: ClassVar[bool] = True
 
     trainer: Identifier
+    writer: Identifier | None = None
+    """Its name on ``steps``, which has that of its stage behind a slash. Absent: not known, or ``trainer`` itself."""
     incarnation: Identifier
     model: Identifier
     step: Version

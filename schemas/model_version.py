@@ -69,6 +69,8 @@ class PublishedVersion(Record):
     """The batch that was trained on last; absent for a version that a trainer's incarnation began with."""
     method: Literal["nccl", "gloo", "memory", "checkpoint"]
     trainer: Identifier
+    writer: Identifier | None = None
+    """As its ``StepTrained`` says."""
     trainer_incarnation: Identifier
     checksum: str
     checkpoint: str | None = None

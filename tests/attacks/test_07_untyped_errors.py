@@ -29,7 +29,7 @@ def test_a_damaged_frame_is_a_protocol_error(name: str, tmp_path: Path) -> None:
     for _ in range(5000):
         try:
             target.run(damaged(rng, rng.choice(target.samples), target.samples))
-        except ProtocolError as error:
+        except target.errors as error:
             seen[type(error.__cause__).__name__] += 1
     assert seen["UnicodeDecodeError"] > 10
     assert seen["ValidationError"] > 100

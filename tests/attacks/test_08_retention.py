@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import struct
 import time
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, TASKS, VERSION_HISTORY
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.faults.raw_batches import signed
+from tests.support.faults.raw_batches import aged_segment
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
@@ -184,14 +183,7 @@ def aged(log: Path, by_ms: int) -> None:
     for segment in log.glob("*/*.log"):
         if segment.parent.name.startswith("__"):
             continue
-        data, at, made = segment.read_bytes(), 0, bytearray()
-        while at + 61 <= len(data) and (size := 12 + int.from_bytes(data[at + 8 : at + 12])) > 12:
-            raw = bytearray(data[at : at + size])
-            first, last = struct.unpack_from(">qq", raw, 27)
-            struct.pack_into(">qq", raw, 27, first - by_ms, last - by_ms)
-            made += signed(raw)
-            at += size
-        segment.write_bytes(bytes(made))
+        segment.write_bytes(aged_segment(segment.read_bytes(), by_ms))
         for index in segment.parent.glob("*.timeindex"):
             index.unlink()
         # Without an index the file's own time counts.

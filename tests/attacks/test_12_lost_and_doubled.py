@@ -58,6 +58,7 @@ def test_a_heartbeat_tells_of_a_version_that_nobody_has_heard_of() -> None:
     assert asked(beat_of_trainer(harness, -1)) == [], "nothing is published yet"
     assert asked(beat_of_trainer(harness, 0)) == [0], "the first word of an incarnation was lost"
     harness.trained(0)
+    harness.synced(0, epoch=1)
     assert asked(beat_of_trainer(harness, 0)) == []
     assert asked(beat_of_trainer(harness, 3)) == [3]
     harness.restart()

@@ -5,11 +5,12 @@ import json
 import time
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
 from schemas import TaskResult
 from schemas.topics import RESULTS
-from tests.support.mesh.compose import ComposeStack, docker
+from tests.support.mesh.compose import ComposeStack, defaults, docker
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.telemetry import SpanRecord, TaskNotTracedError, load_task_spans
@@ -17,8 +18,8 @@ from trinity_bus.telemetry.tree import Node, TaskTrace, trace_of_task
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(2700)]
 
-SERVICES = ("coordinator", "explorer", "trainer", "taskset", "kafka", "otel-collector", "jaeger", "prometheus")
-OURS = SERVICES[:4]
+OURS = ("coordinator", "explorer", "trainer", "taskset", "gateway", "console")
+SERVICES = (*OURS, "kafka", "otel-collector", "jaeger", "prometheus")
 PRODUCE = "/opt/kafka/bin/kafka-console-producer.sh --bootstrap-server localhost:19092 --topic trinity.tasks"
 
 
@@ -114,6 +115,32 @@ def test_a_task_from_the_console_is_answered_and_is_one_trace_from_task_to_gradi
     (step,) = found.linked
     assert step.span.name == "train step"
     assert {"publish version", "announce version", "sync weights"} <= set(named(step))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_a_task_that_the_console_has_compressed_is_answered(stack: ComposeStack, codec: str) -> None:
+    task_id = f"{codec}-{time.time_ns()}"
+    task = {"task_id": task_id, "workflow": "sequence", "prompt": "copy 3 1 4 =", "answer": "3 1 4"}
+    command = [*PRODUCE.split(), "--compression-codec", codec]
+    stack.compose("exec", "--no-TTY", "kafka", *command, stdin=json.dumps(task) + "\n")
+    assert result_of(stack, task_id, limit_s=600).status == "completed"
+
+
+async def test_an_agent_asks_the_gateway_and_what_it_draws_is_accepted(stack: ComposeStack) -> None:
+    key = defaults()["GATEWAY_API_KEYS"].partition(":")[2]
+    url, session = f"http://localhost:{stack.ports['GATEWAY_PORT']}", f"agent-{time.time_ns()}"
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as http:
+        async with http.get("/v1/models") as answer:
+            assert [model["id"] for model in (await answer.json())["data"]] == ["policy"]
+        asked = {"model": "policy", "messages": [{"role": "user", "content": "copy 3 1 4 ="}]}
+        async with http.post(f"/sessions/{session}/v1/chat/completions", json=asked) as answer:
+            assert answer.status == 200, await answer.text()
+        async with http.post("/feedback", json={"reward": 1.0, "session": session, "task_id": session}) as answer:
+            assert (await answer.json())["counted"] == 1
+        async with http.post("/commit", json={}) as answer:
+            assert (await answer.json())["contributed"] == {session: 1}
+        async with http.get("/metrics") as answer:
+            assert "gateway_contributed_samples_total 1.0" in await answer.text()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.optional_columns import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.runtime.heap import importing
@@ -212,6 +213,11 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     if on_cpu:
         _inspect_here(Path(model_path))
     config = AsyncEngineArgs(**arguments).create_engine_config()
+    if settings.capture_routes and (experts := config.model_config.get_num_experts()) > MAX_ROUTED_EXPERTS:
+        raise EngineStartError(
+            f"explorer.capture_routes is set: this model has {experts} experts, and routes can name no more than "
+            f"{MAX_ROUTED_EXPERTS}"
+        )
     if on_cpu:
         limit = config.cache_config.kv_cache_memory_bytes
         config.cache_config.kv_cache_memory_bytes = min(limit, _kv_cache_needed(settings, config))

@@ -46,6 +46,7 @@ _TELLS_WHERE_AND_WHEN = {
     "shadows",
     "checkpoint_dir",
     "publish",
+    "adapter_rank",
     "checkpoint_interval",
     "keep_checkpoints",
     "save_as_hf",

@@ -103,6 +103,8 @@ def _told(folder: Path, run: str, metrics: Sequence[str], until: float | None) -
     with Index(folder / _namespace(run)) as index:
         try:
             trainers = index.trainers(until=until)
+            if _trainer(run) not in {None, *(one.trainer for one in (*trainers, *index.trainers()))}:
+                raise BadLinkError(f"{_namespace(run)} has no steps of {run.partition('/')[2][:100]!r}")
             follows = any(one.trainer == _trainer(run) and one.follows is not None for one in trainers)
             settings = [] if follows else index.settings(until=until)
             points = index.metrics(metrics, points=charts.MAX_POINTS, trainer=_trainer(run), until=until)

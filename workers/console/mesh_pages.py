@@ -51,7 +51,9 @@ class MeshPages:
             past, told, no_index = None, {"trainers": [], "trainer": None, "passed_over": ""}, str(error)
         state = self._feed.state if frame.until is None else None
         return {
-            "view": first_page.overview(past, state, self._feed.lag, is_record=self._feed.is_record),
+            "view": first_page.overview(
+                past, state, self._feed.lag, is_record=self._feed.is_record, is_away=self._feed.is_away
+            ),
             "no_index": no_index,
             **told,
         }
@@ -101,4 +103,5 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
         versions=[one for one in reversed(versions) if one is not None],
         fleet=index.fleet(until=until),
         metrics={} if newest is None else newest.metrics,
+        trainers=index.trainers(until=until),
     )

@@ -71,6 +71,11 @@ class MeshWatcher:
         return " ".join(part for part in (self._away, self.index.line) if part)
 
     @property
+    def is_away(self) -> bool:
+        """Whether the broker is, so that nobody can be heard."""
+        return bool(self._away)
+
+    @property
     def state(self) -> MeshState:
         """The mesh's state, as far as it was read."""
         return self._state if self._follower is None else self._follower.state
@@ -124,9 +129,9 @@ class MeshWatcher:
                 error = first_error(errors) or errors
                 if isinstance(error, UnknownTopicError):
                     namespace = self._settings.kafka.namespace
-                    self._say(f"There is no such run: nothing on this broker is of namespace {namespace!r} yet.")
+                    self._say(f"There is no such run yet, of namespace {namespace!r}: {one_line(str(error))}")
                 else:
-                    self._is_away(error)
+                    self._gone(error)
             await asyncio.sleep(_AGAIN_S)
 
     async def _connected(self) -> None:
@@ -166,10 +171,10 @@ class MeshWatcher:
                 self._away = ""
             except BusError as error:
                 # The follower rides it out; pages say that it does.
-                self._is_away(error)
+                self._gone(error)
             await asyncio.sleep(_LAG_S)
 
-    def _is_away(self, error: BaseException) -> None:
+    def _gone(self, error: BaseException) -> None:
         self._say(f"The broker is away, and what is shown may be old: {one_line(str(error))}")
 
     def _say(self, told: str) -> None:

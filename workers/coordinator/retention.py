@@ -133,10 +133,10 @@ class Keeper:
         cuts = self._retention.look(await self._look())
         batches, versions = self._retention.forgettable()
         self._tombstones = [(BATCHES, key) for key in batches] + [(VERSION_HISTORY, key) for key in versions]
-        await self.weigh()
         if cuts:
             await self._bus.delete_before(cuts)
             log.debug("deleted up to %s", cuts)
+        await self.weigh()
 
     def _take(self, received: Received[Any]) -> None:
         """Note a record of ``batches`` or ``version-history``."""

@@ -46,6 +46,8 @@ class TrainerIdentity:
     """This incarnation of the trainer."""
 
     trainer: str
+    writer: str
+    """Its name on ``steps``."""
     incarnation: str
     model: str
     rollback: Rollback | None = None
@@ -189,8 +191,9 @@ class Announcer:
         with contextlib.ExitStack() as held:
             held.enter_context(checkpoint.held(folder))
             await asyncio.to_thread(checkpoint.verify, folder, lambda name: name == self._weights.file)
-            tensors = self._weights.of_checkpoint(folder)
             async with self._staging:
+                # Not before: the names of tensors are made anew while a version is staged.
+                tensors = self._weights.of_checkpoint(folder)
                 checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)
             self._held.close()
             self._held = held.pop_all()
@@ -202,6 +205,7 @@ class Announcer:
         folder = checkpoint.latest(self._directory) if again is None else checkpoint.of_step(self._directory, again)
         step = StepTrained(
             trainer=self._who.trainer,
+            writer=self._who.writer,
             incarnation=self._who.incarnation,
             model=self._who.model,
             step=progress.step if again is None else again,

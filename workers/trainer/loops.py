@@ -91,7 +91,7 @@ class Trainer:
         self._engine = engine
         self._publisher = publisher
         self._incarnation = uuid.uuid4().hex
-        who = TrainerIdentity(self._settings.name, self._incarnation, self._model, rollback)
+        who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
         self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
         self._policy = policy
         self._training = False

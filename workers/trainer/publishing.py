@@ -12,12 +12,12 @@ Two ways, ``trainer.publish``. ``durable``: nobody hears of a version that a cra
 
 Actions come in the order in which they are to be done:
 
-=================  ===================================================================================================
-``Note``           write durably that others are about to hear of a step which is in no checkpoint
-``SaveCheckpoint`` copy all that a restart needs, and begin to write it; ``saved`` is called after its rename
-``StageVersion``   copy the weights to where explorers can have them
-``AnnounceTrained``           say on the log that the step is trained, and whether its version can be had
-=================  ===================================================================================================
+===================  =================================================================================================
+``Note``             write durably that others are about to hear of a step which is in no checkpoint
+``SaveCheckpoint``   copy all that a restart needs, and begin to write it; ``saved`` is called after its rename
+``StageVersion``     copy the weights to where explorers can have them
+``AnnounceTrained``  say on the log that the step is trained, and whether its version can be had
+===================  =================================================================================================
 
 What holds, whatever comes: one checkpoint is written at a time (``must_wait``); steps are told of in their order; what
 is told of is durable or noted; a version is staged before it is told of; with ``durable``, it has its checkpoint too.

@@ -208,9 +208,12 @@ async def ensure_taught(bus: Bus, first: Recorded, settings: TrainerSettings) ->
     if Need.TEACHER_LOGPROBS not in advantage.needs or first.unreadable:
         return
     (received,) = await bus.fetch(STEPS, [Position(partition=0, offset=first.offset)])
-    if not isinstance(begun := received.record, StepBegun) or not begun.groups:
+    if not isinstance(begun := received.record, StepBegun):
         return
-    found = await bus.fetch(EXPERIENCES, positions_of(begun, begun.groups))
+    entries = [*begun.groups, *begun.replayed]
+    found = await bus.fetch(EXPERIENCES, positions_of(begun, entries)) if entries else []
+    if not found:
+        return
     if all(getattr(each.record, "teacher_logprobs", None) is None for each in found):
         raise TrainingError(
             f"trainer.advantage={settings.advantage!r} needs what a teacher says of each token, and no sample of step "

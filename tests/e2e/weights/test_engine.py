@@ -112,6 +112,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         made.publisher.close()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="engines on GPUs tell routes")
 def test_routes_that_no_engine_on_a_cpu_tells_are_refused(rig: Rig) -> None:
     settings = ExplorerSettings(model_path=str(rig.path), capture_routes=True)
     with pytest.raises(EngineStartError, match=r"explorer\.capture_routes is set: .* needs Triton, and so a GPU"):

@@ -126,6 +126,7 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     place = site.places["task/2/0"]
     html = await site.page(f"/samples/{place.partition}-{place.offset}-0")
     assert re.findall(r"By <a[^>]*>step (\d)</a>( of replay-2)? trained on", html) == [("2", ""), ("2", " of replay-2")]
+    await site.page(f"/compare?run={name}/nobody", 400)
     chart = re.search(
         r"<figcaption>loss.*?</figure>", await site.page(f"/compare?run={name}&run={name}/replay-2"), re.DOTALL
     )

@@ -68,3 +68,15 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def aged_segment(data: bytes, by_ms: int) -> bytes:
+    """A segment of a log, each record older by so many milliseconds."""
+    at, made = 0, bytearray()
+    while at + HEADER_BYTES <= len(data) and (size := 12 + int.from_bytes(data[at + 8 : at + 12])) > 12:
+        raw = bytearray(data[at : at + size])
+        first, last = struct.unpack_from(">qq", raw, 27)
+        struct.pack_into(">qq", raw, 27, first - by_ms, last - by_ms)
+        made += signed(raw)
+        at += size
+    return bytes(made)

@@ -19,6 +19,7 @@ from schemas import (
 )
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.console.index import Index, SampleFilter, SamplePlace, Store
+from trinity_bus.coordination.versions.history import entry
 
 MODEL = {"incarnation": "a", "model": "policy"}
 GROUPS = [
@@ -31,10 +32,10 @@ def begun(trainer: str, step: int, *, run: str = "r", **fields: Any) -> StepBegu
     return StepBegun(**MODEL, trainer=trainer, run=run, step=step, **told)
 
 
-def trained(step: int, loss: float, trainer: str = "trainer-0") -> StepTrained:
+def trained(step: int, loss: float, trainer: str = "trainer-0", **more: Any) -> StepTrained:
     weights = {"checksum": "c", "master_address": "h", "master_port": 1, "publish": True}
     told = {"step": step, "version": step, "batch_id": f"train-{step}", "metrics": {"loss": loss}}
-    return StepTrained(**MODEL, **weights, **told, trainer=trainer, seconds=2)
+    return StepTrained(**MODEL, **weights, **told, **more, trainer=trainer, seconds=2)
 
 
 def live_run_and_replay() -> LogRecords:
@@ -112,6 +113,47 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
     (loss,) = index.metrics(["loss"])
     assert [point.value for point in loss.points] == [9.0]
     assert [row.step for row in index.steps(until=399).rows] == [2, 1]
+    # What the run before had made of it leads nowhere.
+    assert [(row.batch_id, row.trained_as) for row in index.batches().rows] == [("train-2", None), ("train-1", 1)]
+    sample = index.sample(SamplePlace(0, 0, 1))
+    assert sample is not None
+    shown = [(1, "trainer-0"), (2, "replay-2")]
+    assert [(fate.step.step, fate.step.trainer) for fate in sample.fates] == shown
+    assert [(step.step, step.trainer) for step in sample.group.trained_in] == shown
+    assert [row.trained_as for row in index.batches(until=399).rows] == [2, 1]
+
+
+def test_a_stage_is_one_trainer_with_what_it_begins_and_what_it_trains(tmp_path: Path) -> None:
+    log = LogRecords()
+    examples: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": "demonstrations-1"}
+    log.add(begun("trainer-0/sft", 1, **examples), 100)
+    log.add(ended("trainer-0/sft", 1, 3.0, batch_id="demonstrations-1"), 101)
+    log.add(begun("trainer-0/grpo", 1), 200)
+    # The names that workers/trainer writes: see its Announcer, and tests/unit/trainer/test_announcer.py.
+    told = trained(1, 0.5, writer="trainer-0/grpo")
+    log.add(told, 201)
+    log.add(entry(told), 202)
+    with Store(tmp_path, texts="none") as store:
+        store.take(*log.take())
+        with Index(tmp_path) as index:
+            assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
+            (step,) = index.steps().rows
+            assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
+            (loss,) = index.metrics(["loss"], trainer="trainer-0/grpo")
+            assert [point.value for point in loss.points] == [0.5]
+            (version,) = index.versions().rows
+            assert index.step(version.step, trainer=version.trainer) is not None
+
+
+def test_a_trainer_that_began_anew_many_times_leaves_room_for_others(tmp_path: Path) -> None:
+    log = LogRecords()
+    for number in range(510):
+        log.add(begun("again", 1, run=f"run-{number}"), number)
+    log.add(begun("trainer-0", 1), 600)
+    with Store(tmp_path, texts="none") as store:
+        store.take(*log.take())
+        with Index(tmp_path) as index:
+            assert [row.trainer for row in index.trainers()] == ["trainer-0", "again"]
 
 
 def test_of_two_stages_the_one_that_spoke_last_is_shown(tmp_path: Path) -> None:
@@ -153,6 +195,8 @@ def test_steps_that_make_no_version_have_their_figures(index: Index, store: Stor
     loss, reward = index.metrics(["loss", "rollout/reward/mean"], trainer="replay-2")
     assert [(point.x, point.value) for point in loss.points] == [(2, 7.0)]
     assert reward.points == [], "rewards of batches are the live run's"
+    (reward,) = index.metrics(["rollout/reward/mean"], trainer="replay-2", until=250)
+    assert reward.points == [], "also before it has begun"
     assert index.versions().rows == []
 
 

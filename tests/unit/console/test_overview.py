@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, RunnerState, StepTrained
-from trinity_bus.console.index import ExplorerRow, Extent, Point, StepRow
+from schemas import (
+    CoordinatorHeartbeat,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    RunnersReport,
+    RunnerState,
+    StepTrained,
+    TrainerHeartbeat,
+)
+from trinity_bus.console.index import ExplorerRow, Extent, Point, StepRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting
 from trinity_bus.view import MeshState
 
@@ -19,6 +27,17 @@ COORDINATOR = CoordinatorHeartbeat(
     max_timeout_s=1,
     attempts_per_task=1,
     dynamic_timeout_s=1,
+)
+
+HEARTBEAT = TrainerHeartbeat(
+    trainer="trainer-0",
+    incarnation="t",
+    state="ready",
+    model="policy",
+    step=1,
+    version=1,
+    master_address="127.0.0.1",
+    master_port=1,
 )
 
 
@@ -126,7 +145,35 @@ def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
         ("here", "7 s before the end"),
     ]
     assert "tokens/s" not in {one.name for one in found.figures}
+    assert "heard last: c at the end." in found.ended
     assert overview(None, state, {}, is_record=True).ended.startswith("This is a record of a run")
+
+
+def test_while_nobody_can_be_heard_or_somebody_trains_on_nothing_has_ended() -> None:
+    state = MeshState()
+    state.apply(COORDINATOR, 100)
+    state.apply(ExplorerHeartbeat(explorer="gone", incarnation="a", state="ready", slots=8), 100)
+    state.tick(400)
+    told = ["no coordinator has spoken for 5 min", "lost: gone"]
+    stage = TrainerRow("trainer-0/sft", None, 7, 390.0)
+    shadow = TrainerRow("shadow", "trainer-0", 7, 90.0)
+    for found in (
+        overview(past(), state, {}, is_away=True),
+        overview(replace(past(), trainers=[stage]), state, {}),
+        overview(replace(past(), trainers=[shadow]), state, {}),
+    ):
+        assert (found.ended, [one.text for one in found.alerts]) == ("", told)
+    state.tick(4000)
+    assert overview(replace(past(), trainers=[stage, shadow]), state, {}).ended
+
+
+def test_the_last_word_of_a_trainer_with_heartbeats_is_part_of_the_end() -> None:
+    state = MeshState()
+    state.apply(HEARTBEAT, 100)
+    state.tick(200)
+    live = TrainerRow("trainer-0", None, 7, 102.0)
+    found = overview(replace(past(), trainers=[live]), state, {})
+    assert "heard last: trainer-0 at the end" in found.ended
 
 
 def test_runners_are_counted() -> None:

@@ -75,7 +75,7 @@ class Trainer:
         parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher}
         parts["published"] = MergedWeights(parts["engine"])
         self.announcer = Announcer(
-            TrainerIdentity("trainer-0", "life-1", "policy"),
+            TrainerIdentity("trainer-0", "trainer-0/grpo", "life-1", "policy"),
             directory=directory,
             thread=thread,
             publication=Publication(parts["publisher"], model="policy", incarnation="life-1"),
@@ -113,6 +113,7 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -
     first, *_, again = trainer.log.sent
     assert isinstance(again, StepTrained)
     assert (again.again, again.publish, again.version, again.step) == (True, True, 1, 1)
+    assert {(one.trainer, one.writer) for one in trainer.log.sent} == {("trainer-0", "trainer-0/grpo")}
     assert again.checksum == first.checksum
     assert again.checkpoint == first.checkpoint
     assert 1 in trainer.staging.versions

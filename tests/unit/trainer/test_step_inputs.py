@@ -54,7 +54,7 @@ def inputs(*following: BatchRecord) -> StepInputs:
     fake = FakeGap()
     return StepInputs(
         TrainerSettings(),
-        TrainerIdentity("trainer-0", "life-2", "policy"),
+        TrainerIdentity("trainer-0", "trainer-0", "life-2", "policy"),
         bounds=Bounds(32, 128),
         following=lambda: following,
         steps=cast("Any", fake),

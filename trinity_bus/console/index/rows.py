@@ -175,16 +175,19 @@ def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
     rest: tuple[str | None, ...]
     match event:
         case StepTrained():
-            version, rest = event.version, (cut(event.checksum), cut(event.checkpoint), None)
+            # Of a stage, what it has begun is under another name than the service's.
+            trainer, version = event.writer or event.trainer, event.version
+            rest = (cut(event.checksum), cut(event.checkpoint), None)
         case StepEnded():
-            version, rest = event.step, (None, None, event.follows)
-    what = (event.trainer, event.model, event.step, version, event.batch_id, event.seconds)
+            trainer, version, rest = event.trainer, event.step, (None, None, event.follows)
+    what = (trainer, event.model, event.step, version, event.batch_id, event.seconds)
     yield "trained", (at, *what, *rest, json.dumps(metrics))
-    yield from _points(metrics, at, event.trainer, event.step, version)
+    yield from _points(metrics, at, trainer, event.step, version)
 
 
 def _version(version: PublishedVersion, at: int) -> Row:
-    what = (version.model, version.version, version.step, version.batch_id, version.method, version.trainer)
+    trainer = version.writer or version.trainer
+    what = (version.model, version.version, version.step, version.batch_id, version.method, trainer)
     weights = (cut(version.checksum), cut(version.checkpoint), version.seconds)
     rolled_back_to = None if version.rollback is None else version.rollback.to
     skipped = json.dumps([one.batch_id for one in version.skipped])

@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 3
+LAYOUT: Final = 4
 """Of the tables. A store of another layout is made anew from the log."""
 
 SLOT_BITS: Final = 7
@@ -82,6 +82,7 @@ CREATE TABLE begun (
     examples INTEGER, skipped TEXT, follows TEXT, of_batches INTEGER
 );
 CREATE INDEX begun_step ON begun (step, trainer);
+CREATE INDEX begun_trainer ON begun (trainer);
 CREATE INDEX begun_run ON begun (trainer, run);
 CREATE INDEX begun_batch ON begun (batch_id);
 CREATE UNIQUE INDEX begun_offset ON begun ("offset");

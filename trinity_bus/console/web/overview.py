@@ -5,7 +5,6 @@ What happened, now and at any earlier moment, is told by the index; who is alive
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import Final, Literal
 
@@ -13,8 +12,9 @@ from markupsafe import Markup
 
 from schemas import RunnerState
 from schemas.errors import one_line
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, VersionDetail
+from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow, VersionDetail
 from trinity_bus.console.web import charts
+from trinity_bus.console.web.ending import end_of, ending, few, heard, span
 from trinity_bus.view import MeshState
 
 type Level = Literal["bad", "warn"]
@@ -59,6 +59,8 @@ class Past:
     fleet: Sequence[ExplorerRow]
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the newest step that was trained."""
+    trainers: Sequence[TrainerRow] = ()
+    """Who has steps."""
 
     def silent_s(self, row: ExplorerRow) -> float:
         """Return how long an explorer had said nothing."""
@@ -135,7 +137,12 @@ class Overview:
 
 
 def overview(
-    past: Past | None, state: MeshState | None, lag: Mapping[str, int], *, is_record: bool = False
+    past: Past | None,
+    state: MeshState | None,
+    lag: Mapping[str, int],
+    *,
+    is_record: bool = False,
+    is_away: bool = False,
 ) -> Overview:
     """Return the page.
 
@@ -144,22 +151,25 @@ def overview(
         state: Of the mesh now; None where an earlier moment is looked at.
         lag: Records that the coordinator has still to read, by topic.
         is_record: Whether the log of a run that has ended was opened again, so that nobody can come back.
+        is_away: Whether the broker is, so that nobody can be heard.
     """
+    trainers = () if past is None else past.trainers
+    ended_at = None if state is None else end_of(state, trainers, is_record=is_record, is_away=is_away)
+    fleet_then = [] if past is None else [_then(row, past) for row in past.fleet]
     return Overview(
-        figures=_figures(past, state),
-        ended="" if state is None else _ended(state, is_record=is_record),
-        alerts=alerts(state, lag) if state is not None else [] if past is None else _alerts_then(past),
+        figures=_figures(past, state, ended_at),
+        ended="" if state is None or ended_at is None else ending(state, ended_at, is_record=is_record),
+        alerts=alerts(state, lag, ended_at) if state is not None else [] if past is None else _alerts_then(past),
         charts=[] if past is None else _charts(past),
         syncs=Markup("") if past is None else _syncs(past.versions),
-        fleet=fleet(state) if state is not None else [] if past is None else [_then(row, past) for row in past.fleet],
+        fleet=fleet_then if state is None else fleet(state, ended_at),
         waiting="" if past is None else waiting(past.steps),
         lag={} if state is None or is_record else lag,
     )
 
 
-def fleet(state: MeshState) -> list[FleetRow]:
+def fleet(state: MeshState, ended_at: float | None) -> list[FleetRow]:
     """Every explorer that spoke, in the order of their names; those that are alive first."""
-    ended_at = state.ended_at
     rows = [
         FleetRow(
             name=one.name,
@@ -169,19 +179,13 @@ def fleet(state: MeshState) -> list[FleetRow]:
             running=one.attempts,
             slots=one.slots,
             tokens_per_s=one.tokens_per_s,
-            heard=_heard(one.heard_at, state.now, ended_at),
+            heard=heard(one.heard_at, state.now, ended_at),
             more=f"{one.syncs} syncs" + f", {one.sync_failures} failed" * bool(one.sync_failures),
             runners=_runners(one.runners),
         )
         for one in state.explorers.values()
     ]
     return sorted(rows, key=lambda row: (row.state in {"left", "lost"}, row.name))
-
-
-def _heard(at: float, now: float, ended_at: float | None) -> str:
-    if ended_at is not None:
-        return "at the end" if ended_at - at < 1 else f"{_span(ended_at - at)} before the end"
-    return f"{max(0.0, now - at):.1f} s ago"
 
 
 def _runners(runners: Sequence[RunnerState]) -> str:
@@ -192,35 +196,16 @@ def _runners(runners: Sequence[RunnerState]) -> str:
     return f"{busy} of {len(runners)} busy" + f", {restarts} restarted" * bool(restarts)
 
 
-def _ended(state: MeshState, *, is_record: bool) -> str:
-    at = state.ended_at
-    if at is None:
-        return ""
-    unsaid = sorted(one.name for one in state.explorers.values() if one.state != "left")
-    cut_off = f" {_few(unsaid)} did not say so: a crash, or a broker that is gone." * bool(unsaid)
-    if is_record:
-        return f"This is a record of a run: its log, opened again. The last word in it is of {_moment(at)}.{cut_off}"
-    return f"The run has ended: nobody has spoken since {_moment(at)}, {_span(state.now - at)} ago.{cut_off}"
-
-
-def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" * (len(names) > 8))
-
-
 def _then(row: ExplorerRow, past: Past) -> FleetRow:
-    heard = f"{_span(past.silent_s(row))} before"
+    heard = f"{span(past.silent_s(row))} before"
     version = str(row.version) if row.version >= 0 else ""
     return FleetRow(row.explorer, row.state, row.pool or "", version, row.running, row.slots, row.tokens_per_s, heard)
 
 
-def alerts(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
+def alerts(state: MeshState, lag: Mapping[str, int], ended_at: float | None = None) -> list[Alert]:
     """Return what is wrong now, the worst first."""
     # Of a run that has ended nobody is missing.
-    found = [] if state.ended_at is not None else _of_now(state, lag)
+    found = [] if ended_at is not None else _of_now(state, lag)
     if state.trained:
         found += _of_step(state.trained[-1].step, state.trained[-1].metrics)
     found += [Alert("warn", one_line(error)) for error in reversed(state.errors)]
@@ -230,11 +215,11 @@ def alerts(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
 def _of_now(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
     found: list[Alert] = []
     if state.coordinator is not None and not state.coordinator_is_alive:
-        found.append(Alert("bad", f"no coordinator has spoken for {_span(state.now - state.coordinator_at)}"))
+        found.append(Alert("bad", f"no coordinator has spoken for {span(state.now - state.coordinator_at)}"))
     if state.trainer is not None and not state.trainer_is_alive:
-        found.append(Alert("bad", f"{state.trainer.trainer} has not spoken for {_span(state.now - state.trainer_at)}"))
-    if lost := [row.name for row in fleet(state) if row.state == "lost"]:
-        found.append(Alert("bad", f"lost: {_few(lost)}"))
+        found.append(Alert("bad", f"{state.trainer.trainer} has not spoken for {span(state.now - state.trainer_at)}"))
+    if lost := [row.name for row in fleet(state, None) if row.state == "lost"]:
+        found.append(Alert("bad", f"lost: {few(lost)}"))
     if state.coordinator is not None:
         found += [
             Alert("bad", f"no explorer serves pool {one.pool}: {one.parts} parts of tasks wait")
@@ -270,7 +255,7 @@ def waiting(steps: Sequence[StepRow]) -> str:
 def _alerts_then(past: Past) -> list[Alert]:
     """Return what was wrong at an earlier moment, as far as the index tells."""
     gone = [row.explorer for row in past.fleet if _ROW_S < past.silent_s(row) <= _LOST_S]
-    found = [Alert("warn", f"not heard for over a minute, gone or lost: {_few(gone)}")] if gone else []
+    found = [Alert("warn", f"not heard for over a minute, gone or lost: {few(gone)}")] if gone else []
     done = [step.step for step in past.steps if step.trained_at is not None]
     return found + (_of_step(done[0], past.metrics) if done else [])
 
@@ -289,7 +274,7 @@ def _of_step(step: int, metrics: Mapping[str, float]) -> list[Alert]:
     return found
 
 
-def _figures(past: Past | None, state: MeshState | None) -> list[Figure]:
+def _figures(past: Past | None, state: MeshState | None, ended_at: float | None) -> list[Figure]:
     found = []
     done = [] if past is None else [step for step in past.steps if step.trained_at is not None]
     if done:
@@ -306,7 +291,7 @@ def _figures(past: Past | None, state: MeshState | None) -> list[Figure]:
         if past.versions:
             found.append(Figure("version", str(past.versions[-1].row.version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
-    if state is not None and state.ended_at is None:
+    if state is not None and ended_at is None:
         runners = state.runners()
         found += [
             Figure("tokens/s", charts.figure(state.tokens_per_s)),
@@ -383,7 +368,3 @@ def _syncs(versions: Sequence[VersionDetail]) -> Markup:
             told = f"took version {one.row.version}: {how}" if sync.ok else f"did not take version {one.row.version}"
             taken.setdefault(sync.explorer, []).append((sync.at, told))
     return charts.marks("versions, and who took them", [("published", published), *sorted(taken.items())[:_SYNC_ROWS]])
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -17,6 +17,7 @@ def entry(step: StepTrained) -> PublishedVersion:
         batch_id=step.batch_id,
         method=step.method,
         trainer=step.trainer,
+        writer=step.writer,
         trainer_incarnation=step.incarnation,
         checksum=step.checksum,
         checkpoint=step.checkpoint,

@@ -8,11 +8,12 @@ that name is replaced by what was received, so no request is ever served without
 
     OPEN (adds nothing) --prepare: beside generation--> PREPARED --exchange: generation paused--> OPEN (the new one)
 
-Failures: an adapter for other weights, of too high a rank, or of layers that the model has not, is refused by
-``prepare``, before anything has happened. ``exchange`` leaves no adapter, or a part of one, when it fails.
+Failures: an adapter for other weights, of no pairs of matrices, of too high a rank, or of layers that the model has
+not, is refused by ``prepare``, before anything has happened. ``exchange`` leaves no adapter, or a part of one, when it
+fails.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from trinity_bus.weights.errors import WeightTransferError
 REQUEST = LoRARequest("trinity", 1, "/dev/null/received")
 """What every request is made with. There can be no such folder, and a name that is not absolute would be looked up on a
 hub."""
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class ServedAdapter:
@@ -59,20 +62,19 @@ class ServedAdapter:
         Raises:
             WeightTransferError: It is not for this model.
         """
-        received = dict(tensors)
+        # In host memory, wherever they were received, and copies: the buffers are those of the next version, too.
+        received = {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
         base = received.pop(BASE, None)
         if base is None or base.numpy().tobytes() != self._base:
             raise WeightTransferError(
                 "the adapter is not for the weights that this engine has loaded: mesh.model_path is to be the same "
                 "files for trainer and explorers"
             )
-        ranks = {tensor.shape[0] for name, tensor in received.items() if name.endswith(".lora_A.weight")}
-        if len(ranks) != 1 or (rank := ranks.pop()) > self._max_rank:
-            raise WeightTransferError(f"the adapter is not of one rank of at most {self._max_rank}")
-        # A scale of 1, and copies: the buffers are those of the next version, too.
+        rank = rank_of(received, self._max_rank)
+        # A scale of 1.
         adapter = LoRAModel.from_lora_tensors(
             REQUEST.lora_int_id,
-            {name: tensor.clone() for name, tensor in received.items()},
+            received,
             PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
             device="cpu",
             dtype=self._manager.lora_config.lora_dtype,
@@ -91,3 +93,22 @@ class ServedAdapter:
     def _put(self, adapter: LoRAModel) -> None:
         self._adapters.add_adapter(adapter)
         self._adapters.activate_adapter(REQUEST.lora_int_id)
+
+
+def rank_of(received: Mapping[str, torch.Tensor], most: int) -> int:
+    """Return the rank that all pairs of an adapter's matrices have.
+
+    Args:
+        received: By PEFT's names.
+        most: The largest that there is room for.
+
+    Raises:
+        WeightTransferError: They are not pairs, or not of one rank that there is room for.
+    """
+    a, b = ({name.removesuffix(end) for name in received if name.endswith(end)} for end in (_A, _B))
+    if not a or a != b or len(received) != 2 * len(a):
+        raise WeightTransferError("the adapter is not pairs of lora_A and lora_B")
+    ranks = {received[name + _A].shape[0] for name in a} | {received[name + _B].shape[-1] for name in a}
+    if len(ranks) != 1 or (rank := ranks.pop()) > most:
+        raise WeightTransferError(f"the adapter is not of one rank of at most {most}")
+    return int(rank)

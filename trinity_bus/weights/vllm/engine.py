@@ -169,14 +169,15 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
             return
         self._check_names(manifest)
         with self._loading:
-            if self._adapter is not None:
-                self._adapter.prepare(tensors)
-                return
             # It is given up unless all goes well.
-            shadow, self._shadow = self._shadow or Shadow(self._default_model), None
+            shadow, self._shadow = self._shadow, None
             try:
-                with set_current_vllm_config(self.vllm_config):
-                    shadow.load(self._default_model_config, tensors)
+                if self._adapter is not None:
+                    self._adapter.prepare(tensors)
+                else:
+                    shadow = shadow or Shadow(self._default_model)
+                    with set_current_vllm_config(self.vllm_config):
+                        shadow.load(self._default_model_config, tensors)
             except WeightTransferError:
                 raise
             except Exception as error:

@@ -18,6 +18,7 @@ from trinity_bus.console.index.answers import (
 )
 from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
 from trinity_bus.console.index.queries.paging import page_values, row_page
+from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,
@@ -33,10 +34,10 @@ MAX_GROUPS: Final = 500
 """Attempts of one task, and steps of one sample, that are told of."""
 
 _LAST_WORD: Final = (
-    "NOT EXISTS (SELECT 1 FROM begun c WHERE c.step = b.step AND c.trainer = b.trainer AND c.run = b.run "
-    "AND c.id > b.id AND c.id <= :until)"
+    f"{OF_LAST_RUN} AND NOT EXISTS (SELECT 1 FROM begun c WHERE c.step = b.step AND c.trainer = b.trainer "
+    "AND c.run = b.run AND c.id > b.id AND c.id <= :until)"
 )
-"""Of a step that a trainer has begun twice the last record counts."""
+"""Of a step that a trainer has begun twice the last record counts; another run's is not to be looked at any more."""
 _GROUP: Final = (
     f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
     "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "

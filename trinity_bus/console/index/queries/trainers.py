@@ -6,7 +6,6 @@ that is asked for, or else the live one that spoke last.
 """
 
 import sqlite3
-from collections import defaultdict
 from typing import Final
 
 from msgspec import Struct
@@ -15,16 +14,20 @@ from trinity_bus.console.index.answers import TrainerRow
 from trinity_bus.console.index.schema import last_number, time_of
 
 _MOST: Final = 500
-_RUNS: Final = (
-    # From one pair to the next by the index: steps are many, and runs are few.
-    "WITH RECURSIVE n (id) AS (SELECT (SELECT id FROM begun ORDER BY trainer, run LIMIT 1) UNION ALL "
-    "SELECT (SELECT id FROM begun WHERE (trainer, run) > (SELECT trainer, run FROM begun WHERE id = n.id) "
-    "ORDER BY trainer, run LIMIT 1) FROM n WHERE n.id IS NOT NULL LIMIT :most), "
-    "runs AS (SELECT trainer, run FROM n JOIN begun USING (id)) "
-    "SELECT b.trainer, b.id, b.follows, b.step, b.of_batches, "
-    "(SELECT min(id) FROM begun WHERE trainer = r.trainer AND run = r.run) FROM runs r JOIN begun b ON b.id = "
-    "(SELECT max(id) FROM begun WHERE trainer = r.trainer AND run = r.run AND id <= :until) ORDER BY b.id"
+OF_LAST_RUN: Final = (
+    "b.run = (SELECT run FROM begun WHERE id = (SELECT max(id) FROM begun WHERE trainer = b.trainer AND id <= :until))"
 )
+"""Of a step ``b`` that was begun: it is of its trainer's last run, as all that pages of a trainer show."""
+_RUNS: Final = (
+    # From one name to the next by the index: steps are many, and trainers are few.
+    "WITH RECURSIVE n (trainer) AS (SELECT (SELECT min(trainer) FROM begun) UNION ALL "
+    "SELECT (SELECT min(trainer) FROM begun WHERE trainer > n.trainer) FROM n WHERE n.trainer IS NOT NULL "
+    "LIMIT :most) SELECT b.trainer, b.id, b.follows, b.step, b.of_batches, "
+    "(SELECT min(id) FROM begun WHERE trainer = b.trainer AND run = b.run), "
+    "(SELECT min(id) FROM begun WHERE trainer = b.trainer) FROM n JOIN begun b ON b.id = "
+    "(SELECT max(id) FROM begun WHERE trainer = n.trainer AND id <= :until)"
+)
+"""The last run of each trainer."""
 _ENDS: Final = (
     "WITH RECURSIVE n (trainer) AS (SELECT (SELECT min(trainer) FROM trained) UNION ALL "
     "SELECT (SELECT min(trainer) FROM trained WHERE trainer > n.trainer) FROM n WHERE n.trainer IS NOT NULL "
@@ -59,22 +62,21 @@ def whose(db: sqlite3.Connection, trainer: str | None, until: float | None) -> W
     for row, found in _known(db, until):
         if trainer in {None, row.trainer}:
             return found
-    return Whose(trainer)
+    # Of a name that has no steps yet: figures of batches are the live trainer's.
+    return Whose(trainer, of_batches=trainer is None)
 
 
 def _known(db: sqlite3.Connection, until: float | None) -> list[tuple[TrainerRow, Whose]]:
     values = {"until": last_number(until), "most": _MOST}
-    runs = defaultdict(list)
-    for trainer, *run in db.execute(_RUNS, values):
-        runs[trainer].append(run)
+    runs = {trainer: run for trainer, *run in db.execute(_RUNS, values)}
     ends = {trainer: end for trainer, *end in db.execute(_ENDS, values)}
     found = []
     for trainer in {**runs, **ends}:
-        last, follows, step, of_batches, first = runs[trainer][-1] if trainer in runs else (0, None, 0, True, 0)
+        last, follows, step, of_batches, first, oldest = runs.get(trainer, (0, None, 0, True, 0, 0))
         if trainer in ends and ends[trainer][0] > last:
             last, follows, step = ends[trainer]
         # Of a run that nobody was before, the beginning may be gone from the log.
-        since = first if len(runs[trainer]) > 1 else 0
+        since = first if first > oldest else 0
         row = TrainerRow(trainer, follows, step, time_of(last))
         found.append((row, Whose(trainer, since, of_batches=bool(of_batches) and follows is None)))
     return sorted(found, key=lambda each: (each[0].follows is not None, -each[0].last_at, each[0].trainer))

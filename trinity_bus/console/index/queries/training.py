@@ -17,12 +17,13 @@ from trinity_bus.console.index.answers import (
     VersionDetail,
 )
 from trinity_bus.console.index.queries.paging import page_values, row_page
-from trinity_bus.console.index.queries.trainers import whose
+from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
 from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 
 _BEGAN: Final = (
-    "FROM begun b WHERE b.batch_id = a.batch_id AND b.follows IS NULL AND b.id <= :until ORDER BY b.id DESC LIMIT 1"
+    "FROM begun b WHERE b.batch_id = a.batch_id AND b.follows IS NULL AND b.id <= :until "
+    f"AND {OF_LAST_RUN} ORDER BY b.id DESC LIMIT 1"
 )
 _BATCH: Final = (
     "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
