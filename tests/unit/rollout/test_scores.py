@@ -90,7 +90,8 @@ async def test_what_each_part_gave_becomes_a_metric_of_its_run() -> None:
 def in_turn(value: float, *, after: asyncio.Event, then: asyncio.Event) -> Reward:
     """Give a value once something has happened, and tell of it."""
 
-    async def judge(_: Answered) -> float:
+    async def judge(said: Answered) -> float:
+        del said
         await after.wait()
         then.set()
         return value
