@@ -13,12 +13,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
-from schemas import ExplorerHeartbeat
+from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.topics import EXPLORER_EVENTS
 from tests.support.fakes.log import FakeBus
 from tests.support.gateway.rig import KEY, SECRET, Rig, rig
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.gateway import explorers
 from trinity_bus.gateway.address_proof import presence_of, with_proof
 from workers.preconditions import problems
 
@@ -105,6 +106,50 @@ async def test_an_old_heartbeat_that_is_written_again_leads_nobody_to_who_has_it
         assert set(asked) <= {"/proof"}, "no prompt was sent there"
         assert asked, "it was its turn, too"
         assert not any(heads), "nor the key"
+
+
+@pytest.mark.parametrize("ends", ["it has left", "it is killed"])
+async def test_who_was_asked_before_proves_anew_where_somebody_else_may_have_the_address(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with rig(2) as here, aiohttp.ClientSession(headers=MINE) as http:
+        events = FakeBus(here.log).producer()
+
+        async def ask() -> None:
+            for number in range(8):
+                async with http.post(f"{here.url}/v1/chat/completions", json=ASKED | {"seed": number}) as told:
+                    assert told.status == 200
+
+        async def usable(*names: str) -> None:
+            await until(lambda: [one.name for one in here.gateway.explorers.usable] == [*names], 10)
+
+        await ask()
+        assert here.engines["explorer-1"].prompts, "it has been met"
+        gone = here.sides["explorer-1"]
+        old = gone.told(beat(explorer="explorer-1"))
+        await here.lose("explorer-1")
+        if ends == "it has left":
+            await (
+                await events.send(
+                    EXPLORER_EVENTS, "explorer-1", ExplorerLeft(explorer="explorer-1", incarnation="life")
+                )
+            )
+            await usable("explorer-0")
+        else:
+            monkeypatch.setattr(explorers, "_PROVED_S", 0.0)
+        async with TestServer(app, port=int(gone.address.rpartition(":")[2])):
+            await (await events.send(EXPLORER_EVENTS, "explorer-1", old))
+            await usable("explorer-0", "explorer-1")
+            await ask()
+    assert set(asked) == {"/proof"}
 
 
 def test_a_key_that_can_be_guessed_from_its_proofs_is_refused() -> None:

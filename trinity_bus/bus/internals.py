@@ -91,6 +91,7 @@ __all__ = [
     "client_of",
     "close_sender",
     "fail_all",
+    "keep_batches_for",
     "look_at_errors",
     "murmur2",
     "oldest_of",
@@ -282,6 +283,11 @@ def add_to_transaction(producer: AIOKafkaProducer, partition: TopicPartition) ->
 def pending_offsets(manager: TransactionManager) -> int:
     """Return for how many groups offsets are to be committed with the transaction."""
     return len(manager._pending_txn_offsets)
+
+
+def keep_batches_for(producer: AIOKafkaProducer, seconds: float) -> None:
+    """Have batches wait so long for a leader of their partition; the client takes the limit of one request."""
+    producer._message_accumulator._batch_ttl = seconds
 
 
 def queued_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:

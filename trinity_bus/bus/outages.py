@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
 """How long a transactional producer may take to disconnect: nothing is pending that counts."""
+CLOSE_S = 30.0
+"""How long another one may take, or as long as brokers may be away: what was sent is to become durable."""
 TOLD_S = 10.0
 """What takes so long is no hiccup any more."""
 _WATCH_S = 1.0

@@ -40,7 +40,7 @@ from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.metadata import partitions_known
-from trinity_bus.bus.outages import LEAVE_S, give_up, limit_outages
+from trinity_bus.bus.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.producer_client import started_client
@@ -101,9 +101,10 @@ class Producer:
         if self._watch is not None:
             self._watch.cancel()
         transactional = self.transactional_id is not None
+        limit_s = LEAVE_S if transactional else min(CLOSE_S, self._outage_s)
         try:
             async with (
-                asyncio.timeout(LEAVE_S if transactional else self._settings.request_timeout_s),
+                asyncio.timeout(limit_s),
                 bounded_shutdown(client.client),
             ):
                 await client.stop()
@@ -114,7 +115,7 @@ class Producer:
             if not transactional:
                 raise SendError(
                     f"close producer {self._client_id}: not all records are durable after "
-                    f"{self._settings.request_timeout_s:g} s; is the broker running?"
+                    f"{limit_s:g} s; is the broker running?"
                 ) from None
 
     async def __aenter__(self) -> Self:

@@ -6,6 +6,7 @@ from aiokafka import AIOKafkaProducer
 
 from schemas.topics import TOPICS
 from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.internals import keep_batches_for
 from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
@@ -40,6 +41,7 @@ async def started_client(settings: KafkaSettings, client_id: str, transactional_
             else {"transaction_timeout_ms": round(1000 * min(settings.outage_s, MAX_TRANSACTION_S))}
         ),
     )
+    keep_batches_for(client, settings.outage_s)
     doing = f"start producer {transactional_id or client_id}"
     try:
         with kafka_errors(doing):

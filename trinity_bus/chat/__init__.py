@@ -5,8 +5,8 @@
     messages, tools ──> Session.prompt ──> Prompt (token ids) ──> an engine
          ^                                                           |
          |                                                           v
-    Said (text, reasoning, tool calls: to show and to execute) <── Session.add <── the tokens that were drawn
-                                                                     |
+    ModelReply (text, reasoning, tool calls) <── Session.add <── the tokens that were drawn
+                                                      |
                                               samples, ready for ``schemas.experience.Rollout``
 
 One rule: a token that was drawn is never made again from text. What follows is appended to what was prompted and drawn

@@ -2,7 +2,7 @@
 
 A session is what one agent says to a model: one conversation, or several with common beginnings::
 
-    prompt(messages) --> Prompt --engine--> add(prompt, completion) --> Said --> the caller's next messages
+    prompt(messages) --> Prompt --engine--> add(prompt, completion) --> ModelReply --> the caller's next messages
 
     messages are                                               the prompt is            and its answer
     the first ever                                             all of them, written     begins the first sample

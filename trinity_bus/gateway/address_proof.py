@@ -9,9 +9,9 @@
 Whoever may write ``explorer-events`` can write any heartbeat. So an address comes with an HMAC-SHA256 over it, keyed by
 that key, of one explorer, one incarnation of it and one pool: copied, it leads to nobody else. It is on the log for all
 to read, so the key is to be one that cannot be guessed; and an old heartbeat can be written again when its address is
-somebody else's. So who is asked there for the first time has to prove that they know the key, and are that incarnation
-at that address, over a random value that was never used before: what is passed on to the true explorer comes back with
-the address of that one, and what was said once is worth nothing.
+somebody else's. So who is asked there, for the first time since they came and every ten seconds from then on, has to
+prove that they know the key, and are that incarnation at that address, over a random value that was never used before:
+what is passed on to the true explorer comes back with the address of that one, and what was said once is worth nothing.
 """
 
 import hashlib

@@ -7,8 +7,9 @@
                 |                    |
                 '--no answer, 503 ---'--cut off, tokens known--> CHOOSING, with these tokens after the prompt
 
-Who is asked for the first time, or again after it was lost, proves before that it is who its heartbeat says
-(``address_proof``): nothing is sent to others, the key least of all.
+Who is asked for the first time, or again after it was gone or lost, or ten seconds after its last proof, proves before
+that it is who its heartbeat says (``address_proof``): nothing is sent to others, the key least of all. What is left is
+an address that becomes a stranger's within those seconds, of an explorer that ended without a word.
 
 A request that is not streamed is drawn anew by the next explorer. Of one that is, the tokens that have arrived are
 kept: the next explorer is asked with prompt and tokens, for the rest. That is one draw from the same policies, unless
@@ -36,7 +37,6 @@ import aiohttp
 
 from schemas.sampling import Sampling
 from trinity_bus.gateway import wire
-from trinity_bus.gateway.address_proof import Presence
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
@@ -49,6 +49,8 @@ _MOST_TRIES: Final = 4
 _LOOK_S: Final = 0.1
 """How often it is looked for an explorer while there is none."""
 _CONNECT_S: Final = 5.0
+_PROVED_S: Final = 10.0
+"""How long it is believed what an explorer has proved."""
 _MOST_ANSWER: Final = 100
 """Bytes of a proof that are read; it has 64."""
 
@@ -112,8 +114,8 @@ class Explorers:
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
-        self._met: dict[str, Presence] = {}
-        """Who has proved to be there, by name, until they are lost."""
+        self._met: dict[str, tuple[int, float]] = {}
+        """Who has proved to be there, by name, until they are lost: which arrival of theirs, and when."""
         self.moved = 0
         """Requests that were given to another explorer because one failed."""
 
@@ -330,12 +332,14 @@ class Explorers:
             raise _CutOffError(str(error) or type(error).__name__) from error
 
     async def _meet(self, explorer: ServingExplorer, client: aiohttp.ClientSession) -> None:
-        """Have an explorer that is asked for the first time prove that it is there.
+        """Have an explorer prove that it is there, unless it has just done so.
 
         Raises:
             _CutOffError: It does not.
         """
-        if self._met.get(explorer.name) == explorer.presence:
+        arrival, proved_at = self._met.get(explorer.name, (-1, 0.0))
+        asked_at = time.monotonic()
+        if arrival == explorer.arrival and asked_at - proved_at < _PROVED_S:
             return
         nonce = secrets.token_hex(16)
         try:
@@ -353,7 +357,7 @@ class Explorers:
                 f"{explorer.address} does not prove to be it: its heartbeat was an old one, written again, or it is of "
                 "an earlier version"
             )
-        self._met[explorer.name] = explorer.presence
+        self._met[explorer.name] = explorer.arrival, asked_at
 
     async def _refused(self, explorer: ServingExplorer, response: aiohttp.ClientResponse) -> None:
         why = (await response.content.read(1000)).decode(errors="replace")

@@ -8,9 +8,11 @@
                                                                 '------------the next heartbeat---------'
 
 One that takes new weights (``syncing``) is asked like any other: its engine goes on while they arrive. An address
-without its proof (``address_proof``) is passed over, and told once.
+without its proof (``address_proof``) is passed over, and told once. Whoever comes, or comes again after it was gone,
+does so with a number of its own: what was proved before is not believed of it.
 """
 
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +34,8 @@ class ServingExplorer:
     version: int
     attempts: int
     """Of tasks, that it works on beside what it is asked over HTTP."""
+    arrival: int = 0
+    """Another one for each time that it came, and wherever it is."""
 
     @property
     def name(self) -> str:
@@ -65,6 +69,7 @@ class ServingFleet:
         self._key = key
         self._silence_s = silence_s
         self._known: dict[str, tuple[ServingExplorer, float]] = {}
+        self._arrivals = itertools.count()
         self._doubted: set[str] = set()
         self._unproved: set[str] = set()
 
@@ -79,7 +84,11 @@ class ServingFleet:
             self._known.pop(beat.explorer, None)
             return
         self._doubted.discard(beat.explorer)
-        explorer = ServingExplorer(presence_of(beat), beat.model_version, len(beat.running))
+        presence = presence_of(beat)
+        former, until = self._known.get(beat.explorer, (None, now))
+        stayed = former is not None and former.presence == presence and now <= until
+        arrival = former.arrival if former and stayed else next(self._arrivals)
+        explorer = ServingExplorer(presence, beat.model_version, len(beat.running), arrival)
         self._known[beat.explorer] = explorer, now + beat.silent_after_s(self._silence_s)
 
     def _pass_over(self, beat: ExplorerHeartbeat) -> None:

@@ -1,6 +1,7 @@
 """The health of this process: one state, kept by a task of its event loop, and served where a port is set."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -31,7 +32,8 @@ def watching(what: str, keeps_up: Callable[[], Awaitable[bool]]) -> Iterator[Non
         what: Such as ``"the inputs"``, for people.
         keeps_up: Whether something was read since the last call, or there was nothing to read. Never raises.
     """
-    name = what if what not in _watched else f"{what} ({len(_watched)})"
+    numbered = (what if number == 1 else f"{what} ({number})" for number in itertools.count(1))
+    name = next(one for one in numbered if one not in _watched)
     _watched[name] = keeps_up
     try:
         yield

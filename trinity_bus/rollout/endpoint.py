@@ -67,7 +67,7 @@ class Endpoint:
     Args:
         ctx: The run's.
         session: Notes what is said.
-        sampling: The task's wishes.
+        sampling: The task's wishes, for the model that is trained.
     """
 
     def __init__(self, ctx: RolloutContext, session: Session, sampling: Sampling | None = None) -> None:
@@ -138,7 +138,7 @@ class Endpoint:
         if not self._knows(request):
             return _error(401, "this is not the key of this run", "authentication_error")
         try:
-            asked = read_request(await request.read(), self._sampling)
+            asked = read_request(await request.read(), None)
             await self.ctx.end_turn()
             answer = await (self._drawn if asked.model in (*_POLICY, self.ctx.model) else self._of_pool)(asked)
         except web.HTTPRequestEntityTooLarge:
@@ -163,9 +163,10 @@ class Endpoint:
         prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         # An answer of a shape that was asked for (response_format) is not drawn as the others are.
-        how = merge_sampling(self.ctx.sampling, asked.sampling)
-        for completion in await self.ctx.generate(prompt.token_ids, asked.sampling, asked.n):
-            said = self._session.add(prompt, completion, asked.sampling.stop or (), how)
+        wishes = asked.sampling if self._sampling is None else merge_sampling(self._sampling, asked.sampling)
+        how = merge_sampling(self.ctx.sampling, wishes)
+        for completion in await self.ctx.generate(prompt.token_ids, wishes, asked.n):
+            said = self._session.add(prompt, completion, wishes.stop or (), how)
             drawn = completion.token_ids, completion.logprobs
             choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
         return self._answer(asked, len(prompt.token_ids), choices)

@@ -2,9 +2,10 @@
 
     ``weighted((1.0, numeric()), (0.2, matches(r"<answer>.*</answer>")), (-0.5, longer_than(400, by=200)))``
 
-A part gives a number between 0 and 1, which is also told in ``Answered.metrics``: as ``reward/numeric`` say, a second
-part of that kind as ``reward/numeric_2``. Whatever it raises is the failure of its run: a reward that cannot be found
-out is never zero. What a response earns with something that it does not have, an answer that is no number say, is zero.
+A part gives a number between 0 and 1, which is also told in ``Answered.metrics``: as ``reward/numeric`` say, the second
+part of that kind as ``reward/numeric_2``, whether or not the first was judged. Whatever it raises is the failure of its
+run: a reward that cannot be found out is never zero. What a response earns with something that it does not have, an
+answer that is no number say, is zero.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from fractions import Fraction
 from string import Template
@@ -252,41 +254,83 @@ async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) ->
 def weighted(*parts: tuple[float, Reward]) -> Reward:
     """Add parts up, each with its weight; they are judged at once."""
 
-    async def judge(said: Answered) -> float:
-        values = await asyncio.gather(*(part(said) for _, part in parts))
-        for (_, part), value in zip(parts, values, strict=True):
-            _tell(said, part, value)
+    async def add(ask: _Ask) -> float:
+        values = await asyncio.gather(*(ask(at) for at in range(len(parts))))
         return sum(weight * value for (weight, _), value in zip(parts, values, strict=True))
 
-    return judge
+    return _Composed("weighted", [part for _, part in parts], add)
 
 
 def gated(gate: Reward, then: Reward, *, otherwise: float = 0.0) -> Reward:
     """Judge by ``then`` where ``gate`` gives 1, which is judged first; else the reward is ``otherwise``."""
 
-    async def judge(said: Answered) -> float:
-        if _tell(said, gate, await gate(said)) < 1.0:
-            return otherwise
-        return _tell(said, then, await then(said))
+    async def choose(ask: _Ask) -> float:
+        return otherwise if await ask(0) < 1.0 else await ask(1)
 
-    return judge
+    return _Composed("gated", [gate, then], choose)
 
 
 def shaped(reward: Reward, shape: Callable[[float], float]) -> Reward:
     """Bend a reward into shape, such as ``shaped(reward, lambda value: value**2)``."""
 
-    async def judge(said: Answered) -> float:
-        return shape(_tell(said, reward, await reward(said)))
+    async def bend(ask: _Ask) -> float:
+        return shape(await ask(0))
 
-    return judge
+    return _Composed("shaped", [reward], bend)
 
 
-def _tell(said: Answered, part: Reward, value: float) -> float:
-    """Return what a part gave, and tell it by the name of what made the part."""
-    name = f"reward/{getattr(part, '__qualname__', type(part).__name__).partition('.')[0]}"
-    numbered = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
-    said.metrics[next(one for one in numbered if one not in said.metrics)] = value
-    return value
+type _Ask = Callable[[int], Awaitable[float]]
+"""Judges by one of the parts, and tells what it gave."""
+
+
+class _Composed:
+    """A reward made of parts. A part is told by its place, whichever is judged first, or not at all.
+
+    Args:
+        kind: What made it.
+        parts: Of it; those of a part come before it.
+        combine: Makes one number of theirs.
+    """
+
+    def __init__(self, kind: str, parts: Sequence[Reward], combine: Callable[[_Ask], Awaitable[float]]) -> None:
+        self.kind = kind
+        self.names: Counter[str] = Counter()
+        """How many parts of each name there are, at any depth."""
+        self._combine = combine
+        self._parts: list[tuple[Reward, str, Counter[str]]] = []
+        """With its name, and the names before it."""
+        for part in parts:
+            name = _name_of(part)
+            self._parts.append((part, name, self.names.copy()))
+            self.names.update(part.names if isinstance(part, _Composed) else ())
+            self.names[name] += 1
+
+    async def __call__(self, said: Answered) -> float:
+        return await self.judge(said, Counter())
+
+    async def judge(self, said: Answered, before: Counter[str]) -> float:
+        """Judge a response, as a part of a reward with these names before this one's."""
+
+        async def ask(at: int) -> float:
+            part, name, here = self._parts[at]
+            taken = before + here
+            if isinstance(part, _Composed):
+                value = await part.judge(said, taken)
+                taken += part.names
+            else:
+                value = await part(said)
+            numbers = itertools.count(taken[name] + 1)
+            told = (f"reward/{name}" if number == 1 else f"reward/{name}_{number}" for number in numbers)
+            said.metrics[next(one for one in told if one not in said.metrics)] = value
+            return value
+
+        return await self._combine(ask)
+
+
+def _name_of(part: Reward) -> str:
+    if isinstance(part, _Composed):
+        return part.kind
+    return str(getattr(part, "__qualname__", type(part).__name__)).partition(".")[0]
 
 
 def last_block(response: str) -> str:

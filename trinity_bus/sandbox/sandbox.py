@@ -10,7 +10,8 @@ variables, and the sandbox's folder as working folder, home and place of tempora
 it is not kept from: reading files that its user may read. So run runners as a user of their own
 (``explorer.runner_user``). It lives as long as its block, and so through scoring.
 
-Its owner holds a lock on the folder. Where the owner is killed, the next process that opens a sandbox removes it.
+Its owner holds a lock on the folder. Where the owner is killed, the next process that opens its first sandbox removes
+it, if the folder is a minute old by then.
 
 Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
 limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
@@ -176,7 +177,12 @@ class Sandbox:
             os.close(self._lock)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(_remove_left)
+        try:
+            await asyncio.to_thread(_remove_left)
+        except BaseException:
+            # Its block is never left, because it is not entered.
+            await self.terminate()
+            raise
         return self
 
     async def __aexit__(

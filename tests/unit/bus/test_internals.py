@@ -42,6 +42,7 @@ ATTRIBUTES = [
     "connection.connect",
     "connection.connected",
     "consumer._client",
+    "producer._message_accumulator._batch_ttl",
     "producer._message_accumulator._batches",
     "producer._message_accumulator._pending_batches",
     "producer._message_accumulator.fail_all",

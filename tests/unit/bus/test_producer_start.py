@@ -1,6 +1,7 @@
 """Starting a producer: a broker that is not ready yet for transactions is waited for as one that is away."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,12 +9,16 @@ from trinity_bus.bus.producer import Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 
+MADE: list["SlowClient"] = []
+
 
 class SlowClient:
     """Stands for the client library's producer: the broker gives it a producer id only after a while."""
 
     def __init__(self, **_options: object) -> None:
         self.client = self
+        self._message_accumulator = SimpleNamespace()
+        MADE.append(self)
 
     async def start(self) -> None:
         # The time itself is what is tested.
@@ -42,6 +47,11 @@ async def test_a_start_may_take_longer_than_one_request() -> None:
     kafka = settings(request_timeout_s=0.01, outage_s=60.0)
     async with Producer(kafka, client_id="test", transactional_id="test.taskset.t"):
         pass
+
+
+async def test_what_is_sent_waits_for_a_leader_as_long_as_brokers_may_be_away() -> None:
+    async with Producer(settings(request_timeout_s=10.0, outage_s=60.0), client_id="test"):
+        assert MADE[-1]._message_accumulator._batch_ttl == 60.0
 
 
 async def test_a_start_that_takes_longer_than_an_outage_may_is_given_up() -> None:

@@ -13,6 +13,7 @@ from trinity_bus.chat.formats import (
     read_xml,
     split_reasoning,
 )
+from trinity_bus.chat.formats.call import Read
 
 ADD = ParsedCall("add", {"a": 1})
 
@@ -80,6 +81,18 @@ def test_what_cannot_be_read_is_a_flaw_in_words(reader: Format, text: str, why: 
     assert flaw.startswith("this tool call could not be read")
     assert why in flaw
     assert len(flaw) < 500
+
+
+def test_arguments_that_can_be_read_and_not_be_written_again_are_a_flaw(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_deep(*_given: object, **_options: object) -> str:
+        raise RecursionError
+
+    # How deep the parser and the writer go is the interpreter's.
+    monkeypatch.setattr("trinity_bus.chat.formats.call.json.dumps", too_deep)
+    read = Read("")
+    read.add("add", {"a": 1}, "so")
+    assert read.calls == []
+    assert "nested too deep" in read.flaws[0]
 
 
 def test_too_many_calls_are_a_flaw() -> None:

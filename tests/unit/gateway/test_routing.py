@@ -86,6 +86,26 @@ def test_who_is_heard_of_at_an_address_can_be_asked_until_it_is_silent() -> None
     assert fleet.usable(12) == []
 
 
+def test_who_comes_again_has_a_new_arrival_and_who_stays_keeps_theirs() -> None:
+    fleet = ServingFleet("policy", model="policy", key=KEY, silence_s=10)
+
+    def arrival(now: float, **said: object) -> int:
+        fleet.heard(beat("a", **said), now)
+        return fleet.usable(now)[0].arrival
+
+    arrivals = [arrival(0)]
+    assert arrival(9, model_version=4) == arrivals[0]
+    fleet.doubt("a")
+    assert arrival(10) == arrivals[0]
+    fleet.left(ExplorerLeft(explorer="a", incarnation="life"))
+    arrivals.append(arrival(11))
+    fleet.heard(beat("a", state="draining"), 12)
+    arrivals.append(arrival(13))
+    # It was silent, and nobody has looked meanwhile.
+    arrivals += [arrival(24), arrival(25, address="elsewhere:1"), arrival(26, incarnation="next")]
+    assert sorted(set(arrivals)) == arrivals
+
+
 def test_what_is_noted_is_bounded_and_beginnings_are_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MOST_BLOCKS", 10)
     router, one = Router(), explorer("e0")

@@ -18,7 +18,7 @@ from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server import engine as server_engine
-from trinity_bus.inference.server.answers import load_of
+from trinity_bus.inference.server.answers import load_of, read_answer
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.inference.server.kinds import KINDS
 from trinity_bus.runtime.http import listening
@@ -310,3 +310,12 @@ vllm:num_preemptions_total{engine="0"} 1.0
     assert load_of(text, KINDS["sglang"].metrics, 4) is None
     with pytest.raises(GenerationError, match="many"):
         load_of("vllm:num_requests_running many", names, 4)
+
+
+def test_an_answer_of_more_responses_than_any_request_asks_for_is_none() -> None:
+    def body(choices: int) -> bytes:
+        return json.dumps({"choices": [{"index": 0}] * choices}).encode()
+
+    assert len(read_answer(body(1024)).choices) == 1024
+    with pytest.raises(GenerationError, match=r"length <= 1024"):
+        read_answer(body(1025))

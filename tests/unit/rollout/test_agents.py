@@ -11,6 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from schemas import Task, Turn
 from schemas.codec import decode, encode
+from schemas.sampling import Sampling
 from schemas.turn import chain
 from tests.support.fakes.turns import turn
 from trinity_bus import PartialRunsError, Rollout, RolloutContext, WorkflowError
@@ -175,10 +176,12 @@ def test_another_name_is_another_model_whose_answers_are_no_part_of_the_samples(
         return await verdict(Answered(said, ctx=model.ctx))
 
     judge, engine = ScriptedEngine(["Yes.", "Score: 4"]), ScriptedEngine(["3"])
-    (rollout,) = asyncio.run(run_workflow(workflow(solve), TASK, engine, {"judge": judge}))
+    # The task's wishes are for the model that is trained.
+    task = TASK.model_copy(update={"sampling": Sampling(max_tokens=7, temperature=0.5, stop=["Y"])})
+    (rollout,) = asyncio.run(run_workflow(workflow(solve), task, engine, {"judge": judge}))
     assert (rollout.reward, rollout.metrics["turns"]) == (0.4, 1.0)
-    assert len(engine.requests) == 1
-    assert [request.sampling.temperature for request in judge.requests] == [0.0, None]
+    assert [request.sampling for request in engine.requests] == [task.sampling]
+    assert [request.sampling for request in judge.requests] == [Sampling(temperature=0.0), Sampling()]
 
 
 def test_an_answer_of_a_shape_that_was_asked_for_is_told_from_those_that_a_trainer_can_repeat() -> None:

@@ -11,7 +11,7 @@ from schemas.turn import chain
 from tests.support.fakes.turns import turn
 from trinity_bus import Conversation, RolloutContext, Sandbox, ToolWorkflow, sandboxed_python
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.tools import PythonTool
+from trinity_bus.rollout.tools import PythonTool, ToolError
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
@@ -69,6 +69,30 @@ async def test_a_tool_has_the_context_of_its_run_and_the_sandbox_that_its_other_
 async def test_a_program_says_what_it_prints_and_how_it_failed(code: str, shown: str) -> None:
     async with Sandbox() as box:
         assert await sandboxed_python(code, box) == shown
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.remove('program.py'); os.symlink('/etc/passwd', 'program.py')",
+        "import os; os.remove('program.py'); os.mkdir('program.py')",
+    ],
+)
+async def test_a_program_that_spoils_its_place_fails_the_next_call_and_not_the_run(code: str) -> None:
+    async with Sandbox() as box:
+        assert await sandboxed_python(code, box) == ""
+        with pytest.raises(ToolError, match=r"the program cannot be written: 'program\.py'"):
+            await sandboxed_python("print(1)", box)
+
+
+async def test_a_folder_that_cannot_be_entered_fails_the_call_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_command: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    async with Sandbox() as box:
+        monkeypatch.setattr(box, "exec", refuse)
+        with pytest.raises(ToolError, match="cannot be entered: Permission denied"):
+            await sandboxed_python("print(1)", box)
 
 
 async def test_the_sandbox_of_a_run_that_goes_on_elsewhere_holds_what_it_held() -> None:

@@ -1,5 +1,6 @@
 """Rewards made of parts."""
 
+import asyncio
 import sys
 from typing import Any
 
@@ -24,7 +25,7 @@ from trinity_bus.rollout.scores import (
     valid_json,
     weighted,
 )
-from trinity_bus.rollout.workflows.single_turn import Answered, run_single_turn
+from trinity_bus.rollout.workflows.single_turn import Answered, Reward, run_single_turn
 from trinity_bus.sandbox import SandboxLimits
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
@@ -84,6 +85,33 @@ async def test_what_each_part_gave_becomes_a_metric_of_its_run() -> None:
     assert parts == {**{f"reward/{name}": 1.0 for name in ones}, "reward/matches_2": 0.0}
     # What was not asked for is not told.
     assert "reward/numeric" not in second.metrics
+
+
+def in_turn(value: float, *, after: asyncio.Event, then: asyncio.Event) -> Reward:
+    """Give a value once something has happened, and tell of it."""
+
+    async def judge(said: Answered) -> float:
+        del said
+        await after.wait()
+        then.set()
+        return value
+
+    return judge
+
+
+async def test_parts_are_told_by_their_places_whichever_is_judged_first() -> None:
+    now, later = asyncio.Event(), asyncio.Event()
+    now.set()
+    first, second = in_turn(0.25, after=later, then=now), in_turn(0.75, after=now, then=later)
+    said = Answered("so")
+    await weighted((1.0, gated(matches("so"), first)), (1.0, gated(matches("so"), second)))(said)
+    assert (said.metrics["reward/in_turn"], said.metrics["reward/in_turn_2"]) == (0.25, 0.75)
+
+
+async def test_a_part_that_is_not_judged_keeps_its_name() -> None:
+    said = Answered("it is 3", "3")
+    await weighted((1.0, gated(matches("was"), numeric())), (1.0, gated(matches("is"), numeric())))(said)
+    assert {name for name in said.metrics if "numeric" in name} == {"reward/numeric_2"}
 
 
 async def test_what_was_cut_is_too_long() -> None:

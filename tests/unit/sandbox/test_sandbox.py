@@ -148,3 +148,16 @@ async def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_no
         async with Sandbox():
             assert not left.exists()
             assert all(folder.exists() for folder in (new, other, box.folder))
+
+
+async def test_a_sandbox_whose_block_is_not_entered_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("trinity_bus.sandbox.sandbox._remove_left", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await Sandbox().__aenter__()
+    assert not list(tmp_path.iterdir())

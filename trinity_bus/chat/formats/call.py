@@ -54,8 +54,8 @@ class Read:
             self.flaw(written, "its arguments are no JSON object")
         elif len(self.calls) == MAX_CALLS:
             self.flaw(written, f"there are more than {MAX_CALLS} calls")
-        elif not _can_be_sent(name, arguments):
-            self.flaw(written, "it has half a character")
+        elif (why := _unsendable(name, arguments)) is not None:
+            self.flaw(written, why)
         else:
             self.calls.append(ParsedCall(name, arguments))
 
@@ -78,12 +78,15 @@ class Read:
         self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
 
 
-def _can_be_sent(name: str, arguments: dict[str, Any]) -> bool:
+def _unsendable(name: str, arguments: dict[str, Any]) -> str | None:
+    """Return why a call cannot be written as JSON again; None where it can."""
     try:
         json.dumps([name, arguments], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return "it has half a character"
+    except RecursionError:
+        return "its arguments are nested too deep"
+    return None
 
 
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus.inference.completion import EngineCompletion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import GenerationError
@@ -36,7 +37,8 @@ class AnsweredChoice(msgspec.Struct):
 class ServerAnswer(msgspec.Struct):
     """The body of an answer, or of an event of a stream."""
 
-    choices: list[AnsweredChoice] = []
+    choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_REPEAT_TIMES)] = []
+    """No request asks for more."""
 
 
 TOP: Final = 5
