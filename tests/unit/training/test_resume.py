@@ -39,7 +39,7 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
                     "total_steps",
                     "export_dir",
                 ),
-                *("checkpoint_dir", "publish", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
+                *("checkpoint_dir", "publish", "adapter_rank", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
                 *("model_path", "max_tokens", "dtype", "engine"),
                 *("objective_options", "stages"),
             }
