@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trinity_bus.training.checkpoint import PROGRESS
-from trinity_bus.training.checkpoint.folders import PARTIAL
+from trinity_bus.training.checkpoint.folders import PARTIAL, STATE
 from trinity_bus.training.checkpoint.manifest import read_manifest, verify
 from trinity_bus.training.companions import CONFIG, INDEX, write_companions
 from trinity_bus.training.errors import CheckpointError
 
 type Form = Literal["hf", "reference"]
 
-_OPTIMIZER: Final = "optimizer.safetensors"
 _REFERENCES: Final = re.compile(r"global_step_(\d+)")
 _POINTER: Final = "latest_checkpointed_iteration.txt"
 
@@ -61,7 +60,7 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
     try:
         folder.mkdir(parents=True)
         for path in sorted(weights.glob("*.safetensors")):
-            if path.name != _OPTIMIZER:
+            if path.name != STATE:
                 shutil.copyfile(path, folder / path.name)
         if (weights / INDEX).exists():
             shutil.copyfile(weights / INDEX, folder / INDEX)
@@ -77,7 +76,7 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
 def _read(source: Path) -> tuple[int, Path, str | None]:
     """Return step, folder of the weights, and their type where it is known."""
     if (source / PROGRESS).exists():
-        verify(source, lambda name: name != _OPTIMIZER)
+        verify(source, lambda name: name != STATE)
         manifest = read_manifest(source)
         return manifest.progress.step, source, manifest.dtype
     match = _REFERENCES.fullmatch(source.resolve().name)

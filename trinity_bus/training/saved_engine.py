@@ -19,6 +19,7 @@ import torch.distributed as dist
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import adapters, checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.folders import ADAPTER
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.engine import TrainingEngine
@@ -145,7 +146,7 @@ class SavedEngine(TrainingEngine):
             written.set_result(checkpoint.folder_of(directory, progress.step))
             return written
         state = {f"optimizer.{name}": tensor for name, tensor in copies(self._optimizer_state()).items()}
-        state |= {f"adapter.{name}": tensor for name, tensor in copies(self.adapter_tensors()).items()}
+        state |= {ADAPTER + name: tensor for name, tensor in copies(self.adapter_tensors()).items()}
         if self._critic is not None:
             state |= {f"critic.{name}": tensor for name, tensor in copies(self._critic.state().items()).items()}
         state["rng.torch"] = torch.get_rng_state()

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,12 +21,9 @@ from safetensors.torch import save_file
 
 from trinity_bus.training import checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.folders import STATE
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
-
-STATE: Final = "optimizer.safetensors"
-"""The optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters; and the random
-generators' state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.base import BASE, identity
@@ -21,11 +22,6 @@ from trinity_bus.weights.errors import TensorFileError
 
 if TYPE_CHECKING:
     import torch
-
-STATE = "optimizer.safetensors"
-"""The file of a checkpoint that adapters are in."""
-_ADAPTER = "adapter."
-"""Before their names there."""
 
 
 class PublishedTensors(Protocol):
@@ -105,8 +101,8 @@ class AdapterAlone:
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
         """See :class:`PublishedTensors`."""
-        for name, tensor in read_tensors(folder / STATE, [_ADAPTER + name for name in self._names]):
-            yield name.removeprefix(_ADAPTER), self._scaled(name, tensor)
+        for name, tensor in read_tensors(folder / STATE, [ADAPTER + name for name in self._names]):
+            yield name.removeprefix(ADAPTER), self._scaled(name, tensor)
         yield self._base
 
     def _scaled(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":

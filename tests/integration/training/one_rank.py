@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, same, saved, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import layout_rules, parallel, saving
+from trinity_bus.training import layout_rules, parallel
+from trinity_bus.training.checkpoint.folders import STATE
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import FAMILIES, read_shape
 from trinity_bus.training.megatron_engine import MegatronEngine
@@ -58,7 +59,7 @@ def go_on(engine: RankEngine, before: Path, after: Path) -> None:
     """Takes over what another layout has written, all of it and exactly, and trains a step on it."""
     progress = engine.load_latest(before)
     assert progress is not None
-    kept = load_file(before / f"step-{progress.step:08d}" / saving.STATE)
+    kept = load_file(before / f"step-{progress.step:08d}" / STATE)
     kept = {name: tensor for name, tensor in kept.items() if name.startswith(("optimizer.", "adapter.", "critic."))}
     assert len(kept) > 1
     has = {f"optimizer.{name}": tensor.clone() for name, tensor in engine._optimizer_state()}

@@ -11,6 +11,11 @@ from typing import Final
 from trinity_bus.training.errors import CheckpointError
 
 PROGRESS: Final = "progress.json"
+STATE: Final = "optimizer.safetensors"
+"""The file with the optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters;
+and the random generators' state."""
+ADAPTER: Final = "adapter."
+"""Before the names of an adapter's tensors there."""
 PARTIAL: Final = ".partial-"
 _STEP: Final = re.compile(r"step-(\d{8,})")
 
