@@ -1,8 +1,8 @@
 """What the C library does with memory that a process has freed.
 
 glibc gives large blocks back to the system at once, so the buffers of each training step are asked for anew and zeroed
-page by page when they are first touched: 235,000 page faults for each step of 100 million parameters on a CPU, a sixth of
-the step's CPU time. A process that will need the same buffers again does better to keep them.
+page by page when they are first touched: 235,000 page faults for a micro-batch of 100 million parameters on a CPU, and
+a tenth of the step's CPU time. A process that will need the same buffers again does better to keep them.
 """
 
 import ctypes
