@@ -38,7 +38,7 @@ from opentelemetry import trace
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS, chunk_bytes, spans
+from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS, spans
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import Keyring, PeerListener
@@ -106,6 +106,12 @@ class WeightServer:
         checksum = self.staging.stage(version, named_tensors).checksum
         if self._deltas is not None:
             self._deltas.forget(checksum)
+        staged = self.staging.find(checksum)
+        if staged is not None and len(staged.chunk_hashes) > MAX_CHUNKS * HASH_BYTES:
+            _log.warning(
+                "version %d has more than %d chunks: the trainer sends it to each explorer itself, and nobody passes "
+                "it on; a larger trainer.bucket_mib makes fewer", version, MAX_CHUNKS
+            )  # fmt: skip
         return checksum
 
     def keep(self, version: int) -> None:
@@ -177,9 +183,7 @@ class WeightServer:
                 if holder is None:
                     staged = leased.enter_context(self.staging.lease(request.version, request.checksum))
                     channel.send(ANSWER.encode(answer))
-                    chunks = spans(
-                        (bucket.nbytes for bucket in staged.layout), chunk_bytes(staged.manifest.bucket_bytes)
-                    )
+                    chunks = spans((bucket.nbytes for bucket in staged.layout), staged.manifest.bucket_bytes)
                     holding = HeldVersion(request.version, request.checksum, chunks)
                     holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
                     holding.send(channel, request.first)

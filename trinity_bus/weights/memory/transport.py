@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import HASH_BYTES, chunk_bytes, chunk_hash, spans
+from trinity_bus.weights.chunks import HASH_BYTES, chunk_hash, spans
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError, WireError
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.held_version import FRAME, HeldVersion
@@ -81,7 +81,7 @@ class MemoryTransport:
         manifest = TransferManifest.from_json(answer.manifest)
         source.check(manifest)
         if answer.hashes and self._relay is not None:
-            chunks = spans((bucket.nbytes for bucket in manifest.buckets()), chunk_bytes(manifest.bucket_bytes))
+            chunks = spans((bucket.nbytes for bucket in manifest.buckets()), manifest.bucket_bytes)
             if len(answer.hashes) != len(chunks) * HASH_BYTES:
                 raise ManifestError(f"{len(answer.hashes)} bytes of hashes came for {len(chunks)} chunks")
             self._hashes, self._holder = answer.hashes, answer.holder

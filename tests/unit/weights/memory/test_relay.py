@@ -17,7 +17,7 @@ from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import PIECE, chunk_bytes, spans
+from trinity_bus.weights.chunks import MAX_CHUNKS, PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.memory import held_version, transport
@@ -294,10 +294,10 @@ def test_members_and_trainers_of_the_version_before_understand_what_is_said() ->
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4096, 64 << 20, 512 << 20, 8 << 30])
 def test_chunks_fill_buckets_and_the_pieces_of_the_checksum(bucket_bytes: int) -> None:
-    size = chunk_bytes(bucket_bytes)
+    size = chunk_bytes(bucket_bytes, 0)
     assert PIECE % size == 0
     layout = [Bucket((), nbytes) for nbytes in (3 * size + 5, size, 1)]
-    assert spans((bucket.nbytes for bucket in layout), size) == [
+    assert spans((bucket.nbytes for bucket in layout), bucket_bytes) == [
         (0, 0, size),
         (0, size, 2 * size),
         (0, 2 * size, 3 * size),
@@ -305,3 +305,24 @@ def test_chunks_fill_buckets_and_the_pieces_of_the_checksum(bucket_bytes: int) -
         (1, 0, size),
         (2, 0, 1),
     ]
+
+
+def test_a_version_of_hundreds_of_gigabytes_is_passed_on_too() -> None:
+    buckets = [16 << 20] * ((470 << 30) // (16 << 20))
+    chunks = spans(buckets, 16 << 20)
+    assert len(chunks) <= MAX_CHUNKS // 2
+    sizes = [end - start for _, start, end in chunks]
+    # Small where the version is: the chunks of a small model's are as they were.
+    assert (sizes[0], sizes[-1]) == (256 << 10, PIECE)
+    assert sizes == sorted(sizes)
+    assert sum(sizes) == sum(buckets)
+
+
+def test_a_version_that_nobody_can_pass_on_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trinity_bus.weights.memory.server.MAX_CHUNKS", 47)
+    server = WeightServer("127.0.0.2", bucket_bytes=1 << 20)
+    server.stage(0, WEIGHTS.items())
+    assert "nobody passes it on" in caplog.text
+    server.close()
