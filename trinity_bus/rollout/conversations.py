@@ -8,7 +8,8 @@
                                '-- end_turn <-- turn reward <-- its answers, and what was wrong with calls --'
 
 The conversation also ends where the model was cut at a limit, and after ``max_turns`` of its turns. Tokens are never
-made again from text (``trinity_bus.chat``); completed turns outlive the explorer (``RolloutContext.end_turn``).
+made again from text (``trinity_bus.chat``); completed turns outlive the explorer (``RolloutContext.end_turn``), and so
+does each call of a tool (``RolloutContext.call``).
 
 Failures: see ``trinity_bus.rollout.tools``. A run that fails has no reward.
 """

@@ -4,11 +4,13 @@
 
     a question --known from an earlier attempt--> its answer, once                        (nothing is drawn or called)
                '--not known--> asked --> NOTED --complete()--> a ``Turn``, written, and durable when that returns
+                                                 ^ after each call, and at the end of each turn
 
 A question is known by a digest: of the prompt's tokens, how many responses and how they are drawn; or of a call's name
 and arguments. The order in which questions come does not matter, and the same question asked twice gets two answers.
 
-Failures: what was answered and is in no completed turn is asked again by the next attempt: at most the turn under way.
+Failures: what was answered and is in no completed turn is asked again by the next attempt: at most what was drawn since
+the last call, and the call under way.
 Where an attempt asks other questions than the one before, because its workflow is not the same any more, what it asks
 is simply not known.
 """

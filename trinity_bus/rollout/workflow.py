@@ -134,12 +134,23 @@ class RolloutContext:
     ) -> R:
         """Call something that is not to be called again when this run is gone on with, such as a tool.
 
+        When this returns, what it returned is durable, and what was drawn before it. A call during which its explorer
+        dies may be called once more: whether it had done anything nobody can tell.
+
         Args:
             name: What it is called; with its arguments it tells one call from another.
             function: Returns what JSON can hold.
             *args: Its arguments, which JSON can hold.
             **kwargs: The same, by name.
         """
+        value = await self._call_once(name, function, *args, **kwargs)
+        await self.end_turn()
+        return value
+
+    async def _call_once[**P, R](
+        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call something whose result is part of the turn under way."""
         arguments = [args, kwargs]
         if self.turns is not None and (known := self.turns.result(name, arguments)) is not None:
             return cast("R", known[0])
@@ -179,7 +190,7 @@ class RolloutContext:
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
             return await self._pools.chat(pool, messages, asked)
 
-        return await self.call("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
+        return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 
     async def score(
         self, prompt_token_ids: Sequence[int], response_token_ids: Sequence[int], *, pool: str

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 import sys
 import uuid
@@ -534,6 +535,45 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
         assert noted.read_text().split() == ["a0", "a1", "b0", "b1"], "no tool is called twice"
         further = [record_of(received) async for received in turns.replay()]
         assert [(turn.number, turn.attempt, turn.after) for turn in further] == [(2, 2, 1), (3, 2, 2)]
+
+
+async def test_killed_in_the_second_call_of_a_turn_the_first_is_not_made_again(
+    settings: Settings, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    noted = tmp_path / "noted"
+    calls = [{"name": "note", "arguments": {"path": str(noted), "line": line}} for line in ("one", "two")]
+    task = Task(task_id="calls", workflow="notes", prompt="Note it.")
+    alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
+    environment = os.environ | {
+        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
+        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
+        "TRINITY_BUS_EXPLORER__NAME": NAME,
+        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
+        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
+        "ANSWER": "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls),
+    }
+    async with mesh_of(settings) as mesh:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.fakes.engine", env=environment
+        )
+        try:
+            incarnation = await mesh.joined()
+            await mesh.send(dispatch(incarnation, "calls", task=task, **alone))
+            beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
+            await until(lambda: noted.exists() and noted.read_text().split() == ["one", "two"], limit_s=LIMIT_S)
+        finally:
+            process.kill()
+            await process.wait()
+        noted.with_suffix(".go").touch()
+        engine = FakeEngine(answer="Done.")
+        async with exploring(settings, engine, fork_server):
+            second = await mesh.joined(incarnation)
+            await mesh.send(dispatch(second, "calls", task=task, attempt=2, turns=beat.running[0].turns, **alone))
+            result = await mesh.event(RolloutFinished)
+        assert (result.status, result.error) == ("completed", None)
+        assert noted.read_text().split() == ["one", "two", "two"], "only the call under way is made again"
+        assert len(engine.prompts) == 1, "what was drawn before the first call is not drawn again"
+        assert result.metrics[0]["tool_calls"] == 2
 
 
 async def test_a_run_of_a_single_turn_writes_none(settings: Settings, fork_server: ForkServer) -> None:

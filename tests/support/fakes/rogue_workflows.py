@@ -12,18 +12,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from opentelemetry import trace
 
 from schemas.sampling import Sampling
 from schemas.task import Task
 from trinity_bus.rollout import (
+    Conversation,
     PartialRunsError,
     Rollout,
     RolloutContext,
     SingleRunWorkflow,
     ToolTimeoutError,
+    ToolWorkflow,
     register,
 )
 from trinity_bus.rollout.threads import within
@@ -251,6 +253,25 @@ class Converse(SingleRunWorkflow):
         return Rollout(
             prompt_token_ids=prompt, response_token_ids=response, logprobs=logprobs, reward=1.0, versions=[(0, 0)]
         )
+
+
+def note(path: str, line: str) -> int:
+    """Note a line in a file; whoever notes "two" waits then for a file with the suffix ``.go`` beside it."""
+    with Path(path).open("a") as file:
+        file.write(f"{line}\n")
+    while line == "two" and not Path(path).with_suffix(".go").exists():
+        time.sleep(0.01)
+    return len(line)
+
+
+@register("notes")
+class Notes(ToolWorkflow):
+    """A conversation with one tool."""
+
+    tools: ClassVar = (note,)
+
+    async def reward(self, task: Task, conversation: Conversation) -> float:
+        return float(conversation.calls)
 
 
 @register("spy")
