@@ -31,6 +31,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.sandbox import KeptPlaces, Place
 
 _TRACER = trace.get_tracer("trinity_bus.rollout")
 
@@ -111,6 +112,8 @@ class RolloutContext:
     """The turns of each run. None: none are kept."""
     turns: RunTurns | None = None
     """Those of the run that this is the context of."""
+    places: KeptPlaces | None = None
+    """Where sandboxes of runs have their files that the next attempt is to find. None: it finds none."""
 
     def of_run(self, run_id: int) -> "RolloutContext":
         """Return the context of one run: its requests are numbered by themselves, and its turns are kept.
@@ -159,6 +162,15 @@ class RolloutContext:
         if self.turns is not None:
             self.turns.note_result(name, arguments, value)
         return value
+
+    def sandbox_place(self) -> Place:
+        """Return where this run's sandbox has its files: as an earlier attempt left them, if that is gone on with."""
+        if self.places is None:
+            return Place.make()
+        place = self.places.of_run(self.run_id_base)
+        if self.turns is None or not self.turns.resumed:
+            place.clear()
+        return place
 
     def set_state(self, **values: Any) -> None:
         """Say something about this run that people can see while it goes on: in the states of the runners.
