@@ -182,9 +182,7 @@ class TorchEngine(RankEngine):
         with torch.no_grad():
             for name, parameter in self._adapters():
                 if state[name].shape != parameter.shape:
-                    raise CheckpointError(
-                        f"{folder}: {name} {tuple(state[name].shape)} is of another trainer.lora_rank"
-                    )
+                    raise CheckpointError(f"{folder}: {name} {tuple(state[name].shape)} is of another model")
                 parameter.copy_(state[name])
 
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
