@@ -101,7 +101,7 @@ async def test_an_environment_that_shows_something_else_the_second_time_has_the_
 
     async def attempt(said: list[str], shown: list[str]) -> tuple[Any, int]:
         done, engine = list(log), ScriptedEngine(said)
-        dice.make = lambda _: Dice(shown)  # type: ignore[method-assign]
+        dice.make = lambda _: Dice(shown)  # type: ignore[assignment, method-assign]
 
         async def write(completed: Turn) -> None:
             log.append(completed)
