@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_bus.rollout.turns import question_of_call
-from trinity_bus.sandbox import Place
+from trinity_bus.sandbox import SandboxPlace
 
 type Made = tuple[str, Mapping[str, Any]]
 """A tool's name, and its arguments."""
@@ -28,7 +28,7 @@ class Filling:
         place: Of the sandbox.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SandboxPlace) -> None:
         self._place = place
         self._held = place.calls()
         self._made: list[Made] = []

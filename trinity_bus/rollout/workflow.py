@@ -31,7 +31,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.turns import RunTurns
-from trinity_bus.sandbox import KeptPlaces, Place
+from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 
 _TRACER = trace.get_tracer("trinity_bus.rollout")
 
@@ -163,10 +163,10 @@ class RolloutContext:
             self.turns.note_result(name, arguments, value)
         return value
 
-    def sandbox_place(self) -> Place:
+    def sandbox_place(self) -> SandboxPlace:
         """Return where this run's sandbox has its files: as an earlier attempt left them, if that is gone on with."""
         if self.places is None:
-            return Place.make()
+            return SandboxPlace.make()
         place = self.places.of_run(self.run_id_base)
         if self.turns is None or not self.turns.resumed:
             place.clear()

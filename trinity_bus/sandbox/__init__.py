@@ -8,7 +8,7 @@
 
 from trinity_bus.runtime.execution import Executed
 from trinity_bus.sandbox.container import ContainerSandbox
-from trinity_bus.sandbox.place import KeptPlaces, Place
+from trinity_bus.sandbox.place import KeptPlaces, SandboxPlace
 from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
 
-__all__ = ["ContainerSandbox", "Executed", "KeptPlaces", "Place", "Sandbox", "SandboxError", "SandboxLimits"]
+__all__ = ["ContainerSandbox", "Executed", "KeptPlaces", "Sandbox", "SandboxError", "SandboxLimits", "SandboxPlace"]

@@ -39,7 +39,7 @@ _FILES: Final = "files"
 _CALLS: Final = "calls"
 
 
-class Place:
+class SandboxPlace:
     """A folder that is owned.
 
     Args:
@@ -56,13 +56,13 @@ class Place:
         self.files.mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
-    def make(cls) -> "Place":
+    def make(cls) -> "SandboxPlace":
         """Return a new one."""
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         return cls(path, _locked(path), kept=False)
 
     @classmethod
-    def claim(cls, key: str) -> "Place":
+    def claim(cls, key: str) -> "SandboxPlace":
         """Return the one of a name, as its last owner has left it; an empty one, where that cannot be had."""
         path = Path(tempfile.gettempdir()) / f"{_KEPT}{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
         try:
@@ -127,11 +127,11 @@ class KeptPlaces:
 
     def __init__(self, namespace: str, task_id: str) -> None:
         self._task = f"{namespace}/{task_id}"
-        self._claimed: list[Place] = []
+        self._claimed: list[SandboxPlace] = []
 
-    def of_run(self, run_id: int) -> Place:
+    def of_run(self, run_id: int) -> SandboxPlace:
         """Return that of a run, as an earlier attempt on this machine has left it."""
-        place = Place.claim(f"{self._task}/{run_id}")
+        place = SandboxPlace.claim(f"{self._task}/{run_id}")
         self._claimed.append(place)
         return place
 

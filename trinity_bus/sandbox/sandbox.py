@@ -8,7 +8,7 @@
 Each command has user, process, mount, network and IPC namespaces of its own (``jail``), an environment of four
 variables, and the sandbox's folder as working folder, home and place of temporary files: it writes nowhere else. What
 it is not kept from: reading files that its user may read. So run runners as a user of their own
-(``explorer.runner_user``). It lives as long as its block, and so through scoring; where its files go is a ``Place``,
+(``explorer.runner_user``). It lives as long as its block, and so through scoring; where its files go is a ``SandboxPlace``,
 which outlives its owner where that is a run to be gone on with.
 
 Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
@@ -31,7 +31,7 @@ from typing import Final, Self
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.execution import Executed, Process, execute, kill
 from trinity_bus.sandbox import jail
-from trinity_bus.sandbox.place import LeftPlaces, Place
+from trinity_bus.sandbox.place import LeftPlaces, SandboxPlace
 
 _JAIL: Final = str(jail.__file__)
 _LEFT: Final = LeftPlaces()
@@ -81,10 +81,10 @@ class Sandbox:
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
         self._running: set[Process] = set()
-        self._place: Place | None = None
+        self._place: SandboxPlace | None = None
         self._over = False
 
-    def take(self, place: Place) -> None:
+    def take(self, place: SandboxPlace) -> None:
         """Have one's files in this place, which is released at the end. Before anything else."""
         self._place = place
 
@@ -98,7 +98,7 @@ class Sandbox:
         if self._over:
             raise SandboxError("the sandbox is over")
         if self._place is None:
-            self._place = Place.make()
+            self._place = SandboxPlace.make()
         return self._place.files
 
     async def exec(self, command: Sequence[str], *, stdin: str | bytes = b"", wall_s: float | None = None) -> Executed:

@@ -15,7 +15,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.filling import Filling
 from trinity_bus.rollout.tools import PythonTool, ToolError
 from trinity_bus.rollout.turns import RunTurns
-from trinity_bus.sandbox import KeptPlaces, Place
+from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
 TASK = Task(task_id="t", workflow="w", prompt="Count.")
@@ -179,7 +179,7 @@ def test_a_sandbox_that_went_another_way_is_filled_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    place = Place.make()
+    place = SandboxPlace.make()
     before = Filling(place)
     for argument in (1, 2, 3):
         before.note("tool", {"at": argument})

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.mesh.waiting import until
 from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
-from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, Place
+from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, SandboxPlace
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -140,7 +140,7 @@ def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left, new, other = tmp_path / "trinity-bus-sandbox-left", tmp_path / "trinity-bus-sandbox-new", tmp_path / "other"
-    alive, kept, old = Place.make(), Place.claim("kept"), Place.claim("old")
+    alive, kept, old = SandboxPlace.make(), SandboxPlace.claim("kept"), SandboxPlace.claim("old")
     for place in (kept, old):
         place.release()
     for folder in (left, new, other):
@@ -158,7 +158,7 @@ def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
 def test_of_what_is_kept_there_is_no_more_than_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for number in range(70):
-        place = Place.claim(str(number))
+        place = SandboxPlace.claim(str(number))
         place.release()
         os.utime(place.path, (time.time() - 100 - number,) * 2)
     LeftPlaces().remove()
@@ -199,10 +199,10 @@ def test_a_place_of_that_name_that_is_no_folder_of_this_users_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = Place.claim("name").path
+    path = SandboxPlace.claim("name").path
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    place = Place.claim("name")
+    place = SandboxPlace.claim("name")
     assert place.path not in (path, tmp_path / "elsewhere")
     place.remove()
 
