@@ -127,10 +127,17 @@ class RolloutContext:
         """Say that a turn of this run is over: should this explorer die, another goes on from here.
 
         The workflow is then run again from its beginning, and is told what was drawn and what calls returned in the
-        turns that were completed: it has to ask the same questions again. When this returns, the turn is durable.
+        turns that were completed: it has to ask the same questions again.
+
+        The turn is written while the next one goes on, whose end waits for it, as do ``call`` and the end of the run.
         """
         if self.turns is not None:
             await self.turns.complete()
+
+    async def settle(self) -> None:
+        """Return when the turns of this run that were ended are durable."""
+        if self.turns is not None:
+            await self.turns.durable()
 
     async def call[**P, R](
         self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
@@ -146,8 +153,10 @@ class RolloutContext:
             *args: Its arguments, which JSON can hold.
             **kwargs: The same, by name.
         """
+        await self.settle()
         value = await self._call_once(name, function, *args, **kwargs)
         await self.end_turn()
+        await self.settle()
         return value
 
     async def _call_once[**P, R](

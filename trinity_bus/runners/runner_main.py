@@ -182,6 +182,11 @@ class RemoteEngine:
         finally:
             del self._waiting[number]
 
+    def close(self) -> None:
+        """Give up what is still asked for: the job has ended."""
+        for answer in self._waiting.values():
+            answer.cancel()
+
     def answered(self, message: Answered) -> None:
         """Note that the explorer has answered a request."""
         answer = self._waiting.get(message.request)
@@ -303,6 +308,7 @@ class Runner(asyncio.Protocol):
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         self._tell(job.job)
+        known.engine.close()
         del self._jobs[job.job]
         if known.cancelled:
             answer = RunCancelled(job.job)

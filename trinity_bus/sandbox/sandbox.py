@@ -8,7 +8,7 @@
 Each command has user, process, mount, network and IPC namespaces of its own (``jail``), an environment of four
 variables, and the sandbox's folder as working folder, home and place of temporary files: it writes nowhere else. What
 it is not kept from: reading files that its user may read. So run runners as a user of their own
-(``explorer.runner_user``). It lives as long as its block, and so through scoring; where its files go is a ``SandboxPlace``,
+(``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a ``SandboxPlace``,
 which outlives its owner where that is a run to be gone on with.
 
 Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
