@@ -22,6 +22,7 @@ import torch
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
+from trinity_bus.runtime.allocator import keep_freed_memory
 from trinity_bus.training import layout_rules, routes, token_advantages
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import TrainingInterruptedError
@@ -57,6 +58,8 @@ class RankEngine(SavedEngine):
         super().__init__(settings, layout)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        if not torch.cuda.is_available():
+            keep_freed_memory()
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0

@@ -395,6 +395,9 @@ NEWER: dict[str, Record | ExperienceGroup] = {
         slots=4,
         settings={"explorer.temperature": "0.7", "explorer.slots": ""},
     ),
+    "event.explorer_heartbeat.v1.http_requests.msgpack": ExplorerHeartbeat(
+        explorer="explorer-0", incarnation="life", state="ready", slots=4, http_requests=3
+    ),
     "event.trainer_heartbeat.v1.settings.msgpack": TrainerHeartbeat(
         trainer="trainer-0",
         incarnation="life",
