@@ -22,8 +22,12 @@ A client that goes away takes its request along, to the engine. What goes wrong 
 import asyncio
 import hashlib
 import logging
+import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -39,10 +43,33 @@ log = logging.getLogger("workers.gateway")
 
 OWNER: Final = web.RequestKey("owner", str)
 """By which name the client of a request is known."""
+BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
+"""Between the buckets of durations: from what needs no engine to what no client waits for."""
 _RETRY_S: Final = 1
 _REFUSED: Final = "invalid_request_error"
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long requests took."""
+
+    total_s: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS_S))
+    """Of those that took longer than the bound before, and no longer than this one."""
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.total_s += seconds
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return each bound, and how many took no longer, as Prometheus has it."""
+        return [
+            (str(bound).replace("inf", "+Inf"), so_far)
+            for bound, so_far in zip(BOUNDS_S, accumulate(self.counts), strict=True)
+        ]
 
 
 class RequestGate:
@@ -74,6 +101,8 @@ class RequestGate:
         self._requests: Counter[str] = Counter()
         self.answered: Counter[tuple[str, int]] = Counter()
         """Requests by path and status."""
+        self.durations: dict[str, Durations] = {}
+        """How long requests took, by path."""
 
     @property
     def requests(self) -> int:
@@ -83,9 +112,12 @@ class RequestGate:
     @web.middleware
     async def let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, or say why not."""
+        began = time.monotonic()
         response = await self._answer(request, handler)
         resource = request.match_info.route.resource
-        self.answered[resource.canonical if resource is not None else "unknown", response.status] += 1
+        path = resource.canonical if resource is not None else "unknown"
+        self.answered[path, response.status] += 1
+        self.durations.setdefault(path, Durations()).add(time.monotonic() - began)
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -102,7 +102,17 @@ def series(kind: str, name: str, unit: str) -> set[str]:
 
 def known_series() -> set[str]:
     """All series of the mesh."""
-    return {name for instrument in instruments() for name in series(*instrument)}
+    return {name for instrument in instruments() for name in series(*instrument)} | gateway_series()
+
+
+def gateway_series() -> set[str]:
+    """All that a gateway's ``/metrics`` can tell, by the literals of its code."""
+    code = (COMPOSE.parents[1] / "workers" / "gateway" / "metrics.py").read_text()
+    counters = set(re.findall(r'CounterMetricFamily\("(\w+)"', code))
+    histograms = set(re.findall(r'HistogramMetricFamily\("(\w+)"', code))
+    gauges = {f"gateway_{name}" for name in re.findall(r'^ +\("(\w+)", "', code, re.MULTILINE)}
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    return parts | {f"{name}_total" for name in counters | gauges} | gauges
 
 
 def dashboards() -> list[dict[str, Any]]:

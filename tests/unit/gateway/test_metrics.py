@@ -31,6 +31,9 @@ async def test_requests_tokens_and_rewards_are_counted() -> None:
     assert found["gateway_requests_total//v1/chat/completions/200"] == 1
     assert (found["gateway_requests_total//feedback/200"], found["gateway_requests_total//feedback/401"]) == (1, 1)
     assert (found["gateway_tokens_total/prompt"], found["gateway_tokens_total/response"]) == (22, 2)
+    duration = "gateway_request_duration_seconds"
+    assert found[f"{duration}_count//feedback"] == found[f"{duration}_bucket/+Inf//feedback"] == 2
+    assert 0 < found[f"{duration}_sum//feedback"] < 600
     assert (found["gateway_ready_samples"], found["gateway_sessions"]) == (1, 1)
     assert (found["gateway_explorer_version/explorer-0"], found["gateway_explorer_requests/explorer-0"]) == (0, 0)
     assert found["gateway_turns_passed_over_total"] == found["gateway_moved_requests_total"] == 0
