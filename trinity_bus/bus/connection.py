@@ -7,7 +7,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
@@ -39,6 +39,8 @@ from trinity_bus.errors import (
     RecordTooLargeError,
 )
 
+METADATA_S: Final = 60.0
+"""After which a client asks how many partitions a topic has."""
 HOW_TOPICS_COME = "a service creates it when it starts, or trinity-bus topics create"
 """What whoever misses a topic is told."""
 _REFUSALS = (
@@ -73,6 +75,7 @@ def client_options(settings: KafkaSettings, client_id: str) -> dict[str, Any]:
         "bootstrap_servers": bootstrap_servers(settings),
         "client_id": client_id,
         "request_timeout_ms": round(settings.request_timeout_s * 1000),
+        "metadata_max_age_ms": round(METADATA_S * 1000),
         **_security(settings),
     }
 
