@@ -140,7 +140,8 @@ async def test_a_call_can_be_required_by_either_client_and_is_noted() -> None:
     function: Any = {"name": "add", "parameters": {"type": "object"}}
     async with rig() as here, here.client(session="s") as client:
         here.engines["explorer-0"].answer = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-        for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        choices: list[Any] = ["required", {"type": "function", "function": {"name": "add"}}]
+        for choice in choices:
             asked: Any = {"messages": ASKED, "tools": [{"type": "function", "function": function}]}
             answer = await client.chat.completions.create(model="policy", tool_choice=choice, **asked)
             assert answer.choices[0].finish_reason == "tool_calls"
@@ -172,10 +173,9 @@ async def test_reasoning_is_a_block_of_its_own_where_anthropics_client_asks_for_
             assert [text async for text in stream.text_stream] == ["4", "2"]
             streamed = await stream.get_final_message()
         for said in (message, streamed):
-            thought, text = said.content
-            assert thought.type == "thinking"
-            assert text.type == "text"
-            assert (thought.thinking, text.text) == ("Six times seven.", "42")
+            blocks = [block.model_dump() for block in said.content]
+            assert [block["type"] for block in blocks] == ["thinking", "text"]
+            assert (blocks[0]["thinking"], blocks[1]["text"]) == ("Six times seven.", "42")
         # Sent back, it is passed over: what was drawn is known.
         back = [{"role": "assistant", "content": [block.model_dump() for block in message.content]}]
         await client.messages.create(**{**asked, "messages": [*ASKED, *back, *ASKED]}, thinking=thinking)
