@@ -62,11 +62,11 @@ class Rank:
         self._orders = orders
         self._engine: MegatronEngine | None = None
 
-    def make(self, call: Call) -> int:
+    def make(self, call: Call) -> Done:
         """Make one call.
 
         Returns:
-            The engine's step after it; 0 where there is none any more.
+            What there is to answer.
 
         Raises:
             Exception: Whatever the engine raises.
@@ -74,14 +74,14 @@ class Rank:
         if isinstance(call, Leave):
             self._engine = None
             parallel.shut_down()
-            return 0
+            return Done(0)
         if isinstance(call, Join):
             self._engine = self._join(call)
         elif self._engine is None:
             raise RankError(f"{type(call).__name__} came before Join")
         else:
             self._follow(self._engine, call)
-        return self._engine.progress.step
+        return Done(self._engine.progress.step, self._engine.take_figures())
 
     def _join(self, call: Join) -> MegatronEngine:
         settings = TrainerSettings.model_validate_json(call.settings)
@@ -122,7 +122,7 @@ def follow(channel: socket.socket, rank: int) -> int:
             order = rank_protocol.ORDERS.decode(body)
             try:
                 turns.take(order)
-                result: Done | Failed = Done(follower.make(order.call))
+                result: Done | Failed = follower.make(order.call)
             except Exception as error:
                 if not isinstance(error, TrinityError):
                     log.exception("%s cannot be made", type(order.call).__name__)

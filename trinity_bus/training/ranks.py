@@ -36,6 +36,7 @@ from trinity_bus.runtime.process import Child
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls
+from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +157,11 @@ class Followers:
                 raise RankError(roll.lost)
             if step is not None:
                 roll.check(step)
+
+    def take_figures(self) -> list[SampleFigures]:
+        """Return what came with the answers to the last call, once."""
+        with self._changed:
+            return self._roll.take_figures()
 
     @property
     def ready(self) -> bool:

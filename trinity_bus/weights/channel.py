@@ -49,6 +49,8 @@ class Channel:
         self._connection = connection
         self._timeout_s = timeout_s
         self.cancelled = cancelled
+        self.watch: Callable[[], None] = lambda: None
+        """Called again and again while something is read; what it raises ends that."""
         self._key = b""
         self._side: Side = "member"
         self._sent = self._received = 0
@@ -107,6 +109,7 @@ class Channel:
             while filled < len(view):
                 if self.cancelled.is_set():
                     raise LinkError("the transfer was cancelled")
+                self.watch()
                 try:
                     count = self._connection.recv_into(view[filled:])
                 except (TimeoutError, ssl.SSLWantReadError):
@@ -152,6 +155,14 @@ class Channel:
         """Whether the other side says something more, rather than to close or to be silent for the time limit."""
         try:
             self._connection.settimeout(self._timeout_s)
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):
+            return False
+
+    def has_more(self) -> bool:
+        """Whether the other side has said something that was not read yet."""
+        try:
+            self._connection.settimeout(0)
             return self._connection.recv(1, socket.MSG_PEEK) != b""
         except (OSError, ValueError):
             return False

@@ -77,6 +77,7 @@ from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import check, load
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.examples import examples_of
+from workers.trainer.figure_log import FigureLog
 from workers.trainer.loops import Trainer
 from workers.trainer.offline import ExampleSteps
 from workers.trainer.quiet import train_quietly
@@ -244,7 +245,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> N
         log.info("loading %s", settings.trainer.model_path)
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
-            async with bus.producer() as producer:
+            async with bus.producer() as producer, FigureLog(bus) as figures:
                 steps = StepLog.of(
                     *(stage.writer, directory, engine.progress.step),
                     reach=settings.trainer.reach,
@@ -262,6 +263,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> N
                     engine=engine,
                     publisher=publisher,
                     steps=steps,
+                    figures=figures,
                     examples=await examples_of(settings.trainer, BATCHES, engine.source, bus=bus, producer=producer),
                 )
                 await trainer.run()

@@ -29,6 +29,7 @@ from trinity_bus.rollout import (
     register,
 )
 from trinity_bus.rollout.threads import within
+from trinity_bus.sandbox import Sandbox
 
 CHUNK = 8 << 20
 
@@ -255,23 +256,29 @@ class Converse(SingleRunWorkflow):
         )
 
 
-def note(path: str, line: str) -> int:
-    """Note a line in a file; whoever notes "two" waits then for a file with the suffix ``.go`` beside it."""
-    with Path(path).open("a") as file:
-        file.write(f"{line}\n")
-    while line == "two" and not Path(path).with_suffix(".go").exists():
-        time.sleep(0.01)
+async def note(path: str, line: str, box: Sandbox) -> int:
+    """Note a line in a file, and in the sandbox; who notes "two" waits for a file with the suffix ``.go`` beside it."""
+    await asyncio.to_thread(_append, box.folder / "noted", line)
+    await asyncio.to_thread(_append, Path(path), line)
+    while line == "two" and not Path(path).with_suffix(".go").exists():  # noqa: ASYNC110 (another process makes it)
+        await asyncio.sleep(0.01)
     return len(line)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(f"{line}\n")
 
 
 @register("notes")
 class Notes(ToolWorkflow):
-    """A conversation with one tool."""
+    """A conversation with one tool; the reward is the lines in its sandbox."""
 
     tools: ClassVar = (note,)
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
-        return float(conversation.calls)
+        assert conversation.sandbox is not None
+        return float(len((await conversation.sandbox.read_file("noted")).split()))
 
 
 @register("spy")

@@ -36,6 +36,7 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
                     "weights_port",
                     "bucket_mib",
                     "heartbeat_s",
+                    "token_figures",
                     "total_steps",
                     "export_dir",
                 ),

@@ -326,3 +326,48 @@ def test_a_version_that_nobody_can_pass_on_is_said(
     server.stage(0, WEIGHTS.items())
     assert "nobody passes it on" in caplog.text
     server.close()
+
+
+@pytest.fixture
+def machines(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> PassersOn:
+    """Let each member come from an address of its own, as if from a machine of its own."""
+    connect, addresses = socket.create_connection, iter(f"127.0.1.{number}" for number in range(1, 9))
+
+    def connected(address: tuple[str, int], timeout: float) -> socket.socket:
+        is_trainer = address == fleet.server.address
+        return connect(address, timeout, (next(addresses), 0) if is_trainer else None)
+
+    monkeypatch.setattr(socket, "create_connection", connected)
+    monkeypatch.setattr("trinity_bus.weights.memory.fan_out.WINDOW_S", 0.3)
+    monkeypatch.setattr(transport, "BEAT_S", 0.1)
+    return fleet
+
+
+def test_who_takes_from_a_slow_member_takes_the_rest_from_another(
+    machines: PassersOn, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = threading.Event()
+    sent_slowly = 0
+
+    def slowly_from_the_first(channel: Channel, piece: memoryview) -> None:
+        nonlocal sent_slowly
+        if channel.ends[0] != "127.0.1.1":
+            channel.write(piece)
+            return
+        # A whole chunk in a second and a half: far from the limits by which a holder is dead.
+        for start in range(0, len(piece), 1 << 14):
+            over.wait(0.1)
+            sent_slowly += 1 << 14
+            channel.write(piece[start : start + (1 << 14)])
+
+    machines.instead = slowly_from_the_first
+    for name in NAMES:
+        machines.come(name)
+    machines.go.set()
+    machines.all_have_it()
+    assert sent_slowly < SIZE / 2
+    over.set()
+    wait_until(lambda: not machines.server._trees._trees)
+    assert "127.0.1.1 was slow" in caplog.text
+    # And it comes behind the others in the next round.
+    assert {"127.0.1.1"} in machines.server._trees._slow
