@@ -9,6 +9,8 @@ last one has all bytes, and their checksum is right.
               ``tc``; left out, with a line, where they are not to be had.
 ``killed``    one member kills itself when it has half of the version: how much later the others have it. Who takes from
               whom is left to chance, so several are killed, one in each round.
+``slow``      the card of one member is a hundredth as fast, both ways: how much later the others have it. On slower
+              cards, so that a transfer takes longer than it takes to find out. The round before has told what is usual.
 ``loopback``  all on this machine, nothing shaped, with fan-out and without it, in turns.
 """
 
@@ -19,14 +21,15 @@ import time
 from collections.abc import Callable
 
 from benchmarks._fan_out.members import Receivers, fleet
-from benchmarks._fan_out.network import network, why_not
+from benchmarks._fan_out.network import network, reshape, why_not
 from benchmarks._options import parser
 from benchmarks._report import Row, report
 from trinity_bus.weights.chunks import chunk_hash
 
 MBIT_S = 200
+SLOW_MBIT_S = 40
 FEW, MANY = 4, 16
-FEW_GOAL, MANY_GOAL, KILL_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 0.05, 1.1
+FEW_GOAL, MANY_GOAL, KILL_GOAL, SLOW_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 1.1, 0.05, 1.1
 _PIECE = 256 << 10
 
 
@@ -58,6 +61,28 @@ def shaped(options: argparse.Namespace, nbytes: int) -> list[Row]:
         rows.append(Row(f"{MBIT_S} Mbit/s: hashing all {what}, over the transfer to one",
                         hashing(nbytes, digest) / times[1], "", HASH_GOAL, "lower"))  # fmt: skip
     return rows
+
+
+def slow(options: argparse.Namespace) -> list[Row]:
+    """Members on machines of their own, one of which has a slow card."""
+    most, nbytes = max(options.members), options.slow_mib << 20
+    undisturbed, disturbed = [], []
+    for number in range(options.kills):
+        with network(most + 1, SLOW_MBIT_S) as places, fleet(places, nbytes) as members:
+            members.round()
+            undisturbed.append(members.round())
+            victim = number * most // options.kills
+            reshape(places[victim + 1], SLOW_MBIT_S / 100)
+            disturbed.append(members.round(slow=victim))
+    usual = statistics.median(undisturbed)
+    title = f"{SLOW_MBIT_S} Mbit/s, {options.slow_mib} MiB, {most} members"
+    return [
+        Row(f"{title}: until all have it", usual, "s", better="lower"),
+        Row(f"{title}, the card of one at 1 %: the others have it, over none slow, median",
+            statistics.median(disturbed) / usual, "", SLOW_GOAL, "lower"),
+        Row(f"{title}, the card of one at 1 %: the others have it, over none slow, worst",
+            max(disturbed) / usual, "", better="lower"),
+    ]  # fmt: skip
 
 
 def loopback(options: argparse.Namespace, nbytes: int) -> list[Row]:
@@ -107,15 +132,16 @@ def main() -> None:
     arguments.add_argument("--kills", type=int, default=4)
     arguments.add_argument("--members", nargs="*", type=int, default=[1, FEW, MANY], help="1, and more, for shaped")
     arguments.add_argument("--mib", type=int, default=48, help="size of the version, MiB")
+    arguments.add_argument("--slow-mib", type=int, default=192, help="size of the version where a card is slow, MiB")
     options = arguments.parse_args()
     if options.short:
-        options.rounds, options.kills, options.members, options.mib = 1, 1, [1, 2], 4
+        options.rounds, options.kills, options.members, options.mib, options.slow_mib = 1, 1, [1, 2], 4, 4
     nbytes = options.mib << 20
     notes = ["trainer, members and links share this machine's cores"]
     rows = loopback(options, nbytes)
     lacking = why_not()
     if lacking is None:
-        rows = shaped(options, nbytes) + rows
+        rows = shaped(options, nbytes) + slow(options) + rows
     else:
         notes.append(f"nothing is shaped: {lacking}")
     report("fan_out", f"{options.mib} MiB from the trainer to its members, by memory", rows, options, notes=notes)

@@ -124,6 +124,8 @@ class ExplorerHeartbeat(Record):
     """The least time between two heartbeats that tell nothing new, as the coordinator has set it (``SetPace``); 0:
     it has set none. Absent: the sender knows nothing of this."""
     settings: ToldSettings = Field(default_factory=dict)
+    http_requests: Count = 0
+    """Requests that came by no topic and are under way: of gateways, and of explorers of other pools."""
 
     def silent_after_s(self, timeout_s: float) -> float:
         """Return how long its sender may say nothing before it is taken to be gone.

@@ -2,8 +2,9 @@
 
 ::
 
-    a run:  turn 0 --> turn 1 --> turn 2 ...        a record each, once the workflow says that the turn is over
-               '-- what the engine drew, and what tools and other calls returned, since the turn before
+    a run:  turn 0 --> turn 1 --> turn 2 ...        a record each, once a call has returned, or the workflow says that
+               |                                    the turn is over: so a turn of two calls is two records
+               '-- what the engine drew, and what tools and other calls returned, since the record before
 
     its explorer is killed in turn 3 --> the next attempt at the run is given turns 0 to 2, and goes on from there
 

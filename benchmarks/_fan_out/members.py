@@ -113,11 +113,12 @@ class Receivers:
         for side in members:
             side.hear()
 
-    def round(self, *, victim: int | None = None) -> float:
+    def round(self, *, victim: int | None = None, slow: int | None = None) -> float:
         """Bring the version to all members. Return the seconds until the last one has it, proven.
 
         Args:
             victim: One that kills itself when it has half of it, and is not waited for.
+            slow: One that is not waited for; there is no further round.
         """
         self._epoch += 1
         announced = ModelVersion(
@@ -143,7 +144,7 @@ class Receivers:
         for number, side in enumerate(self._members):
             wanted: Source = source(announced, f"explorer-{number + 1}", LIMIT_S)
             side.pipe.send((wanted, number == victim))
-        living = [side for number, side in enumerate(self._members) if number != victim]
+        living = [side for number, side in enumerate(self._members) if number not in (victim, slow)]
         told = [side.hear() for side in living]
         for side in living:
             side.pipe.send("all have it")

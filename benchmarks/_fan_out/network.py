@@ -57,10 +57,26 @@ def network(machines: int, mbit_s: int) -> Iterator[list[tuple[str, str]]]:
             _do(f"ip -n {hub} link set {port} master hub0 up")
             for where, device in ((name, "nic"), (hub, port)):
                 _do(f"ip -n {where} link set {device} up")
-                _do(f"tc -n {where} qdisc add dev {device} root tbf rate {mbit_s}mbit burst {_BURST} latency 50ms")
+                _shape("add", where, device, mbit_s)
             _do(f"ip -n {name} link set lo up")
             made.append((name, address))
         yield made
+
+
+def reshape(machine: tuple[str, str], mbit_s: float) -> None:
+    """Change what a machine's card sends, and receives, in a second.
+
+    Args:
+        machine: One of :func:`network`.
+        mbit_s: From now on.
+    """
+    base, _, number = machine[0].rpartition("-")
+    for where, device in ((machine[0], "nic"), (f"{base}-hub", f"port{number}")):
+        _shape("change", where, device, mbit_s)
+
+
+def _shape(verb: str, where: str, device: str, mbit_s: float) -> None:
+    _do(f"tc -n {where} qdisc {verb} dev {device} root tbf rate {mbit_s}mbit burst {_BURST} latency 50ms")
 
 
 def enter(namespace: str) -> None:

@@ -109,6 +109,8 @@ def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
         ({"engine": "torch"}, "engine=megatron, here torch"),
         ({"namespace": "other"}, "namespace trinity, here other"),
         ({"name": "other"}, "mesh.model: policy -> other"),
+        ({"lora_rank": 2}, "trainer.lora_rank=0, here 2"),
+        ({"advantage": "gae"}, "has no critic: trainer.advantage='gae'"),
     ]
     for changes, difference in wrong:
         with pytest.raises(CheckpointError, match=difference) as refused:

@@ -1,28 +1,33 @@
-"""An agent with OpenAI's client; gateway, vLLM, coordinator and Kafka as processes: what was drawn is contributed."""
+"""Agents with OpenAI's client; gateways, vLLM, coordinator and Kafka as processes: what was drawn is contributed."""
 
+import asyncio
 import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import openai
 import pytest
+import torch
 
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ExperienceGroup, Turn
 from schemas.topics import EXPERIENCES, TURNS
+from schemas.turn import DrawnResponse
+from tests.support.fakes.weights_trainer import WeightsTrainer
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
-from tests.support.mesh.waiting import until, wait_until
-from trinity_bus.bus import Bus
+from tests.support.mesh.waiting import until
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
-from trinity_bus.gateway.wire import tokens_of
+from trinity_bus.gateway.wire import logprobs_of, tokens_of
 from trinity_bus.runtime.process import Child, tail
 
 pytestmark = pytest.mark.e2e
@@ -31,20 +36,28 @@ KEY = "a-key-of-the-client"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 ASKED: list[Any] = [{"role": "user", "content": "t7 t8 t9"}]
+AGENTS = 4
+"""The last one does not stream."""
+FIRST = 3
+"""The first token that is a word."""
+LONG = 100
+"""Tokens of an answer at most: new weights come amid it."""
+SEVERAL = 3
+"""Answers of several versions that are computed anew."""
+TOLERANCE = 1e-3
 
 
 class Stack:
-    """A mesh, and what is before it."""
+    """A mesh, and what is before it: two gateways, each on a port of its own."""
 
     def __init__(self, mesh: Mesh, model: Path) -> None:
         self.mesh = mesh
-        (self.port,) = quiet_ports(1)
+        self.ports = quiet_ports(2)
         self._environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
             "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-            "TRINITY_BUS_MESH__MODE": "explore",
             "TRINITY_BUS_MESH__MODEL_PATH": str(model),
             "TRINITY_BUS_MESH__DTYPE": "float32",
             "TRINITY_BUS_MESH__MAX_MODEL_LEN": "512",
@@ -52,69 +65,91 @@ class Stack:
             "TRINITY_BUS_EXPLORER__HTTP_PORT": "0",
             "TRINITY_BUS_EXPLORER__HTTP_KEY": "what-gateways-show",
             "TRINITY_BUS_EXPLORER__SLOTS": "4",
-            "TRINITY_BUS_GATEWAY__PORT": str(self.port),
             "TRINITY_BUS_GATEWAY__API_KEYS": f"agent:{KEY}",
         }
 
-    @contextlib.contextmanager
-    def service(self, name: str) -> Iterator[Child]:
-        """One process, ready."""
-        log = self.mesh.folder / f"{name}-{len(list(self.mesh.folder.glob('*.log')))}.log"
-        command = [sys.executable, "-m", "workers.cli.app", "run", name]
-        with Child(command, env=self._environment, output=log) as child, log_shown_on_failure(child, log):
-            wait_until(lambda: "is ready" in tail(log, 200) or child.poll() is not None, f"{name} that is ready", 200)
-            assert child.poll() is None
-            yield child
+    @contextlib.asynccontextmanager
+    async def services(self) -> AsyncIterator[dict[str, Child]]:
+        """Two explorers and two gateways by name, which have started side by side."""
+        environments = {f"explorer-{i}": {"TRINITY_BUS_EXPLORER__NAME": f"explorer-{i}"} for i in range(2)} | {
+            f"gateway-{i}": {"TRINITY_BUS_GATEWAY__NAME": f"gateway-{i}", "TRINITY_BUS_GATEWAY__PORT": str(port)}
+            for i, port in enumerate(self.ports)
+        }
+        with contextlib.ExitStack() as stack:
+            children: dict[str, Child] = {}
+            for name, own in environments.items():
+                log = self.mesh.folder / f"{name}.log"
+                command = [sys.executable, "-m", "workers.cli.app", "run", name.partition("-")[0]]
+                child = stack.enter_context(Child(command, env={**self._environment, **own}, output=log))
+                children[name] = child
+                stack.enter_context(log_shown_on_failure(child, log))
+            for name, child in children.items():
+                log = self.mesh.folder / f"{name}.log"
+                await until(lambda log=log, child=child: "is ready" in tail(log, 200) or child.poll() is not None, 200)  # type: ignore[misc]
+                assert child.poll() is None
+            yield children
+
+    async def serving(self, gateway: int) -> dict[str, int]:
+        """The versions of the explorers that a gateway knows."""
+        url = f"http://127.0.0.1:{self.ports[gateway]}/health"
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            versions: dict[str, int] = (await response.json())["explorers"]
+            return versions
+
+    async def until_all_serve(self, versions: dict[str, int]) -> None:
+        async with asyncio.timeout(100):
+            while [await self.serving(gateway) for gateway in range(2)] != [versions] * 2:  # noqa: ASYNC110 (of others)
+                await asyncio.sleep(0.02)
 
     @contextlib.asynccontextmanager
-    async def client(self, session: str) -> AsyncIterator[openai.AsyncOpenAI]:
-        url = f"http://127.0.0.1:{self.port}/sessions/{session}/v1"
+    async def client(self, session: str, gateway: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
+        url = f"http://127.0.0.1:{self.ports[gateway]}/sessions/{session}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
             yield client
 
-    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def post(self, path: str, body: dict[str, Any], gateway: int = 0) -> tuple[int, dict[str, Any]]:
         async with (
             aiohttp.ClientSession(headers=HEADERS) as http,
-            http.post(f"http://127.0.0.1:{self.port}{path}", json=body) as response,
+            http.post(f"http://127.0.0.1:{self.ports[gateway]}{path}", json=body) as response,
         ):
             return response.status, await response.json()
 
 
 @pytest.mark.timeout(600)
-async def test_what_an_agent_draws_through_a_gateway_becomes_experiences(kafka: KafkaSettings, tmp_path: Path) -> None:
-    model = make_tiny_qwen3(tmp_path / "model", seed=0)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    stack = Stack(Mesh(kafka, tmp_path), model)
-    async with stack.mesh.connected() as (bus, _):
-        with stack.mesh.coordinator(max_staleness=100), stack.service("explorer"):
-            with stack.service("gateway") as gateway:
+async def test_what_agents_draw_becomes_experiences_whatever_rolls_and_dies(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    models = {version: make_tiny_qwen3(tmp_path / f"model-{version}", seed=version) for version in range(4)}
+    (models[0] / "chat_template.jinja").write_text(TEMPLATE)
+    stack = Stack(Mesh(kafka, tmp_path), models[0])
+    async with stack.mesh.connected() as (bus, producer):
+        with stack.mesh.coordinator(max_staleness=100):
+            async with WeightsTrainer(bus, models).alive() as trainer, stack.services() as children:
+                await stack.until_all_serve({"explorer-0": 0, "explorer-1": 0})
                 said = await converse(stack)
                 await contribute(stack, bus, said)
-                await killed_amid_a_stream(stack, gateway)
-            with stack.service("gateway"):
-                async with stack.client("after") as client:
-                    assert (await client.models.list()).data[0].id == "policy"
-                    await client.chat.completions.create(model="policy", messages=ASKED)
+                await weights_roll_and_an_explorer_dies(stack, bus, trainer, producer, children["explorer-1"])
+                await a_gateway_dies(stack, bus, children["gateway-0"])
 
 
 async def converse(stack: Stack) -> list[str]:
     """Two turns, the second streamed; what was said."""
     async with stack.client("s-1") as client:
-        async with aiohttp.ClientSession() as http:
-
-            async def healthy() -> bool:
-                async with http.get(f"http://127.0.0.1:{stack.port}/health") as response:
-                    return response.status == 200
-
-            while not await healthy():
-                pass
         answer = await client.chat.completions.create(model="policy", messages=ASKED, logprobs=True)
         first = answer.choices[0].message
         messages = [*ASKED, first.model_dump(exclude_none=True), {"role": "user", "content": "t5"}]
-        second = ""
-        async for chunk in await client.chat.completions.create(model="policy", messages=messages, stream=True):
-            second += chunk.choices[0].delta.content or ""
+        second = await streamed(client, messages)
     return [first.content or "", second]
+
+
+async def streamed(client: openai.AsyncOpenAI, messages: list[Any], **how: Any) -> str:
+    """What is said in a stream that comes to its end."""
+    text, ended = "", None
+    async for chunk in await client.chat.completions.create(model="policy", messages=messages, stream=True, **how):
+        text += chunk.choices[0].delta.content or ""
+        ended = chunk.choices[0].finish_reason
+    assert ended in ("stop", "length")
+    return text
 
 
 async def contribute(stack: Stack, bus: Bus, said: list[str]) -> None:
@@ -135,19 +170,10 @@ async def contribute(stack: Stack, bus: Bus, said: list[str]) -> None:
     assert sample.tokens[: sample.prompt_length].tolist() == [7, 8, 9]
     assert sample.turn_starts is not None
     drawn = sample.tokens[sample.prompt_length :][sample.mask].tolist()
-    turns: list[Turn] = []
-
-    async def kept() -> int:
-        async with bus.reader(TURNS, start="beginning") as reader:
-            turns[:] = [record_of(received) async for received in reader.replay()]
-        return len(turns)
-
-    while await kept() < 2:
-        pass
-    answers = [turn.answers[0].responses for turn in sorted(turns, key=lambda turn: turn.number)]
-    assert drawn == [t for responses in answers for one in responses or () for t in tokens_of(one.token_ids)]
-    words = [f"t{token}" for token in drawn if token != 1]
-    assert " ".join(said).split() == words
+    answers = [one for turn in await turns_of(bus, "agent/s-1", 2) for one in turn.answers[0].responses or ()]
+    assert drawn == [token for one in answers for token in tokens_of(one.token_ids)]
+    words = [word for word in " ".join(said).split() if word.startswith("t")]
+    assert words == [f"t{token}" for token in drawn if token >= FIRST]
     assert (sample.logprobs[sample.mask] < 0).all()
     async with stack.client("s-2") as client:
         await client.chat.completions.create(model="policy", messages=ASKED)
@@ -157,13 +183,121 @@ async def contribute(stack: Stack, bus: Bus, said: list[str]) -> None:
     assert refused["refused"]["task-1"].startswith("known_task")
 
 
-async def killed_amid_a_stream(stack: Stack, gateway: Child) -> None:
-    """The client is told, by its connection; another gateway takes its place."""
-    url = f"http://127.0.0.1:{stack.port}/v1/chat/completions"
-    body = {"model": "policy", "messages": ASKED, "stream": True, "max_tokens": 480}
-    async with aiohttp.ClientSession(headers=HEADERS) as http, http.post(url, json=body) as response:
-        await response.content.readline()
+async def turns_of(bus: Bus, task_id: str, count: int) -> list[Turn]:
+    """The turns of a session, once so many are on the log."""
+    turns: list[Turn] = []
+    async with asyncio.timeout(60), bus.reader(TURNS, start="beginning") as reader:
+        while len(turns) < count:
+            turns += [turn for received in await reader.batch(0.1) if (turn := record_of(received)).task_id == task_id]
+    return sorted(turns, key=lambda turn: turn.number)
+
+
+class Agents:
+    """Clients that ask again and again, at either gateway, until they are told to stop."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self.said: dict[str, list[str]] = {f"agent-{i}": [] for i in range(AGENTS)}
+        """In each session."""
+        self._stopped = False
+
+    async def ask(self, number: int) -> None:
+        """What fails is raised: a refused request, a stream that breaks off."""
+        session = f"agent-{number}"
+        async with self._stack.client(session, gateway=number % 2) as client:
+            while not self._stopped:
+                asked = [{"role": "user", "content": f"t{FIRST + number} t{FIRST + len(self.said[session])}"}]
+                if number < AGENTS - 1:
+                    text = await streamed(client, asked, max_tokens=LONG)
+                else:
+                    answer = await client.chat.completions.create(model="policy", messages=asked, max_tokens=LONG)  # type: ignore[arg-type]
+                    text = answer.choices[0].message.content or ""
+                self.said[session].append(text)
+
+    async def have_another_answer(self) -> None:
+        before = {session: len(said) for session, said in self.said.items()}
+        await until(lambda: all(len(said) > before[session] for session, said in self.said.items()), 100)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+async def weights_roll_and_an_explorer_dies(
+    stack: Stack, bus: Bus, trainer: WeightsTrainer, producer: Producer, explorer: Child
+) -> None:
+    """No request is refused, no stream breaks off, and each token has the version that drew it."""
+    agents = Agents(stack)
+    async with asyncio.TaskGroup() as asking:
+        for number in range(AGENTS):
+            asking.create_task(agents.ask(number))
+        for version in range(1, 4):
+            await agents.have_another_answer()
+            await trainer.publish(producer, version)
+            await stack.until_all_serve({"explorer-0": version, "explorer-1": version})
+        await agents.have_another_answer()
+        os.kill(explorer.pid, signal.SIGKILL)
+        await agents.have_another_answer()
+        agents.stop()
+    answers: list[tuple[list[int], DrawnResponse]] = []
+    for number, (session, said) in enumerate(agents.said.items()):
+        turns = await turns_of(bus, f"agent/{session}", len(said))
+        assert len(turns) == len(said)
+        for count, (turn, text) in enumerate(zip(turns, said, strict=True)):
+            assert turn.answers[0].responses is not None
+            (response,) = turn.answers[0].responses
+            tokens = tokens_of(response.token_ids)
+            words = [word for word in text.split() if word.startswith("t")]
+            assert words == [f"t{token}" for token in tokens if token >= FIRST]
+            starts = [start for start, _ in response.versions]
+            assert starts[0] == 0
+            assert starts == sorted(set(starts))
+            assert starts[-1] < len(tokens)
+            answers.append(([FIRST + number, FIRST + count], response))
+    assert {version for _, response in answers for _, version in response.versions} == {0, 1, 2, 3}
+    of_several = [one for one in answers if len(one[1].versions) > 1]
+    assert of_several
+    for prompt, response in of_several[:SEVERAL]:
+        assert mismatch(trainer.models, prompt, response) < TOLERANCE
+
+
+def mismatch(models: Mapping[int, Path], prompt: list[int], response: DrawnResponse) -> float:
+    """How far log-probabilities are from those of the models whose versions the answer names."""
+    from transformers import AutoModelForCausalLM
+
+    tokens, told = tokens_of(response.token_ids), torch.tensor(logprobs_of(response.logprobs))
+    ends = [start for start, _ in response.versions[1:]] + [len(tokens)]
+    worst = 0.0
+    for (start, version), end in zip(response.versions, ends, strict=True):
+        model: Any = AutoModelForCausalLM.from_pretrained(models[version], dtype=torch.float32)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        right = torch.log_softmax(logits, -1)[range(len(tokens)), tokens]
+        worst = max(worst, float((right - told)[start:end].abs().max()))
+    return worst
+
+
+async def a_gateway_dies(stack: Stack, bus: Bus, gateway: Child) -> None:
+    """Amid a stream: its client is told by the connection, and goes on at the other with the tokens that were drawn."""
+    async with stack.client("moved") as client:
+        first = await streamed(client, ASKED)
+        await turns_of(bus, "agent/moved", 1)
+        messages = [*ASKED, {"role": "assistant", "content": first}, {"role": "user", "content": "t5"}]
+        stream = await client.chat.completions.create(model="policy", messages=messages, stream=True, max_tokens=400)
+        await anext(stream)
         os.kill(gateway.pid, signal.SIGKILL)
-        with pytest.raises(aiohttp.ClientError):
-            await response.content.read()
-    await until(lambda: gateway.poll() is not None)
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            [_ async for _ in stream]
+        await until(lambda: gateway.poll() is not None)
+    async with stack.client("moved", gateway=1) as client:
+        await streamed(client, messages)
+    turns = await turns_of(bus, "agent/moved", 2)
+    assert [turn.explorer for turn in turns] == ["gateway-0", "gateway-1"]
+    assert (await stack.post("/feedback", {"reward": 1, "session": "moved"}, gateway=1))[1]["counted"] == 1
+    assert (await stack.post("/commit", {}, gateway=1))[0] == 200
+    async with bus.reader(EXPERIENCES, start="beginning") as reader:
+        groups = [
+            group async for received in reader.replay() if (group := record_of(received)).task_id == "agent/moved"
+        ]
+    (sample,) = groups[0].samples()
+    drawn = sample.tokens[sample.prompt_length :][sample.mask].tolist()
+    assert drawn == [t for turn in turns for one in turn.answers[0].responses or () for t in tokens_of(one.token_ids)]

@@ -188,6 +188,10 @@ class TrainerSettings(Section):
     limited_sampling: Literal["leave_out", "train"] = "leave_out"
     """What becomes of samples that were drawn with top-p, top-k, min-p or penalties, whose log-probabilities a trainer
     cannot compute: left out of the step, or trained on as if there had been no limit. They are counted."""
+    token_figures: Literal["none", "sampled", "all"] = "sampled"  # noqa: S105 - no secret
+    """Of which groups of a step the console is told what the trainer computes at each token: the entropy, and how far
+    its log-probability is from the engine's. 8 groups, which ``seed`` and the step choose, none, or all that it trains
+    on: 4 bytes for each token of a response."""
     micro_batch_tokens: Size = 16_384
     """Tokens that go through the model at once; bounds memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")

@@ -4,7 +4,7 @@
 
     draw --> CHOOSING --Router--> ASKING --whole answer--> done
                 ^  '--nobody for engine_wait_s--> NoEngineError
-                |                    |
+                |                    |--429, its engine bears no more--> CHOOSING; all of them for wait_s: NoEngineError
                 '--no answer, 503 ---'--cut off, tokens known--> CHOOSING, with these tokens after the prompt
 
 Who is asked for the first time, or again after it was gone or lost, or ten seconds after its last proof, proves before
@@ -35,6 +35,7 @@ from typing import Final, Self
 
 import aiohttp
 
+from schemas import ExplorerHeartbeat
 from schemas.sampling import Sampling
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
@@ -48,6 +49,8 @@ _MOST_TRIES: Final = 4
 """Of one request."""
 _LOOK_S: Final = 0.1
 """How often it is looked for an explorer while there is none."""
+_BUSY_S: Final = 0.5
+"""How long an explorer is not asked whose engine bore no more."""
 _CONNECT_S: Final = 5.0
 _PROVED_S: Final = 10.0
 """How long it is believed what an explorer has proved."""
@@ -57,6 +60,21 @@ _MOST_ANSWER: Final = 100
 
 class _CutOffError(Exception):
     """An explorer did not answer, or not to the end: ask another."""
+
+
+class _BusyError(_CutOffError):
+    """An explorer has all that its engine bears: ask another, or the same later."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """Whom one request has been given to in vain."""
+
+    failed: set[str] = field(default_factory=set)
+    lost: int = 0
+    """How often its explorer was lost."""
+    busy_since: float | None = None
+    """When an explorer was too busy first."""
 
 
 @dataclass(slots=True)
@@ -116,6 +134,10 @@ class Explorers:
         self._client: aiohttp.ClientSession | None = None
         self._met: dict[str, tuple[int, float]] = {}
         """Who has proved to be there, by name, until they are lost: which arrival of theirs, and when."""
+        self._busy: dict[str, float] = {}
+        """Who is not asked, by name, and until when: its engine bore no more."""
+        self.busy = 0
+        """Requests that an explorer did not take, because its engine bore no more."""
         self.moved = 0
         """Requests that were given to another explorer because one failed."""
 
@@ -195,6 +217,10 @@ class Explorers:
             raise GenerationError(f"{len(logprobs)} log-probabilities for {len(token_ids) - start} tokens")
         return logprobs
 
+    def heard(self, beat: ExplorerHeartbeat) -> None:
+        """Take a heartbeat into account."""
+        self._fleet.heard(beat, time.monotonic(), own=self._requests[beat.explorer])
+
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
         try:
@@ -206,16 +232,29 @@ class Explorers:
             raise EngineSlowError(f"no answer within {self._timeout_s:g} s") from error
 
     @asynccontextmanager
-    async def _asking(self, prompt: Sequence[int], failed: set[str]) -> AsyncIterator[ServingExplorer]:
-        """Provide whom to ask, and count it; one that is lost within is noted in ``failed``."""
-        explorer = await self._choose(prompt, failed)
-        self.moved += bool(failed)
+    async def _asking(self, prompt: Sequence[int], tries: _Tries) -> AsyncIterator[ServingExplorer]:
+        """Provide whom to ask, and count it; one that is lost within, or too busy, is noted.
+
+        Raises:
+            NoEngineError: There is nobody, or all have been too busy for as long as a request waits.
+        """
+        explorer = await self._choose(prompt, tries.failed)
+        self.moved += bool(tries.failed)
         self._requests[explorer.name] += 1
         try:
             yield explorer
+        except _BusyError as error:
+            now = time.monotonic()
+            self.busy += 1
+            self._busy[explorer.name] = now + _BUSY_S
+            tries.busy_since = now if tries.busy_since is None else tries.busy_since
+            if now - tries.busy_since >= self._wait_s:
+                raise NoEngineError("the explorers have all that their engines bear") from error
+            raise
         except _CutOffError as error:
             _log.warning("explorer %s was lost to a request: %s", explorer.name, error)
-            failed.add(explorer.name)
+            tries.failed.add(explorer.name)
+            tries.lost += 1
             self._fleet.doubt(explorer.name)
             self._met.pop(explorer.name, None)
             raise
@@ -224,12 +263,12 @@ class Explorers:
 
     async def _one(self, path: str, body: bytes, prompt: Sequence[int]) -> wire.Frame:
         """Return an answer of one frame."""
-        failed: set[str] = set()
+        tries = _Tries()
         async with self._in_time():
-            for _ in range(_MOST_TRIES):
+            while tries.lost < _MOST_TRIES:
                 with suppress(_CutOffError):
                     async with (
-                        self._asking(prompt, failed) as explorer,
+                        self._asking(prompt, tries) as explorer,
                         aclosing(self._frames(explorer, path, body)) as frames,
                     ):
                         async for frame in frames:
@@ -240,8 +279,8 @@ class Explorers:
     async def _draw(
         self, prompt: Sequence[int], sampling: Sampling, drawings: list[Drawing], on_drawn: OnDrawn | None
     ) -> None:
-        failed: set[str] = set()
-        for _ in range(_MOST_TRIES):
+        tries = _Tries()
+        while tries.lost < _MOST_TRIES:
             so_far = drawings[0].token_ids
             rest = sampling
             if so_far:
@@ -250,7 +289,7 @@ class Explorers:
                 rest = sampling.model_copy(update={"max_tokens": (sampling.max_tokens or 1) - len(so_far)})
                 drawings[0].settled = len(so_far)
             with suppress(_CutOffError):
-                async with self._asking([*prompt, *so_far], failed) as explorer:
+                async with self._asking([*prompt, *so_far], tries) as explorer:
                     await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn)
                     return
             if on_drawn is None:
@@ -265,7 +304,8 @@ class Explorers:
         """Wait until there is somebody to ask; first those that have not failed on this request."""
         until = time.monotonic() + self._wait_s
         while True:
-            usable = self.usable
+            now = time.monotonic()
+            usable = [one for one in self.usable if self._busy.get(one.name, 0.0) <= now]
             fresh = [one for one in usable if one.name not in failed]
             chosen = self._router.choose(prompt, fresh or usable, self._requests)
             if chosen is not None:
@@ -366,6 +406,8 @@ class Explorers:
                 raise RequestRefusedError(why)
             case 500:
                 raise GenerationError(why)
+            case 429:
+                raise _BusyError(why)
             case 401:
                 _log.error("explorer %s does not know this key: explorer.http_key differs", explorer.name)
         raise _CutOffError(f"it answered {response.status}: {why}")

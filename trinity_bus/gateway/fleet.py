@@ -32,8 +32,8 @@ class ServingExplorer:
 
     presence: Presence
     version: int
-    attempts: int
-    """Of tasks, that it works on beside what it is asked over HTTP."""
+    elsewhere: int
+    """What it works on that this process has not asked for: attempts at tasks, and requests of others."""
     arrival: int = 0
     """Another one for each time that it came, and wherever it is."""
 
@@ -73,8 +73,14 @@ class ServingFleet:
         self._doubted: set[str] = set()
         self._unproved: set[str] = set()
 
-    def heard(self, beat: ExplorerHeartbeat, now: float) -> None:
-        """Take a heartbeat into account."""
+    def heard(self, beat: ExplorerHeartbeat, now: float, *, own: int = 0) -> None:
+        """Take a heartbeat into account.
+
+        Args:
+            beat: What the explorer says.
+            now: Seconds of any steady clock.
+            own: Requests that it works on for this process.
+        """
         if not beat.address or (beat.pool or self._model) != self._pool:
             return
         if not is_proved(beat, self._key):
@@ -88,7 +94,8 @@ class ServingFleet:
         former, until = self._known.get(beat.explorer, (None, now))
         stayed = former is not None and former.presence == presence and now <= until
         arrival = former.arrival if former and stayed else next(self._arrivals)
-        explorer = ServingExplorer(presence, beat.model_version, len(beat.running), arrival)
+        elsewhere = len(beat.running) + max(0, beat.http_requests - own)
+        explorer = ServingExplorer(presence, beat.model_version, elsewhere, arrival)
         self._known[beat.explorer] = explorer, now + beat.silent_after_s(self._silence_s)
 
     def _pass_over(self, beat: ExplorerHeartbeat) -> None:

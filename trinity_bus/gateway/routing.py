@@ -6,6 +6,7 @@ noted here as a digest of every beginning of it, a whole number of blocks long::
     prompt  [block][block][block][..    known of a: 3 blocks, of b: 1     --> a, unless it has too much to do
                                         of nobody, or of all the same     --> the least busy one, in turn
 
+What it works on for others, gateways and the mesh, it tells in its heartbeats.
 An explorer has too much to do where it works on ``SLACK`` requests more than the least busy one *and* on ``FACTOR``
 times as many: then the least busy one is asked, and has the prefix from then on too. New weights empty an engine's
 cache, and what is noted of it.
@@ -53,7 +54,7 @@ class Router:
         if not explorers:
             return None
         self._forget(explorers)
-        load = {one.name: requests.get(one.name, 0) + one.attempts for one in explorers}
+        load = {one.name: requests.get(one.name, 0) + one.elsewhere for one in explorers}
         least = min(load.values())
         digests = list(digests_of(prompt))
         fit = [one for one in explorers if load[one.name] <= max(least + SLACK, least * FACTOR)]

@@ -1,4 +1,4 @@
-"""How many attempts an explorer has in flight, by what its engine has room for. Pure: time is an argument.
+"""How much an explorer has in flight, by what its engine has room for. Pure: time is an argument.
 
 ::
 
@@ -8,6 +8,11 @@
 Additive increase, multiplicative decrease (Chiu and Jain, "Analysis of the increase and decrease algorithms for
 congestion avoidance in computer networks", 1989): several explorers that share a backlog come to fair shares, and one
 alone stays near what its engine can do. What is not in flight stays on the log, where any explorer may be handed it.
+
+In flight is all that the engine is asked for: attempts, and requests over HTTP. A limit of one kind alone would be cut
+again and again for what the other kind does. Attempts are handed out by the limit; requests over HTTP come by
+themselves, and ``bears`` says whether one more is taken: not while the engine is congested and has its limit of both,
+but for as many as it keeps of attempts in any case, so that neither kind starves the other.
 
 An engine is congested when it has preempted requests, whose keys and values it computes anew; when its cache is nearly
 full and requests wait; or when for QUEUE_S as many wait as it computes. Attempts that run are never stopped for it.
@@ -45,16 +50,19 @@ class EngineLoad:
 
 
 class ConcurrencyController:
-    """Finds how many attempts an engine bears.
+    """Finds how much an engine bears at once.
 
     Args:
-        most: Attempts at most, and at the beginning.
-        least: Attempts at least.
+        most: At most, and at the beginning.
+        least: At least, of attempts and of requests over HTTP.
     """
 
     def __init__(self, most: int, least: int) -> None:
         self.limit = self._most = most
-        """How many attempts it bears."""
+        """How much it bears."""
+        self._congested = False
+        """When it was last looked at; and what was in flight then."""
+        self._in_flight = 0
         self._least = min(least, most)
         self._seen: EngineLoad | None = None
         self._forgives_until = 0.0
@@ -67,12 +75,13 @@ class ConcurrencyController:
 
         Args:
             load: Of the engine.
-            in_flight: Attempts.
+            in_flight: Attempts and requests.
             now: Seconds, steady.
         """
         preempted = self._preempted(load, now)
         crowded = load.kv_usage >= NEARLY_FULL and load.waiting > 0
-        congested = preempted or crowded or self._queues(load, now)
+        congested = self._congested = preempted or crowded or self._queues(load, now)
+        self._in_flight = in_flight
         if in_flight <= self.limit:
             # What was decided last is what is so.
             self._backing_off = False
@@ -87,6 +96,10 @@ class ConcurrencyController:
             self.limit = min(self._most, self.limit + max(1, self._most // _STEPS))
             self._raised_at = now
         return self.limit
+
+    def bears(self, requests: int) -> bool:
+        """Whether one more request over HTTP is taken beside so many."""
+        return not self._congested or requests < self._least or self._in_flight < self.limit
 
     def _preempted(self, load: EngineLoad, now: float) -> bool:
         seen, self._seen = self._seen, load

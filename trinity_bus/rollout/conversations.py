@@ -8,7 +8,8 @@
                                '-- end_turn <-- turn reward <-- its answers, and what was wrong with calls --'
 
 The conversation also ends where the model was cut at a limit, and after ``max_turns`` of its turns. Tokens are never
-made again from text (``trinity_bus.chat``); completed turns outlive the explorer (``RolloutContext.end_turn``).
+made again from text (``trinity_bus.chat``); completed turns outlive the explorer (``RolloutContext.end_turn``), and so
+does each call of a tool (``RolloutContext.call``).
 
 Failures: see ``trinity_bus.rollout.tools``. A run that fails has no reward.
 """
@@ -16,7 +17,7 @@ Failures: see ``trinity_bus.rollout.tools``. A run that fails has no reward.
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from typing import Any, ClassVar
 from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.chat import ChatError, ModelReply, ParsedCall, Session, renderer_for
+from trinity_bus.rollout.filling import Filling
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.tools import Given, Toolbox, ToolError
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
@@ -176,15 +178,22 @@ class ToolWorkflow(ConversationWorkflow):
         """See ``ConversationWorkflow.other_side``."""
 
         async def answer(said: ModelReply) -> bool:
-            await self._answer_calls(ctx, talk, said)
+            await self._answer_calls(ctx, talk, said, filling)
             return not (said.tool_calls or said.flaws)
 
+        filling: Filling | None = None
         async with AsyncExitStack() as stack:
             if self._toolbox.sandboxed:
-                talk.sandbox = await stack.enter_async_context(self.make_sandbox(task))
+                talk.sandbox = self.make_sandbox(task)
+                place = ctx.sandbox_place()
+                talk.sandbox.take(place)
+                await stack.enter_async_context(talk.sandbox)
+                filling = Filling(place)
             yield answer
 
-    async def _answer_calls(self, ctx: RolloutContext, talk: Conversation, said: ModelReply) -> None:
+    async def _answer_calls(
+        self, ctx: RolloutContext, talk: Conversation, said: ModelReply, filling: Filling | None
+    ) -> None:
         """Add what the tools of a turn return, and what is wrong with its calls."""
         given: Given = {RolloutContext: ctx, Sandbox: talk.sandbox}
         for call in said.tool_calls:
@@ -193,12 +202,13 @@ class ToolWorkflow(ConversationWorkflow):
             async def called(name: str, arguments: dict[str, Any]) -> list[Any]:
                 nonlocal made
                 made = True
-                return await self._called(name, arguments, given)
+                return await self._called(name, arguments, given, filling)
 
             good, text = await ctx.call(call.name, called, call.name, call.arguments)
-            if not made and call.name in self._toolbox.sandboxed:
-                # An earlier attempt has called it, elsewhere. The model is told the same; the sandbox here is filled.
-                await called(call.name, call.arguments)
+            if not made and filling is not None and call.name in self._toolbox.sandboxed:
+                # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
+                for name, arguments in filling.missing(call.name, call.arguments):
+                    await self._called(name, arguments, given, filling)
             talk.calls += 1
             talk.errors += not good
             talk.messages.append(_result(call, text))
@@ -206,12 +216,17 @@ class ToolWorkflow(ConversationWorkflow):
             talk.errors += 1
             talk.messages.append({"role": "tool", "content": flaw})
 
-    async def _called(self, name: str, arguments: dict[str, Any], given: Given) -> list[Any]:
+    async def _called(
+        self, name: str, arguments: Mapping[str, Any], given: Given, filling: Filling | None
+    ) -> list[Any]:
         """Return whether a call could be made, and what the model is told of it."""
         try:
-            return [True, await self._toolbox.run(name, arguments, self.tool_timeout_s, given)]
+            told = [True, await self._toolbox.run(name, arguments, self.tool_timeout_s, given)]
         except ToolError as error:
-            return [False, f"error: {error}"]
+            told = [False, f"error: {error}"]
+        if filling is not None and name in self._toolbox.sandboxed:
+            filling.note(name, arguments)
+        return told
 
 
 def _result(call: ParsedCall, text: str) -> dict[str, Any]:

@@ -124,9 +124,7 @@ class Endpoint:
             call = functools.partial(asyncio.to_thread, tool)
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> Any:
-            value = await self.ctx.call(tool.__name__, call, *args, **kwargs)
-            await self.ctx.end_turn()
-            return value
+            return await self.ctx.call(tool.__name__, call, *args, **kwargs)
 
         def called_from_thread(*args: P.args, **kwargs: P.kwargs) -> Any:
             return asyncio.run_coroutine_threadsafe(called(*args, **kwargs), self._loop).result()

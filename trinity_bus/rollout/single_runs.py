@@ -65,7 +65,9 @@ class SingleRunWorkflow(ABC):
     async def _timed(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         began = time.perf_counter()
         async with asyncio.timeout(self.run_timeout_s):
-            given = await self.run_once(task, ctx.of_run(run_id), run_id)
+            of_run = ctx.of_run(run_id)
+            given = await self.run_once(task, of_run, run_id)
+            await of_run.settle()
         took = {RUN_TIME: time.perf_counter() - began}
         rollouts = [given] if isinstance(given, Rollout) else given
         if not rollouts:

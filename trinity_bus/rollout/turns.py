@@ -3,19 +3,24 @@
 ::
 
     a question --known from an earlier attempt--> its answer, once                        (nothing is drawn or called)
-               '--not known--> asked --> NOTED --complete()--> a ``Turn``, written, and durable when that returns
+               '--not known--> asked --> NOTED --complete()--> WRITTEN --durable()--> DURABLE
+
+A call is durable when it has returned. A turn that has ended is written while the next one is drawn: the end of that, a
+call, and the end of the run wait for it, so that one at most is under way.
 
 A question is known by a digest: of the prompt's tokens, how many responses and how they are drawn; or of a call's name
 and arguments. The order in which questions come does not matter, and the same question asked twice gets two answers.
 
-Failures: what was answered and is in no completed turn is asked again by the next attempt: at most the turn under way.
+Failures: what was answered and is in no completed turn is asked again by the next attempt: at most what was drawn since
+the last call, and the call under way. What cannot be written is told to whoever waits for it next.
 Where an attempt asks other questions than the one before, because its workflow is not the same any more, what it asks
 is simply not known.
 """
 
+import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +45,7 @@ class KeptCompletion:
     """They are not kept: a turn that an engine draws behind it tells them for all tokens before."""
 
 
-type Write = Callable[[Turn], Awaitable[None]]
+type Write = Callable[[Turn], Coroutine[Any, Any, None]]
 """Returns when a turn is durable."""
 
 
@@ -63,6 +68,7 @@ class RunTurns:
             for answer in turn.answers:
                 self._known.setdefault(answer.question, deque()).append(answer)
         self._noted: list[Callable[[], Answer]] = []
+        self._writing: asyncio.Task[None] | None = None
         self.resumed = len(done)
         """How many turns were completed before."""
 
@@ -98,24 +104,49 @@ class RunTurns:
         self._noted.append(lambda: answer)
 
     async def complete(self) -> None:
-        """Note that a turn is over; when this returns, it is durable.
+        """Note that a turn is over. It is being written when this returns, and the one before is durable.
 
         A turn of which nothing is new, because an earlier attempt has completed it, is passed over.
 
         Raises:
-            schemas.errors.SchemaError: It is larger than a turn may be.
+            Exception: The turn before could not be written; see ``durable``.
         """
+        while self._writing is not None:
+            # Several turns of a run may be over at the same time.
+            await self.durable()
         if not self._noted:
             return
         noted, self._noted = self._noted, []
         turn = self._begin(self._next, self._after, [make() for make in noted])
-        # At once: several turns of a run may be over at the same time.
         self._next, self._after = turn.number + 1, turn.attempt
-        await self._write(turn)
+        self._writing = asyncio.create_task(self._write(turn))
+        self._writing.add_done_callback(_look_at)
+
+    async def durable(self) -> None:
+        """Return when all that was completed is durable.
+
+        Raises:
+            schemas.errors.SchemaError: It is larger than a turn may be.
+            Exception: Whoever keeps turns does not keep it.
+        """
+        writing = self._writing
+        if writing is None:
+            return
+        try:
+            await asyncio.shield(writing)
+        finally:
+            if writing.done() and self._writing is writing:
+                self._writing = None
 
     def _take(self, question: str) -> Answer | None:
         known = self._known.get(question)
         return known.popleft() if known else None
+
+
+def _look_at(writing: asyncio.Task[None]) -> None:
+    """Take in the error of one that a run which has failed no longer waits for."""
+    if not writing.cancelled():
+        writing.exception()
 
 
 def question_of_prompt(prompt: Sequence[int], sampling: Sampling, n: int, pool: str = "") -> str:

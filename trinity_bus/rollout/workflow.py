@@ -31,6 +31,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 
 _TRACER = trace.get_tracer("trinity_bus.rollout")
 
@@ -111,6 +112,8 @@ class RolloutContext:
     """The turns of each run. None: none are kept."""
     turns: RunTurns | None = None
     """Those of the run that this is the context of."""
+    places: KeptPlaces | None = None
+    """Where sandboxes of runs have their files that the next attempt is to find. None: it finds none."""
 
     def of_run(self, run_id: int) -> "RolloutContext":
         """Return the context of one run: its requests are numbered by themselves, and its turns are kept.
@@ -124,15 +127,25 @@ class RolloutContext:
         """Say that a turn of this run is over: should this explorer die, another goes on from here.
 
         The workflow is then run again from its beginning, and is told what was drawn and what calls returned in the
-        turns that were completed: it has to ask the same questions again. When this returns, the turn is durable.
+        turns that were completed: it has to ask the same questions again.
+
+        The turn is written while the next one goes on, whose end waits for it, as do ``call`` and the end of the run.
         """
         if self.turns is not None:
             await self.turns.complete()
+
+    async def settle(self) -> None:
+        """Return when the turns of this run that were ended are durable."""
+        if self.turns is not None:
+            await self.turns.durable()
 
     async def call[**P, R](
         self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Call something that is not to be called again when this run is gone on with, such as a tool.
+
+        When this returns, what it returned is durable, and what was drawn before it. A call during which its explorer
+        dies may be called once more: whether it had done anything nobody can tell.
 
         Args:
             name: What it is called; with its arguments it tells one call from another.
@@ -140,6 +153,16 @@ class RolloutContext:
             *args: Its arguments, which JSON can hold.
             **kwargs: The same, by name.
         """
+        await self.settle()
+        value = await self._call_once(name, function, *args, **kwargs)
+        await self.end_turn()
+        await self.settle()
+        return value
+
+    async def _call_once[**P, R](
+        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call something whose result is part of the turn under way."""
         arguments = [args, kwargs]
         if self.turns is not None and (known := self.turns.result(name, arguments)) is not None:
             return cast("R", known[0])
@@ -148,6 +171,15 @@ class RolloutContext:
         if self.turns is not None:
             self.turns.note_result(name, arguments, value)
         return value
+
+    def sandbox_place(self) -> SandboxPlace:
+        """Return where this run's sandbox has its files: as an earlier attempt left them, if that is gone on with."""
+        if self.places is None:
+            return SandboxPlace.make()
+        place = self.places.of_run(self.run_id_base)
+        if self.turns is None or not self.turns.resumed:
+            place.clear()
+        return place
 
     def set_state(self, **values: Any) -> None:
         """Say something about this run that people can see while it goes on: in the states of the runners.
@@ -179,7 +211,7 @@ class RolloutContext:
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
             return await self._pools.chat(pool, messages, asked)
 
-        return await self.call("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
+        return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 
     async def score(
         self, prompt_token_ids: Sequence[int], response_token_ids: Sequence[int], *, pool: str

@@ -65,6 +65,7 @@ from trinity_bus.runners.messages import (
     TurnKept,
 )
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
+from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.telemetry import parent_context, setup_telemetry
 from trinity_bus.telemetry import traceparent as current_traceparent
 from trinity_bus.telemetry.setup import destination_configured
@@ -181,6 +182,11 @@ class RemoteEngine:
         finally:
             del self._waiting[number]
 
+    def close(self) -> None:
+        """Give up what is still asked for: the job has ended."""
+        for answer in self._waiting.values():
+            answer.cancel()
+
     def answered(self, message: Answered) -> None:
         """Note that the explorer has answered a request."""
         answer = self._waiting.get(message.request)
@@ -218,6 +224,7 @@ class Runner(asyncio.Protocol):
     def __init__(self, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
         self._tokenizer = tokenizer
         self._model = common.model
+        self._namespace = common.namespace
         self._sampling = Sampling.model_validate_json(common.sampling)
         self._frames = FrameReader(messages.TO_RUNNER.limit)
         self._jobs: dict[int, _Job] = {}
@@ -301,6 +308,7 @@ class Runner(asyncio.Protocol):
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         self._tell(job.job)
+        known.engine.close()
         del self._jobs[job.job]
         if known.cancelled:
             answer = RunCancelled(job.job)
@@ -308,6 +316,7 @@ class Runner(asyncio.Protocol):
 
     async def _run(self, job: Run, known: _Job) -> RunDone:
         order = decode(job.order, Dispatch)
+        places = KeptPlaces(self._namespace, order.task.task_id)
         # This task's own context: there is nothing to detach.
         attach(parent_context(job.traceparent))
         context = RolloutContext(
@@ -323,12 +332,17 @@ class Runner(asyncio.Protocol):
             state=known.state,
             pools=known.engine,
             turns_of=_TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep),
+            places=places,
         )
         try:
             rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
         except PartialRunsError as partial:
             rollouts, error = partial.rollouts, _message(partial)
-        return RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
+        done = RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
+        if error is None:
+            # Else another attempt goes on with them.
+            await asyncio.to_thread(places.remove)
+        return done
 
 
 class _TurnsOf:

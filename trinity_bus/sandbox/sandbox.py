@@ -3,15 +3,13 @@
 ::
 
     OPEN --exec, read_file, write_file, any number, several at once--> OPEN
-      '---terminate(), or leaving its block--> ENDED: its processes killed, its folder gone
+      '---terminate(), or leaving its block--> ENDED: its processes killed, its folder gone, or kept for the next owner
 
 Each command has user, process, mount, network and IPC namespaces of its own (``jail``), an environment of four
 variables, and the sandbox's folder as working folder, home and place of temporary files: it writes nowhere else. What
 it is not kept from: reading files that its user may read. So run runners as a user of their own
-(``explorer.runner_user``). It lives as long as its block, and so through scoring.
-
-Its owner holds a lock on the folder. Where the owner is killed, the next process that opens its first sandbox removes
-it, if the folder is a minute old by then.
+(``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a ``SandboxPlace``,
+which outlives its owner where that is a run to be gone on with.
 
 Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
 limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
@@ -20,15 +18,10 @@ is killed from outside takes its processes along.
 
 import asyncio
 import contextlib
-import fcntl
-import functools
 import json
 import os
-import shutil
 import stat
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -38,10 +31,10 @@ from typing import Final, Self
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.execution import Executed, Process, execute, kill
 from trinity_bus.sandbox import jail
+from trinity_bus.sandbox.place import LeftPlaces, SandboxPlace
 
 _JAIL: Final = str(jail.__file__)
-_PREFIX: Final = "trinity-bus-sandbox-"
-_NEW_S: Final = 60.0
+_LEFT: Final = LeftPlaces()
 
 
 class SandboxError(TrinityError, RuntimeError):
@@ -88,9 +81,12 @@ class Sandbox:
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
         self._running: set[Process] = set()
-        self._folder: Path | None = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self._folder, os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._place: SandboxPlace | None = None
+        self._over = False
+
+    def take(self, place: SandboxPlace) -> None:
+        """Have one's files in this place, which is released at the end. Before anything else."""
+        self._place = place
 
     @property
     def folder(self) -> Path:
@@ -99,9 +95,11 @@ class Sandbox:
         Raises:
             SandboxError: It is over.
         """
-        if self._folder is None:
+        if self._over:
             raise SandboxError("the sandbox is over")
-        return self._folder
+        if self._place is None:
+            self._place = SandboxPlace.make()
+        return self._place.files
 
     async def exec(self, command: Sequence[str], *, stdin: str | bytes = b"", wall_s: float | None = None) -> Executed:
         """Run a command, and wait for its end.
@@ -168,17 +166,16 @@ class Sandbox:
             return await asyncio.to_thread(os.read, file, limit_bytes)
 
     async def terminate(self) -> None:
-        """Kill what runs, and remove the folder. Safe to call twice."""
-        folder, self._folder = self._folder, None
+        """Kill what runs, and let go of the folder. Safe to call twice."""
+        place, self._place, self._over = self._place, None, True
         for process in tuple(self._running):
             await kill(process)
-        if folder is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            os.close(self._lock)
+        if place is not None:
+            await asyncio.to_thread(place.release)
 
     async def __aenter__(self) -> Self:
         try:
-            await asyncio.to_thread(_remove_left)
+            await asyncio.to_thread(_LEFT.remove)
         except BaseException:
             # Its block is never left, because it is not entered.
             await self.terminate()
@@ -213,20 +210,6 @@ class Sandbox:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise SandboxError(f"{path!r} is no file")
             yield file
-
-
-@functools.cache
-def _remove_left() -> None:
-    """Remove the folders of owners that are dead; once in this process."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            file = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, file)
-            found = os.fstat(file)
-            # A new one is locked by its owner in a moment.
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW_S:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -33,6 +33,7 @@ from trinity_bus.sizing.hardware import powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.weights.chunks import chunk_bytes
 
 TASK_BYTES: Final = 109
 """Of a task besides its text; the same as JSON has some more."""
@@ -44,8 +45,6 @@ RESULT_BYTES: Final = 1500
 """Of all that is written of a task when its eight runs have ended: what explorer, coordinator and trainer say of it."""
 TOKEN_BYTES: Final = 7.81
 """Of a token in ``experiences``: ``benchmarks/codec.py``."""
-CHUNK_BYTES: Final = 256 << 10
-"""That an explorer has proved before it passes it on."""
 COPIES: Final = 3
 """Of each record, on as many brokers."""
 COORDINATOR_S: Final = 281e-6
@@ -159,7 +158,8 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
     timeout_s = ask.settings.synchronizer.sync_timeout_s
     weights = 2 * parameters(ask.shape)
     passed_on = ask.settings.synchronizer.sync_method == "memory" and ask.settings.synchronizer.sync_fan_out
-    sync_s = (weights + (explorers - 1) * CHUNK_BYTES if passed_on else weights * explorers) / nic
+    chunk = chunk_bytes(ask.settings.trainer.bucket_mib << 20, weights)
+    sync_s = (weights + (explorers - 1) * chunk if passed_on else weights * explorers) / nic
     sample_s = ask.response_tokens * engine.step_s
     batches = own.max_staleness + 1
     kept = batches * own.batch_size * own.group_size * tokens * TOKEN_BYTES

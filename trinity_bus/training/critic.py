@@ -124,14 +124,11 @@ class Critic:
         """Take over a state that :meth:`state` gave.
 
         Raises:
-            CheckpointError: There is none, or it is of another model.
+            CheckpointError: It is of another model.
         """
         parameters = dict(self._network.named_parameters())
         if missing := [name for name in parameters if f"weight.{name}" not in tensors]:
-            raise CheckpointError(
-                f"the checkpoint has no critic with {missing[0]}: it was written with another trainer.advantage, or of "
-                "another model"
-            )
+            raise CheckpointError(f"the checkpoint's critic has no {missing[0]}: it is of another model")
         self._optimizer.state.clear()
         with torch.no_grad():
             for key, tensor in tensors.items():

@@ -195,7 +195,6 @@ class Adapters:
             for parameter, shard in adapter.shards_of(read):
                 if shard.shape != parameter.shape:
                     raise CheckpointError(
-                        f"{folder}: the adapter of {adapter.projections} {tuple(shard.shape)} is of another "
-                        "trainer.lora_rank"
+                        f"{folder}: the adapter of {adapter.projections} {tuple(shard.shape)} is of another model"
                     )
                 yield parameter, shard

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import model, parallel
+from trinity_bus.training import parallel
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
@@ -58,8 +58,6 @@ class MegatronEngine(RankEngine):
 
     def _build(self) -> None:
         settings = self.settings
-        if settings.lora_rank and model.have_transformer_engine():
-            raise TrainingError("lora_rank needs Megatron's own layers: uninstall transformer_engine, or set it to 0")
         self._runner = ModelRunner(
             self.source,
             self.shape,
@@ -86,8 +84,9 @@ class MegatronEngine(RankEngine):
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         runner = self._runner
 
-        def loss(_: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
-            value, metrics = self._loss(arrays, *runner.token_logprobs(logits, arrays))
+        def loss(indices: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
+            mine = [samples[i] for i in indices]
+            value, metrics = self._loss(mine, arrays, *runner.token_logprobs(logits, arrays))
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 

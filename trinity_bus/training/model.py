@@ -1,7 +1,8 @@
 """Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and naming its weights as there.
 
 On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
-the CPU always takes the latter. Only the CPU path is exercised by the tests of this project so far.
+the CPU always takes the latter, and so do adapters everywhere: Transformer Engine's linear layers do the norm before
+them inside, where an adapter cannot see its result. Only the CPU path is exercised by the tests of this project so far.
 """
 
 import importlib.util
@@ -41,11 +42,19 @@ def have_transformer_engine() -> bool:
 
 
 def transformer_config(
-    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool
+    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool, local: bool
 ) -> TransformerConfig:
     """Megatron's configuration of a model.
 
     Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
+
+    Args:
+        shape: Of the model.
+        layout: Where this process stands.
+        dtype: Of weights and activations.
+        recompute: Whether activations are computed again in the backward pass.
+        replay: Whether routers can be told what to choose.
+        local: Whether it is of Megatron's own layers.
     """
     fused = not on_cpu()
     return TransformerConfig(
@@ -102,7 +111,7 @@ def transformer_config(
         # These go through torch.compile or Transformer Engine's kernels.
         bias_activation_fusion=fused,
         bias_dropout_fusion=fused,
-        apply_rope_fusion=have_transformer_engine(),
+        apply_rope_fusion=not local,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
@@ -118,9 +127,9 @@ class _Norm(torch.nn.RMSNorm):  # type: ignore[misc]  # torch is not followed by
         self.weight.sequence_parallel = config.sequence_parallel
 
 
-def _block_spec(config: TransformerConfig, layers: int) -> ModuleSpec | TransformerBlockSubmodules:
-    """Return what Megatron is to build a stage of so many layers from."""
-    if have_transformer_engine():
+def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> ModuleSpec | TransformerBlockSubmodules:
+    """Return what Megatron is to build a stage of so many layers from, ``local`` or of Transformer Engine."""
+    if not local:
         spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm
         )
@@ -136,11 +145,17 @@ def _block_spec(config: TransformerConfig, layers: int) -> ModuleSpec | Transfor
     if config.num_moe_experts is None:
         # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
         spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
-    return spec if have_transformer_engine() else TransformerBlockSubmodules([spec] * layers, layer_norm=_Norm)
+    return TransformerBlockSubmodules([spec] * layers, layer_norm=_Norm) if local else spec
 
 
 def build(
-    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool = False, replay: bool = False
+    shape: ModelShape,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    recompute: bool = False,
+    replay: bool = False,
+    adapters: bool = False,
 ) -> list[GPTModel]:
     """Return this rank's stages of a model, with memory but no weights yet, on the layout's device.
 
@@ -150,15 +165,17 @@ def build(
         dtype: Of weights and activations.
         recompute: Whether activations are computed again in the backward pass.
         replay: Whether routers can be told what to choose.
+        adapters: Whether adapters are put beside its linear layers.
     """
-    config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay)
-    return [_build_stage(config, shape, layout, stage) for stage in layout.own_stages]
+    local = adapters or not have_transformer_engine()
+    config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
+    return [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
 
 
-def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int) -> GPTModel:
+def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int, *, local: bool) -> GPTModel:
     model = GPTModel(
         config=config,
-        transformer_layer_spec=_block_spec(config, shape.layers // layout.stages),
+        transformer_layer_spec=_block_spec(config, shape.layers // layout.stages, local=local),
         vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
         max_sequence_length=shape.max_positions,
         pre_process=stage == 0,

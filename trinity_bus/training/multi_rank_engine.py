@@ -37,6 +37,7 @@ from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.parallel import World
 from trinity_bus.training.rank_protocol import LIMIT_S, Build, Export, Gather, Join, Leave, Load, Save, train_order
 from trinity_bus.training.ranks import Followers
+from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,10 @@ class MultiRankEngine(TrainingEngine):
             metrics = engine.train(shards[0])
         self._settle()
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
+
+    def take_figures(self) -> list[SampleFigures]:
+        """See :class:`TrainingEngine`; those of all ranks."""
+        return [*self._engine.take_figures(), *self._followers.take_figures()]
 
     def interrupt(self) -> None:
         """See :class:`TrainingEngine`; the others then wait in vain until :meth:`leave` kills them."""

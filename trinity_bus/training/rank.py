@@ -84,11 +84,11 @@ class Rank:
         self._line = line
         self._engine: MegatronEngine | None = None
 
-    def make(self, call: Call) -> int:
+    def make(self, call: Call) -> Done:
         """Make one call.
 
         Returns:
-            The engine's step after it; 0 where there is none any more.
+            What there is to answer.
 
         Raises:
             Exception: Whatever the engine raises.
@@ -96,17 +96,17 @@ class Rank:
         if isinstance(call, Leave):
             self._engine = None
             parallel.shut_down()
-            return 0
+            return Done(0)
         if isinstance(call, Join):
             self._join(call)
-            return 0
+            return Done(0)
         if isinstance(call, Build):
             self._engine = self._build(call)
         elif self._engine is None:
             raise RankError(f"{type(call).__name__} came before Build")
         else:
             self._follow(self._engine, call)
-        return self._engine.progress.step
+        return Done(self._engine.progress.step, self._engine.take_figures())
 
     def _join(self, call: Join) -> None:
         if call.version != (ours := version("trinity-bus")):
@@ -162,7 +162,7 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
         order = rank_protocol.ORDERS.decode(body)
         try:
             turns.take(order)
-            result: Done | Failed = Done(follower.make(order.call))
+            result: Done | Failed = follower.make(order.call)
         except Exception as error:
             if not isinstance(error, TrinityError):
                 log.exception("%s cannot be made", type(order.call).__name__)

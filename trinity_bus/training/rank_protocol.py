@@ -34,9 +34,11 @@ from msgspec import Struct, msgpack
 
 from schemas.experience import ExperienceGroup
 from trinity_bus.runtime.frames import Dialect
+from trinity_bus.training import token_figures
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.step_plan import StepPlan, Update
+from trinity_bus.training.token_figures import SampleFigures
 
 LIMIT_S: Final = 600.0
 """How long a rank may wait for the others, within a collective or for an answer, before it fails."""
@@ -132,6 +134,8 @@ class Done(Struct, frozen=True, tag=True):
 
     step: int
     """At which the rank's engine is; 0 where it has none any more."""
+    figures: list[SampleFigures] = []
+    """What it has kept of single tokens, after Train."""
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -184,7 +188,8 @@ def decode_sample(body: bytes) -> TrainSample:
 
 
 ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)
-ANSWERS: Dialect[RankAnswer] = Dialect(RankAnswer, limit=1 << 16)
+ANSWERS: Dialect[RankAnswer] = Dialect(RankAnswer, limit=2 * token_figures.MAX_BYTES)
+"""Twice what figures may be: a sample of few tokens has as much beside them."""
 
 
 @dataclass(slots=True)
@@ -220,6 +225,7 @@ class PendingCalls:
     _number: int = 0
     _call: Call | None = None
     _steps: dict[int, int] = field(default_factory=dict)
+    _figures: list[SampleFigures] = field(default_factory=list)
 
     @property
     def settled(self) -> bool:
@@ -248,7 +254,7 @@ class PendingCalls:
             raise RankError(f"{_name(call)} was called before {_name(self._call)} was settled")
         self._number += 1
         self._call = call
-        self._steps = {}
+        self._steps, self._figures = {}, []
         return self._number
 
     def answered(self, rank: int, answer: RankAnswer) -> None:
@@ -259,6 +265,12 @@ class PendingCalls:
             self._lose(rank, f"failed in {_name(self._call)}: {answer.result.why}")
         else:
             self._steps[rank] = answer.result.step
+            self._figures += answer.result.figures
+
+    def take_figures(self) -> list[SampleFigures]:
+        """Return what the answers to the last call brought, once."""
+        figures, self._figures = self._figures, []
+        return figures
 
     def spoke_nonsense(self, rank: int, why: str) -> None:
         """Take note that what a rank sent cannot be read."""

@@ -40,6 +40,7 @@ from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_lines import PairLine, RankLine
 from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls, how_ended
+from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +229,11 @@ class Followers:
                 raise RankError(roll.lost)
             if step is not None:
                 roll.check(step)
+
+    def take_figures(self) -> list[SampleFigures]:
+        """Return what came with the answers to the last call, once."""
+        with self._changed:
+            return self._roll.take_figures()
 
     @property
     def ready(self) -> bool:

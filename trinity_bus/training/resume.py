@@ -53,6 +53,7 @@ _TELLS_WHERE_AND_WHEN = {
     "export_dir",
     "total_steps",
     "heartbeat_s",
+    "token_figures",
     "host",
     "weights_port",
     "ranks_host",

@@ -70,7 +70,14 @@ class ModelRunner:
         self._budget = settings.micro_batch_tokens
         self._temperature = settings.temperature
         self._before_each = before_each
-        self._model = model.build(shape, layout, dtype, recompute=settings.recompute, replay=settings.router_replay)
+        self._model = model.build(
+            shape,
+            layout,
+            dtype,
+            recompute=settings.recompute,
+            replay=settings.router_replay,
+            adapters=settings.lora_rank > 0,
+        )
         self.load(source)
         self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
         bf16 = dtype is torch.bfloat16

@@ -25,7 +25,7 @@ from trinity_bus.training.critic import Critic
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot, copies
+from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot, copies, ensure_loadable
 
 
 class SavedEngine(TrainingEngine):
@@ -74,7 +74,7 @@ class SavedEngine(TrainingEngine):
             folder: Of the checkpoint, for messages.
 
         Raises:
-            CheckpointError: The adapters have another rank.
+            CheckpointError: They are of another model.
         """
 
     @abstractmethod
@@ -177,13 +177,8 @@ class SavedEngine(TrainingEngine):
         progress = checkpoint.read_progress(folder, self.written_by(self.settings))
         if self.layout.rank == 0:
             checkpoint.verify(folder)
+        ensure_loadable(folder, self.settings, critic=self._critic is not None)
         optimizer, adapter, rng = (SavedState(folder, f"{part}.") for part in ("optimizer", "adapter", "rng"))
-        if bool(adapter) != bool(self.settings.lora_rank):
-            written = "with" if adapter else "without"
-            raise CheckpointError(
-                f"{folder} was written {written} adapters: set TRINITY_BUS_TRAINER__LORA_RANK as it was, or start with "
-                "this folder as model_path and an empty checkpoint_dir"
-            )
         if adapter:
             self._load_adapters(adapter, folder)
         else:

@@ -19,9 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.folders import STATE
+from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
 
@@ -125,8 +126,38 @@ class SavedState(Mapping[str, torch.Tensor]):
         tensor: torch.Tensor = self._file.get_tensor(self._prefix + name)  # type: ignore[no-untyped-call]  # likewise
         return tensor
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape. Reads nothing of the tensor."""
+        return tuple(self._file.get_slice(self._prefix + name).get_shape())  # type: ignore[no-untyped-call]  # likewise
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def ensure_loadable(folder: Path, settings: TrainerSettings, *, critic: bool) -> None:
+    """Refuse a checkpoint that cannot be gone on from with these adapters, or this critic. Reads names and shapes.
+
+    Args:
+        folder: Of the checkpoint.
+        settings: Of the trainer that is to go on.
+        critic: Whether it has one.
+
+    Raises:
+        CheckpointError: It cannot be.
+    """
+    adapter, asked = SavedState(folder, ADAPTER), settings.lora_rank
+    # What PEFT calls A is [rank, features].
+    written = next((adapter.shape_of(name)[0] for name in adapter if name.endswith("lora_A.weight")), 0)
+    if written != asked:
+        raise CheckpointError(
+            f"{folder} was written with trainer.lora_rank={written}, here {asked}: set TRINITY_BUS_TRAINER__LORA_RANK "
+            "as it was, or start with this folder as model_path and an empty checkpoint_dir"
+        )
+    if critic and not SavedState(folder, "critic."):
+        raise CheckpointError(
+            f"{folder} has no critic: trainer.advantage={settings.advantage!r} can be begun with, from this folder as "
+            "model_path and an empty checkpoint_dir"
+        )

@@ -143,8 +143,8 @@ class TorchEngine(RankEngine):
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         self._optimizer.zero_grad()
         reports = []
-        for _, arrays, logprobs, entropy in self._passes(samples, token_weight):
-            loss, metrics = self._loss(arrays, logprobs, entropy)
+        for indices, arrays, logprobs, entropy in self._passes(samples, token_weight):
+            loss, metrics = self._loss([samples[i] for i in indices], arrays, logprobs, entropy)
             loss.backward()
             reports.append(metrics)
         return torch.stack(reports).sum(0), len(reports)
@@ -182,9 +182,7 @@ class TorchEngine(RankEngine):
         with torch.no_grad():
             for name, parameter in self._adapters():
                 if state[name].shape != parameter.shape:
-                    raise CheckpointError(
-                        f"{folder}: {name} {tuple(state[name].shape)} is of another trainer.lora_rank"
-                    )
+                    raise CheckpointError(f"{folder}: {name} {tuple(state[name].shape)} is of another model")
                 parameter.copy_(state[name])
 
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -51,6 +51,8 @@ class Channel:
         self._connection = connection
         self._timeout_s = timeout_s
         self.cancelled = cancelled
+        self.watch: Callable[[], None] = lambda: None
+        """Called again and again while something is read; what it raises ends that."""
         self._key = b""
         self._side: Side = "member"
         self._sent = self._received = 0
@@ -119,6 +121,7 @@ class Channel:
             while filled < len(view):
                 if self.cancelled.is_set():
                     raise LinkError("the transfer was cancelled")
+                self.watch()
                 try:
                     count = self._connection.recv_into(view[filled:])
                 except (TimeoutError, ssl.SSLWantReadError) as error:
@@ -204,6 +207,14 @@ class Channel:
         with contextlib.suppress(ValueError):
             waiting.register(self._connection, event)
             waiting.poll()
+
+    def has_more(self) -> bool:
+        """Whether the other side has said something that was not read yet."""
+        try:
+            self._connection.settimeout(0)
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):
+            return False
 
     def is_open(self) -> bool:
         """Whether the other side has not closed it, as far as is known here."""

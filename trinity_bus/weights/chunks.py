@@ -23,6 +23,8 @@ MAX_CHUNKS: Final = 1 << 20
 """Of a version; one with more is passed on by nobody."""
 _FINEST: Final = 256 << 10
 """Small, because a version is late by one chunk for each member that passes it on."""
+_COARSER: Final = 1 << 17
+"""Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so."""
 _A_BUCKET: Final = 256
 """Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``."""
 
@@ -30,30 +32,35 @@ type Span = tuple[int, int, int]
 """A chunk: the index of its bucket, and where it begins and ends there."""
 
 
-def chunk_bytes(bucket_bytes: int) -> int:
-    """Return the size of a chunk; the last one of a bucket may be smaller.
+def chunk_bytes(bucket_bytes: int, before: int) -> int:
+    """Return the size of a bucket's chunks; its last one may be smaller.
+
+    It is known before the whole version is: buckets are hashed as they are made.
 
     Args:
         bucket_bytes: As the manifest says.
+        before: How many bytes the buckets before it have.
     """
     size = _FINEST
-    while size < PIECE and size * _A_BUCKET < bucket_bytes:
+    while size < PIECE and (size * _A_BUCKET < bucket_bytes or size * _COARSER <= before):
         size *= 2
     return size
 
 
-def spans(sizes: Iterable[int], size: int) -> list[Span]:
+def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
     """Return all chunks, in order.
 
     Args:
         sizes: Of the buckets.
-        size: Of a chunk.
+        bucket_bytes: As the manifest says.
     """
-    return [
-        (bucket, start, min(start + size, nbytes))
-        for bucket, nbytes in enumerate(sizes)
-        for start in range(0, nbytes, size)
-    ]
+    found: list[Span] = []
+    before = 0
+    for bucket, nbytes in enumerate(sizes):
+        size = chunk_bytes(bucket_bytes, before)
+        found += [(bucket, start, min(start + size, nbytes)) for start in range(0, nbytes, size)]
+        before += nbytes
+    return found
 
 
 def chunk_hash(chunk: memoryview) -> bytes:

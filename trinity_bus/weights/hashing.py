@@ -17,7 +17,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from trinity_bus.weights.chunks import PIECE, chunk_hash
+from trinity_bus.weights.chunks import PIECE, chunk_bytes, chunk_hash
 
 if TYPE_CHECKING:
     import torch
@@ -31,14 +31,15 @@ class ContentHash:
 
     Args:
         threads: How many pieces are hashed at once; by default, as many as there are cores, up to four.
-        chunk_bytes: Size of the chunks to be hashed as well; unset: none are.
+        bucket_bytes: Of the version whose chunks are to be hashed as well; unset: none are.
     """
 
-    def __init__(self, threads: int | None = None, *, chunk_bytes: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, bucket_bytes: int | None = None) -> None:
         count = min(_MOST_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="hash-weights")
         self._pieces: list[Future[tuple[bytes, bytes]]] = []
-        self._chunk_bytes = chunk_bytes
+        self._bucket_bytes = bucket_bytes
+        self._nbytes = 0
         self._hexdigest = ""
         self.chunk_hashes = b""
         """Of all chunks, one after the other; after the context was left."""
@@ -55,17 +56,19 @@ class ContentHash:
 
     def put(self, buffer: "torch.Tensor") -> None:
         """Take a uint8 tensor, which must stay as it is until the context is left."""
+        size = None if self._bucket_bytes is None else chunk_bytes(self._bucket_bytes, self._nbytes)
+        self._nbytes += buffer.numel()
         for start in range(0, buffer.numel(), PIECE):
-            self._pieces.append(self._pool.submit(_digest, buffer[start : start + PIECE], self._chunk_bytes))
+            self._pieces.append(self._pool.submit(_digest, buffer[start : start + PIECE], size))
 
     def hexdigest(self) -> str:
         """Return the digest of all buffers; after the context was left."""
         return self._hexdigest
 
 
-def _digest(piece: "torch.Tensor", chunk_bytes: int | None) -> tuple[bytes, bytes]:
+def _digest(piece: "torch.Tensor", size: int | None) -> tuple[bytes, bytes]:
     view = memoryview(piece.cpu().numpy())
     # The chunks first: what they have brought into the cache, the slower hash finds there.
-    starts = range(0, 0 if chunk_bytes is None else len(view), chunk_bytes or 1)
-    hashes = b"".join(chunk_hash(view[start : start + (chunk_bytes or 0)]) for start in starts)
+    starts = range(0, 0 if size is None else len(view), size or 1)
+    hashes = b"".join(chunk_hash(view[start : start + (size or 0)]) for start in starts)
     return hashlib.sha256(view).digest(), hashes

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
-from trinity_bus.weights.chunks import chunk_bytes
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
@@ -101,7 +100,7 @@ class Staging:
             ManifestError: They are too many to be announced.
         """
         packing = _Packing(self)
-        with ContentHash(chunk_bytes=chunk_bytes(self._bucket_bytes) if self._chunks else None) as digest:
+        with ContentHash(bucket_bytes=self._bucket_bytes if self._chunks else None) as digest:
             for name, tensor in named_tensors:
                 packing.add(name, tensor, digest)
             packing.close_bucket(digest)

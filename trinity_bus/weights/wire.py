@@ -13,6 +13,8 @@
       |-- WeightsRequest, with the port where I pass it on ------------>|
       |<- WeightsAnswer: manifest, hashes of chunks, maybe a holder ----|
       |<- frames of chunks; with a holder: there, after a request ------|
+      |-- WeightsRequest, a report: I have n chunks; now and then ----->|
+      |<- WeightsAnswer: leave your holder, and ask; where it is slow --|
       |-- WeightsRequest: the holder has failed me after n chunks ----->|
       |<- WeightsAnswer: another holder, or frames from here -----------|
       |                          links                                  |
@@ -66,6 +68,8 @@ class WeightsRequest(msgspec.Struct, frozen=True):
     """How many chunks it has: the rest is wanted."""
     alone: bool = False
     """It cannot reach others, and is to be sent the rest by the trainer."""
+    report: bool = False
+    """Nothing is asked for: ``first`` is how far it is."""
 
 
 class WeightsAnswer(msgspec.Struct, frozen=True):
@@ -81,6 +85,10 @@ class WeightsAnswer(msgspec.Struct, frozen=True):
     """Of all chunks, one after the other. Where there are any, what follows are frames of chunks."""
     holder: tuple[_Text, Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
     """Host and port of another member, who is to be asked for the chunks; unset: they follow here."""
+    reports: bool = False
+    """The trainer wants to know how far the member is, while that takes chunks from another."""
+    leave: bool = False
+    """There is a better holder than the present one: the member is to ask again."""
 
 
 class LinkOffer(msgspec.Struct, frozen=True, tag="offer"):

@@ -18,7 +18,6 @@ explorers of it, one after the other  ``GenerationError``
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -108,8 +107,8 @@ class AuxiliaryPools:
     def _hear(self, received: Received[Any]) -> None:
         match received.record:
             case ExplorerHeartbeat() as beat:
-                for fleet in self._fleets.values():
-                    fleet.heard(beat, time.monotonic())
+                for explorers in self._explorers.values():
+                    explorers.heard(beat)
             case ExplorerLeft() as left:
                 for fleet in self._fleets.values():
                     fleet.left(left)

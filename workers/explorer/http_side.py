@@ -5,6 +5,7 @@
     who asks --POST, key--> OPEN --/generate--> engine.generate or .stream --> frames (``trinity_bus.gateway.wire``)
                               |  '-/chat------> written by this model's tokenizer --> engine.generate --> text
                               |  '-/score-----> engine.score --> log-probabilities
+                              |--the engine bears no more--> 429: whoever asks has others to ask, or waits
                               '--drain()--> DRAINING: new requests are 503, those under way have their time
 
 It answers while weights arrive: the engine goes on generating then. A client that goes away takes its request along:
@@ -15,6 +16,7 @@ what fails                    what it gets that asks
 ============================  ==========================================================================================
 no key, or a wrong one        401
 no request, or one too long   400, 413
+the engine is congested       429, but for the first ``explorer.min_slots``
 what the engine refuses, or   400
 no chat template writes
 a response is not finished    500; amid a stream, a last frame that says so
@@ -39,6 +41,7 @@ from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
 from trinity_bus.inference.completion import EngineDelta
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
@@ -60,6 +63,7 @@ class HttpSide:
         settings: Where it listens, and its key.
         engine: Started.
         served: Which version it serves.
+        bearable: How much the engine bears.
         tokenizer: Loads the model's, when the first conversation comes.
     """
 
@@ -68,12 +72,14 @@ class HttpSide:
         settings: ExplorerSettings,
         engine: ExplorerEngine,
         served: ServedVersion,
+        bearable: ConcurrencyController,
         tokenizer: Callable[[], Tokenizer],
     ) -> None:
         key = required(settings.http_key, "explorer.http_key", "to know gateways by")
         self._key = key.get_secret_value()
         self._engine = engine
         self._served = served
+        self._bearable = bearable
         self._load = tokenizer
         self._presence: Presence | None = None
         """What was told of this one last."""
@@ -101,8 +107,9 @@ class HttpSide:
         return len(self._under_way)
 
     def told(self, beat: ExplorerHeartbeat) -> ExplorerHeartbeat:
-        """Return a heartbeat that tells of the address; who sends it is who answers there."""
-        told = with_proof(beat.model_copy(update={"address": self.address}), self._key)
+        """Return a heartbeat that tells of the address, and of the load; who sends it is who answers there."""
+        more = {"address": self.address, "http_requests": self.requests}
+        told = with_proof(beat.model_copy(update=more), self._key)
         self._presence = presence_of(told)
         return told
 
@@ -125,10 +132,8 @@ class HttpSide:
         """Return what answers a request of one kind, or says why not."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if self._draining:
-                return web.Response(status=503, text="this explorer is shutting down")
-            if not shows_key(request, self._key):
-                return web.Response(status=401, text="this is not the key of this explorer")
+            if (refusal := self._refusal(request)) is not None:
+                return refusal
             task = asyncio.current_task()
             if task is not None:
                 self._under_way.add(task)
@@ -146,6 +151,15 @@ class HttpSide:
                     self._under_way.discard(task)
 
         return guarded
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if self._draining:
+            return web.Response(status=503, text="this explorer is shutting down")
+        if not shows_key(request, self._key):
+            return web.Response(status=401, text="this is not the key of this explorer")
+        if not self._bearable.bears(self.requests):
+            return web.Response(status=429, text="the engine has all that it bears")
+        return None
 
     async def _prove(self, request: web.Request) -> web.Response:
         """Say who this is, to one who has not shown the key yet: they give it to nobody who cannot say so."""

@@ -157,6 +157,7 @@ class ExplorerService:
         )
         self._follows: Follows = settings.explorer.follows or "trainer"
         self._served = ServedVersion(engine.model_version, fixed=self._follows != "trainer")
+        self._bearable = ConcurrencyController(self._settings.slots, self._settings.min_slots)
         self._orders = OrderFilter(self._who.explorer, self._who.incarnation)
 
     async def run(self) -> None:
@@ -188,7 +189,8 @@ class ExplorerService:
             http = None
             if self._settings.http_port is not None:
                 load = partial(load_tokenizer, self._settings.model_path or "", self._settings.chat_template_options)
-                http = await stack.enter_async_context(HttpSide(self._settings, self._engine, self._served, load))
+                side = HttpSide(self._settings, self._engine, self._served, self._bearable, load)
+                http = await stack.enter_async_context(side)
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))
             runners = Runners(self._fork_server, self._engine, self._settings, pools)
             runners.start()
@@ -210,7 +212,6 @@ class ExplorerService:
     ) -> None:
         served = self._served
         slots = Occupancy(IDLE, self._settings.slots)
-        bearable = ConcurrencyController(self._settings.slots, self._settings.min_slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
 
@@ -219,7 +220,7 @@ class ExplorerService:
                 explorer=self._who.explorer,
                 incarnation=self._who.incarnation,
                 state=state,
-                slots=bearable.limit,
+                slots=self._bearable.limit,
                 running=executor.running,
                 model_version=served.version,
                 workflows=workflows,
@@ -259,7 +260,7 @@ class ExplorerService:
                     loops.create_task(follower.run(versions), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
                 if self._settings.adaptive_slots:
-                    loops.create_task(self._adapt(bearable, executor, heartbeats), name="slots")
+                    loops.create_task(self._adapt(executor, heartbeats, http), name="slots")
                 loops.create_task(runners.run(), name="runners")
                 loops.create_task(self._report(producer, runners), name="report")
                 loops.create_task(_raised(executor.fatal), name="attempts")
@@ -313,13 +314,15 @@ class ExplorerService:
     async def _watch_engine(self) -> None:
         raise await self._engine.wait_dead()
 
-    async def _adapt(self, bearable: ConcurrencyController, executor: RolloutExecutor, heartbeats: Heartbeats) -> None:
+    async def _adapt(self, executor: RolloutExecutor, heartbeats: Heartbeats, http: HttpSide | None) -> None:
+        bearable = self._bearable
         SLOTS_OFFERED.set(bearable.limit)
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
             before, load = bearable.limit, self._engine.load
-            if load is not None and bearable.observe(load, len(executor.running), time.monotonic()) != before:
-                _log.info("the engine bears %d attempts, before %d: %s", bearable.limit, before, load)
+            in_flight = len(executor.running) + (0 if http is None else http.requests)
+            if load is not None and bearable.observe(load, in_flight, time.monotonic()) != before:
+                _log.info("the engine bears %d at once, before %d: %s", bearable.limit, before, load)
                 SLOTS_OFFERED.set(bearable.limit)
                 heartbeats.tell()
 

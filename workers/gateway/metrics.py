@@ -40,6 +40,7 @@ class GatewayFigures(Collector):
         counts = (
             ("contributed_samples", "Samples that the coordinator has accepted.", self.contributions.contributed),
             ("moved_requests", "Requests that another explorer had to finish.", explorers.moved),
+            ("busy_explorers", "Requests that an explorer did not take: its engine bore no more.", explorers.busy),
             ("forgotten_sessions", "Conversations that were forgotten with answers.", sessions.forgotten),
             ("recalled_answers", "Answers of other gateways that were found on the log.", self.context.recall.recalled),
             ("rewrites", "Samples that began because a history was rewritten.", self.context.flaws["rewrites"]),

@@ -29,7 +29,6 @@ this process                  its clients' requests fail; what was not contribut
 
 import asyncio
 import logging
-import time
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -186,7 +185,7 @@ class Gateway:
     def _hear(self, received: Received[Any]) -> None:
         match received.record:
             case ExplorerHeartbeat() as beat:
-                self._fleet.heard(beat, time.monotonic())
+                self.explorers.heard(beat)
             case ExplorerLeft() as left:
                 self._fleet.left(left)
 

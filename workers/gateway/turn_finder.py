@@ -4,10 +4,11 @@
 
     a history whose last answer this gateway has not given --find--> ``turns`` of the session, of the last ``session_s``
         --Session.recall--> as far as they are what was drawn: the same samples as there      (the agent goes on)
-        '--no such turns, or no broker: the history was rewritten, as far as can be known--> another sample
+        '--no such turns, or none in time: the history was rewritten, as far as can be known--> another sample
 
 A turn is on the log soon after its answer, so it is looked for twice. After ``MOST_LOOKS`` times in vain nothing is
-looked for any more: the agent rewrites its histories.
+looked for any more: the agent rewrites its histories. The request waits for no longer than ``LIMIT_S``, whatever the
+broker does: a look that hangs is left behind, and while ``MOST_HANGING`` of them do so nothing is looked for.
 """
 
 import asyncio
@@ -32,9 +33,10 @@ log = logging.getLogger("workers.gateway")
 MOST_LOOKS: Final = 3
 MOST_BYTES: Final = 64 << 20
 """Of the turns of one session."""
+MOST_HANGING: Final = 16
+LIMIT_S: Final = 0.5
+"""Of both looks: by so much a broker can delay an answer."""
 _AGAIN_S: Final = 0.2
-_LIMIT_S: Final = 10.0
-"""Of one look."""
 
 
 class TurnFinder:
@@ -50,6 +52,8 @@ class TurnFinder:
         self._bus = bus
         self._workflow = workflow
         self._keep_s = keep_s
+        self._looks: set[asyncio.Task[dict[str, Sequence[Completion]]]] = set()
+        """Under way, those among them that nobody waits for any more."""
         self.recalled = 0
         """Answers of other gateways that were found."""
 
@@ -59,22 +63,47 @@ class TurnFinder:
         Raises:
             ChatError: The history cannot be written as tokens.
         """
-        before = session.turns
+        before, until = session.turns, time.monotonic() + LIMIT_S
         for look in range(2):
             if look:
                 await asyncio.sleep(_AGAIN_S)
             try:
-                async with asyncio.timeout(_LIMIT_S):
-                    found = await self._find(task_id)
+                found = await self._look(task_id, until - time.monotonic())
             except (BusError, TimeoutError) as error:
-                log.warning("session %s begins another sample: its turns cannot be looked for: %s", task_id, error)
-                return False
+                log.warning("turns of session %s cannot be looked for, which may begin a sample: %s", task_id, error)
+                break
             stop = asked.sampling.stop or ()
             session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
             if not session.misses(asked.messages, asked.tools):
                 break
         self.recalled += session.turns - before
         return session.turns > before
+
+    async def _look(self, task_id: str, limit_s: float) -> dict[str, Sequence[Completion]]:
+        """Return what is found in time; a reader that cannot even be closed is not waited for.
+
+        Raises:
+            BusError: The broker refuses.
+            TimeoutError: It is slow.
+        """
+        if len(self._looks) >= MOST_HANGING:
+            raise TimeoutError("the broker answers none of those who look")
+        look = asyncio.create_task(self._find(task_id), name=f"turns of {task_id}")
+        self._looks.add(look)
+        look.add_done_callback(self._looked)
+        try:
+            done, _ = await asyncio.wait([look], timeout=max(0.0, limit_s))
+        finally:
+            look.cancel()
+        if not done:
+            raise TimeoutError(f"the broker takes longer than {LIMIT_S:g} s")
+        return look.result()
+
+    def _looked(self, look: asyncio.Task[dict[str, Sequence[Completion]]]) -> None:
+        self._looks.discard(look)
+        if not look.cancelled():
+            # Otherwise asyncio tells of an error that nobody has waited for.
+            look.exception()
 
     async def _find(self, task_id: str) -> dict[str, Sequence[Completion]]:
         """Return what was drawn in a session, by the question of its prompt."""

@@ -13,6 +13,7 @@ from trinity_bus.training.digests import model_digest
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
+from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import Followers
 from trinity_bus.training.resume import Shaping
 from workers.trainer.publication import Publisher, make_publisher
@@ -122,9 +123,13 @@ def check(
     run, shaping = run_identity(settings, source, identity), resume.shaping(settings.mesh, settings.trainer)
     folder = checkpoint.latest(directory) or (None if origin is None else origin.latest())
     if folder is not None:
-        _compare(
-            folder, checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer)), run, shaping
-        )
+        # Here, since it imports torch: this module is imported by who trains nothing.
+        from trinity_bus.training.objectives.objective import Objective
+        from trinity_bus.training.saving import ensure_loadable
+
+        written = checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer))
+        _compare(folder, written, run, shaping)
+        ensure_loadable(folder, settings.trainer, critic=Need.VALUES in Objective(settings.trainer).needs)
     return run, shaping
 
 

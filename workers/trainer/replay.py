@@ -21,11 +21,12 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from schemas import Position, StepBegun
 from schemas.topics import EXPERIENCES, STEPS
 from trinity_bus.bus import Bus
-from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint, resume
 from trinity_bus.training.checkpoint import Follows
@@ -44,6 +45,13 @@ from workers.trainer.service import learned_from
 from workers.trainer.shadow import ShadowSteps, ensure_kept
 
 log = logging.getLogger(__name__)
+
+_SAID_BY_OPTIONS: Final = {"name": "--name", "checkpoint_dir": "--dir", "total_steps": "--to-step"}
+_OF_THE_RECORDS: Final = frozenset({
+    "limited_sampling", "effective_groups", "effective_batches", "replay_groups", "replay_steps", "replay_decay",
+    "examples", "examples_per_step",
+})  # fmt: skip
+"""Settings by which the live run chose what its steps are made of, as their records say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,22 @@ class ReplayRequest:
             raise ConfigError(f"{self.name} is the live trainer's name: give the replay another one")
         if self.directory.resolve() == checkpoint_dir(self.live).resolve():
             raise ConfigError(f"{self.directory} is the live trainer's: give the replay another folder")
+        if without_effect := self._without_effect():
+            raise WrongSettingsError(without_effect)
+
+    def _without_effect(self) -> list[str]:
+        """Return a line for each setting that is changed, and of which nothing would come."""
+        live, changed = self.live.trainer, self.changed.trainer
+        names = [name for name in type(live).model_fields if getattr(live, name) != getattr(changed, name)]
+        lines = [f"trainer.{name}: say it with {_SAID_BY_OPTIONS[name]}" for name in names if name in _SAID_BY_OPTIONS]
+        chosen = [name for name in names if name in _OF_THE_RECORDS]
+        if "strategy" in names and "mix" not in {live.strategy, changed.strategy}:
+            chosen.append("strategy")
+        return lines + [
+            f"trainer.{name}: {getattr(live, name)} -> {getattr(changed, name)}: a replay trains on what the live "
+            "run's steps were made of, whatever this is: leave it"
+            for name in chosen
+        ]
 
 
 @dataclass(frozen=True, slots=True)

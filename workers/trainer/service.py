@@ -63,22 +63,23 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.cluster_gauges import watch_folder
-from trinity_bus.config import Settings
+from trinity_bus.config import Settings, WrongSettingsError
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import setup_telemetry
-from trinity_bus.training import checkpoint
-from trinity_bus.training.errors import CheckpointError
-from trinity_bus.training.objectives import registry
+from trinity_bus.training import checkpoint, layout_rules
+from trinity_bus.training.errors import CheckpointError, ParallelError
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import RankSource, followers_of
 from trinity_bus.training.stages import Stage, stages_of
-from workers.preconditions import checkpoint_dir, ensure, sync_policy
+from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import check, load
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.examples import examples_of
+from workers.trainer.figure_log import FigureLog
 from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
 from workers.trainer.offline import ExampleSteps
@@ -98,23 +99,22 @@ async def run(settings: Settings) -> None:
     """
     trainer = settings.trainer
     ensure("trainer", settings)
-    policy, stages = sync_policy(settings), stages_of(settings, checkpoint_dir(settings))
-    topics = await asyncio.to_thread(lambda: [learned_from(stage) for stage in stages])
+    policy, stages = sync_policy(settings), await asyncio.to_thread(planned, settings)
     telemetry = setup_telemetry(
         "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
     )
     try:
         async with ranks_of(settings) as ranks:
-            await _train(stages, topics, policy, ranks)
+            await _train(stages, policy, ranks)
     finally:
         telemetry.shutdown()
 
 
-async def _train(stages: Sequence[Stage], topics: Sequence[Topic], policy: SyncPolicy, ranks: RankSource) -> None:
+async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, ranks: RankSource) -> None:
     """Train one stage after another."""
     model: Path | None = None
-    for planned, topic in zip(stages, topics, strict=True):
-        stage = planned if model is None else planned.starting_from(model)
+    for plan, topic in stages:
+        stage = plan if model is None else plan.starting_from(model)
         if stage.name:
             log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
         with checkpoint.exclusive(stage.directory):
@@ -128,24 +128,55 @@ async def _train(stages: Sequence[Stage], topics: Sequence[Topic], policy: SyncP
             model = await _learn_from(topic, stage, ranks)
 
 
-def learned_from(stage: Stage) -> Topic:
-    """Return what a stage learns from. Imports its loss, and torch with it.
+def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
+    """Return the stages, and what each learns from. Imports their objectives, and torch with them.
+
+    All are checked before the first begins: what is wrong with the last would else be known days later.
+
+    Args:
+        settings: Of the service.
 
     Raises:
-        ConfigError: It learns from batches, which have no end, and another stage follows it; it mixes examples with
-            examples; or its loss needs pairs, and learns from what has none.
+        TrinityError: One of them cannot be trained; the message names it.
+    """
+    stages = stages_of(settings, checkpoint_dir(settings))
+    if found := [_of(stage, why) for stage in stages if stage.name for why in refusals("trainer", stage.settings)]:
+        raise WrongSettingsError(found)
+    # A stage's model is of the shape that the first one begins with.
+    shape = read_shape(model_path(settings))
+    topics = []
+    for stage in stages:
+        trainer = stage.settings.trainer
+        try:
+            topics.append(learned_from(stage))
+            layout_rules.check(trainer, shape, trainer.engine)
+        except (ConfigError, ParallelError) as error:
+            raise type(error)(_of(stage, str(error))) from error
+    return list(zip(stages, topics, strict=True))
+
+
+def _of(stage: Stage, why: str) -> str:
+    return f"trainer.stages: {stage.name}: {why}" if stage.name else why
+
+
+def learned_from(stage: Stage) -> Topic:
+    """Return what a stage learns from. Imports its objective, and torch with it.
+
+    Raises:
+        ConfigError: Its objective cannot be made; it learns from batches, which have no end, and another stage follows
+            it; it mixes examples with examples; or its loss needs pairs, and learns from what has none.
     """
     # Here, since it imports torch: this module is imported by who trains nothing.
-    from trinity_bus.training.objectives.losses.loss import PolicyLoss
+    from trinity_bus.training.objectives.objective import Objective
 
     settings = stage.settings.trainer
-    loss = registry.make("loss", PolicyLoss, settings)
-    kind = loss.learns_from
-    if Need.PAIRS in loss.needs and kind != "preferences":
+    objective = Objective(settings)
+    kind = objective.learns_from
+    if Need.PAIRS in objective.needs and kind != "preferences":
         raise ConfigError(f"trainer.loss={settings.loss!r} needs pairs, and learns from {kind}, which have none")
     if kind == "experiences" and not stage.is_last:
         raise ConfigError(
-            f"trainer.stages: {stage.name} learns from batches, with loss={settings.loss!r}; only the last stage can"
+            f"it learns from batches, with trainer.loss={settings.loss!r}; only the last of trainer.stages can"
         )
     if kind != "experiences" and settings.strategy != "default":
         raise ConfigError(
@@ -226,7 +257,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
         log.info("loading %s", settings.trainer.model_path)
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
-            async with bus.producer() as producer:
+            async with bus.producer() as producer, FigureLog(bus) as figures:
                 steps = StepLog.of(
                     *(stage.writer, directory, engine.progress.step),
                     reach=settings.trainer.reach,
@@ -244,6 +275,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
                     engine=engine,
                     publisher=publisher,
                     steps=steps,
+                    figures=figures,
                     examples=await examples_of(settings.trainer, BATCHES, engine.source, bus=bus, producer=producer),
                 )
                 await trainer.run()

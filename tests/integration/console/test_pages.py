@@ -22,6 +22,7 @@ from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.health.process import readings
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.console.service import Console
 from workers.explorer.http_side import HttpSide
@@ -258,7 +259,7 @@ async def _the_model_asked_again(site: Site) -> None:
     assert "Ask the model again" in await site.page(path)
     assert "No explorer that can be asked" in await site.page(f"{path}/again")
     engine = FakeEngine(version=2)
-    async with HttpSide(EXPLORERS, engine, ServedVersion(2), CharacterTokenizer) as side:
+    async with HttpSide(EXPLORERS, engine, ServedVersion(2), ConcurrencyController(64, 1), CharacterTokenizer) as side:
         beat = ExplorerHeartbeat(explorer="explorer-9", incarnation="b", state="ready", slots=1, model_version=2)
         async with site.bus.producer() as producer:
             await (await producer.send(EXPLORER_EVENTS, "explorer-9", side.told(beat)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 import sys
 import uuid
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from schemas import (
@@ -40,6 +42,7 @@ from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error
+from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.weights.errors import WeightTransferError
 from workers.explorer.service import ExplorerService
 
@@ -534,6 +537,54 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
         assert noted.read_text().split() == ["a0", "a1", "b0", "b1"], "no tool is called twice"
         further = [record_of(received) async for received in turns.replay()]
         assert [(turn.number, turn.attempt, turn.after) for turn in further] == [(2, 2, 1), (3, 2, 2)]
+
+
+async def test_killed_in_the_second_call_of_a_turn_the_first_is_not_made_again(
+    settings: Settings, tmp_path: Path
+) -> None:
+    noted = tmp_path / "noted"
+    calls = [{"name": "note", "arguments": {"path": str(noted), "line": line}} for line in ("one", "two")]
+    task = Task(task_id="calls", workflow="notes", prompt="Note it.")
+    alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
+    environment = os.environ | {
+        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
+        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
+        "TRINITY_BUS_EXPLORER__NAME": NAME,
+        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
+        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
+        "ANSWER": "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls),
+    }
+    async with mesh_of(settings) as mesh:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.fakes.engine", env=environment
+        )
+        try:
+            incarnation = await mesh.joined()
+            await mesh.send(dispatch(incarnation, "calls", task=task, **alone))
+            beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
+            await until(lambda: noted.exists() and noted.read_text().split() == ["one", "two"], limit_s=LIMIT_S)
+            family = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+            await process.wait()
+        await until(lambda: not any(one.is_running() for one in family), limit_s=LIMIT_S)
+        noted.with_suffix(".go").touch()
+        engine = FakeEngine(answer="Done.")
+        # Of the same mesh: what sandboxes hold is found by its name.
+        own = Settings(kafka=settings.kafka, explorer=ExplorerSettings(workflow_modules=MODULES))
+        with ForkServer(own, tokenizer=TOKENIZER) as fork_server:
+            async with exploring(settings, engine, fork_server):
+                second = await mesh.joined(incarnation)
+                await mesh.send(dispatch(second, "calls", task=task, attempt=2, turns=beat.running[0].turns, **alone))
+                result = await mesh.event(RolloutFinished)
+        assert (result.status, result.error) == ("completed", None)
+        assert noted.read_text().split() == ["one", "two", "two"], "only the call under way is made again"
+        assert len(engine.prompts) == 1, "what was drawn before the first call is not drawn again"
+        assert result.metrics[0]["tool_calls"] == 2
+        assert result.metrics[0]["reward"] == 3.0, "the sandbox is the one that the killed explorer has left"
+        left = KeptPlaces(settings.kafka.namespace, "calls").of_run(0)
+        assert (left.calls(), list(left.files.iterdir())) == ([], []), "nothing of it is left after the answer"
+        left.remove()
 
 
 async def test_a_run_of_a_single_turn_writes_none(settings: Settings, fork_server: ForkServer) -> None:

@@ -14,6 +14,7 @@ from tests.support.gateway.rig import JUDGE
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.gateway import wire
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
@@ -55,7 +56,7 @@ async def test_a_workflow_asks_an_explorer_of_another_pool(settings: Settings, f
     listening = ExplorerSettings(http_port=0, http_key=SecretStr("secret"))
     judge = FakeEngine(version=-1, answer="ok")
     async with (
-        HttpSide(listening, judge, ServedVersion(-1), CharacterTokenizer) as side,
+        HttpSide(listening, judge, ServedVersion(-1), ConcurrencyController(64, 1), CharacterTokenizer) as side,
         mesh_of(settings) as mesh,
         exploring(settings, FakeEngine(), fork_server),
     ):

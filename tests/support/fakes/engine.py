@@ -1,10 +1,12 @@
 """A FAKE engine: draws fixed tokens at once, or hangs, or fails, as its test tells it. It says so in its name.
 
-``python -m tests.support.fakes.engine`` runs an explorer on one that hangs, to be killed.
+``python -m tests.support.fakes.engine`` runs an explorer on one, to be killed: it answers what ``ANSWER`` says; without
+that it hangs.
 """
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -133,10 +135,11 @@ class FakePools:
 
 
 async def main() -> None:
-    """An explorer whose engine never answers."""
+    """An explorer to be killed."""
     settings = Settings()
-    engine = FakeEngine()
-    engine.open.clear()
+    engine = FakeEngine(answer=os.environ.get("ANSWER", ""))
+    if "ANSWER" not in os.environ:
+        engine.open.clear()
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
             await ExplorerService(settings, bus, engine, fork_server).run()

@@ -12,21 +12,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from opentelemetry import trace
 
 from schemas.sampling import Sampling
 from schemas.task import Task
 from trinity_bus.rollout import (
+    Conversation,
     PartialRunsError,
     Rollout,
     RolloutContext,
     SingleRunWorkflow,
     ToolTimeoutError,
+    ToolWorkflow,
     register,
 )
 from trinity_bus.rollout.threads import within
+from trinity_bus.sandbox import Sandbox
 
 CHUNK = 8 << 20
 
@@ -251,6 +254,31 @@ class Converse(SingleRunWorkflow):
         return Rollout(
             prompt_token_ids=prompt, response_token_ids=response, logprobs=logprobs, reward=1.0, versions=[(0, 0)]
         )
+
+
+async def note(path: str, line: str, box: Sandbox) -> int:
+    """Note a line in a file, and in the sandbox; who notes "two" waits for a file with the suffix ``.go`` beside it."""
+    await asyncio.to_thread(_append, box.folder / "noted", line)
+    await asyncio.to_thread(_append, Path(path), line)
+    while line == "two" and not Path(path).with_suffix(".go").exists():  # noqa: ASYNC110 (another process makes it)
+        await asyncio.sleep(0.01)
+    return len(line)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+
+
+@register("notes")
+class Notes(ToolWorkflow):
+    """A conversation with one tool; the reward is the lines in its sandbox."""
+
+    tools: ClassVar = (note,)
+
+    async def reward(self, task: Task, conversation: Conversation) -> float:
+        assert conversation.sandbox is not None
+        return float(len((await conversation.sandbox.read_file("noted")).split()))
 
 
 @register("spy")

@@ -306,9 +306,11 @@ class FakeTrainer:
             again=again,
             batch_id=None if version == 0 else f"train-{version:06d}",
             metrics={"loss": 0.5, "reward_mean": 1.0},
-            checksum=f"checksum-{version}",
-            master_address="127.0.0.1",
-            master_port=1,
             checkpoint=f"/checkpoints/step-{version:08d}",
+            **self.offer(version),
         )
         await (await producer.send(TRAINER_EVENTS, "trainer-0", step))
+
+    def offer(self, version: int) -> dict[str, Any]:
+        """Where a version can be had, as what: nowhere."""
+        return {"checksum": f"checksum-{version}", "master_address": "127.0.0.1", "master_port": 1}

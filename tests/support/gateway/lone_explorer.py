@@ -10,6 +10,7 @@ from schemas import ExplorerHeartbeat
 from tests.support.fakes.engine import FakeEngine
 from tests.support.gateway.rig import SECRET
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
 from workers.explorer.served_version import ServedVersion
@@ -20,7 +21,7 @@ async def main() -> None:
     engine = FakeEngine(answer="abcdef", version=1)
     engine.hang_after = 3
     settings = ExplorerSettings(http_port=0, http_key=SECRET)
-    async with HttpSide(settings, engine, ServedVersion(1), CharacterTokenizer) as side:
+    async with HttpSide(settings, engine, ServedVersion(1), ConcurrencyController(64, 1), CharacterTokenizer) as side:
         side.told(ExplorerHeartbeat(explorer="lone", incarnation="life", state="ready", slots=1))
         sys.stdout.write(f"{side.address}\n")
         sys.stdout.flush()

@@ -17,6 +17,7 @@ from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, GatewaySettings, KafkaSettings, Settings
 from trinity_bus.gateway.address_proof import with_proof
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
 from workers.explorer.served_version import ServedVersion
@@ -41,6 +42,8 @@ class Rig:
     gateway: Gateway
     engines: dict[str, FakeEngine] = field(default_factory=dict)
     sides: dict[str, HttpSide] = field(default_factory=dict)
+    bearable: dict[str, ConcurrencyController] = field(default_factory=dict)
+    """How much each engine bears, as far as a test has it observe it."""
 
     @property
     def url(self) -> str:
@@ -87,8 +90,9 @@ async def rig(explorers: int = 1, *, log: FakeLog | None = None, **gateway: Any)
         for number in range(explorers):
             name = f"explorer-{number}"
             engine = here.engines[name] = FakeEngine()
+            bearable = here.bearable[name] = ConcurrencyController(settings.explorer.slots, settings.explorer.min_slots)
             here.sides[name] = await stack.enter_async_context(
-                HttpSide(settings.explorer, engine, ServedVersion(engine.model_version), CharacterTokenizer)
+                HttpSide(settings.explorer, engine, ServedVersion(engine.model_version), bearable, CharacterTokenizer)
             )
         running = asyncio.create_task(here.gateway.run())
         try:

@@ -16,6 +16,7 @@ from tests.support.gateway.rig import JUDGE, SECRET
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import (
     EngineSlowError,
     GenerationError,
@@ -47,7 +48,13 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
     )
     log, engine = FakeLog(), FakeEngine(version=-1, answer="Score: 7")
     async with (
-        HttpSide(ExplorerSettings(http_port=0, http_key=SECRET), engine, ServedVersion(-1), CharacterTokenizer) as side,
+        HttpSide(
+            ExplorerSettings(http_port=0, http_key=SECRET),
+            engine,
+            ServedVersion(-1),
+            ConcurrencyController(64, 1),
+            CharacterTokenizer,
+        ) as side,
         AuxiliaryPools(own, cast("Bus", FakeBus(log))) as pools,
     ):
         await (await FakeBus(log).producer().send(EXPLORER_EVENTS, "judge-0", side.told(JUDGE)))

@@ -1,6 +1,7 @@
 """The gateway with OpenAI's own client and real HTTP on both sides, on FAKE engines."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 from tests.support.gateway.rig import KEY, OTHERS_KEY, SECRET, rig
 from tests.support.mesh.waiting import until
 from trinity_bus.gateway import wire
+from trinity_bus.inference.concurrency import ConcurrencyController, EngineLoad
 
 ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
 
@@ -161,6 +163,47 @@ async def test_what_cannot_be_had_is_refused_by_its_status() -> None:
         with pytest.raises(openai.InternalServerError, match="no explorer") as nobody:
             await client.chat.completions.create(model="policy", messages=ASKED)
         assert (nobody.value.status_code, nobody.value.response.headers["Retry-After"]) == (503, "1")
+
+
+def congest(controller: ConcurrencyController) -> None:
+    """The engine has preempted a request, with all in flight that it bears."""
+    load = EngineLoad(kv_usage=1.0, running=1, waiting=0, preempted=0, version=0)
+    for preempted in range(2):
+        controller.observe(replace(load, preempted=preempted), controller.limit, float(preempted))
+
+
+async def test_a_congested_explorer_is_left_alone_and_where_all_are_it_is_503() -> None:
+    async with rig(explorers=2, engine_wait_s=0.1) as here, here.client() as client:
+        congest(here.bearable["explorer-0"])
+        for engine in here.engines.values():
+            engine.open.clear()
+        # The least of requests are taken in any case.
+        asked = [asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED)) for _ in range(8)]
+        await until(lambda: sum(engine.waiting for engine in here.engines.values()) == 8, 10)
+        assert here.engines["explorer-0"].waiting == 1
+        congest(here.bearable["explorer-1"])
+        with pytest.raises(openai.InternalServerError, match=r"no explorer|all that their engines bear") as refused:
+            await client.chat.completions.create(model="policy", messages=ASKED)
+        assert (refused.value.status_code, refused.value.response.headers["Retry-After"]) == (503, "1")
+        assert here.gateway.explorers.busy > 0
+        assert [one.name for one in here.gateway.explorers.usable] == ["explorer-0", "explorer-1"]
+        for engine in here.engines.values():
+            engine.open.set()
+        await asyncio.gather(*asked)
+
+
+async def test_explorers_tell_of_their_requests() -> None:
+    async with rig() as here, rig(explorers=0, log=here.log) as there, here.client() as client:
+        engine, side = here.engines["explorer-0"], here.sides["explorer-0"]
+        engine.open.clear()
+        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        await until(lambda: engine.waiting == 1, 10)
+        there.sides["explorer-0"] = side
+        for gateway, elsewhere in ((there, 1), (here, 0)):
+            await gateway.heard("explorer-0")
+            await until(lambda g=gateway, e=elsewhere: [o.elsewhere for o in g.gateway.explorers.usable] == [e], 10)  # type: ignore[misc]
+        engine.open.set()
+        await asked
 
 
 async def test_explorers_of_other_pools_are_not_asked() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import ExplorerHeartbeat, ExplorerLeft
+from schemas import ExplorerHeartbeat, ExplorerLeft, RunningAttempt
 from trinity_bus.gateway import routing
 from trinity_bus.gateway.address_proof import Presence, with_proof
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
@@ -13,8 +13,8 @@ from trinity_bus.gateway.routing import BLOCK, FACTOR, SLACK, Router, digests_of
 KEY = "of the explorers"
 
 
-def explorer(name: str, *, version: int = 0, attempts: int = 0) -> ServingExplorer:
-    return ServingExplorer(Presence(name, "life", None, f"{name}:1"), version, attempts)
+def explorer(name: str, *, version: int = 0, elsewhere: int = 0) -> ServingExplorer:
+    return ServingExplorer(Presence(name, "life", None, f"{name}:1"), version, elsewhere)
 
 
 NAMES = [f"e{number}" for number in range(4)]
@@ -57,7 +57,7 @@ def test_what_nobody_knows_goes_to_the_least_busy_in_turn() -> None:
     router, explorers = Router(), [explorer(name) for name in NAMES]
     asked = [router.choose([number] * BLOCK, explorers, {"e0": 3}) for number in range(30)]
     assert {one.name for one in asked if one} == {"e1", "e2", "e3"}
-    busy = [explorer("e0"), explorer("e1", attempts=5)]
+    busy = [explorer("e0"), explorer("e1", elsewhere=5)]
     assert {router.choose([number] * BLOCK, busy, {}) for number in range(100, 110)} == {busy[0]}
     assert router.choose([1], [], {}) is None
 
@@ -84,6 +84,19 @@ def test_who_is_heard_of_at_an_address_can_be_asked_until_it_is_silent() -> None
     fleet.heard(beat("a"), 11)
     fleet.heard(beat("a", state="draining"), 12)
     assert fleet.usable(12) == []
+
+
+def test_what_others_have_an_explorer_do_is_its_load_and_what_one_has_asked_oneself_is_not_counted_twice() -> None:
+    fleet = ServingFleet("policy", model="policy", key=KEY, silence_s=10)
+    running = [RunningAttempt(task_id="task", attempt=1)]
+    fleet.heard(beat("a", running=running, http_requests=5), 0, own=3)
+    fleet.heard(beat("b", http_requests=1), 0, own=2)
+    assert [(one.name, one.elsewhere) for one in fleet.usable(0)] == [("a", 3), ("b", 0)]
+    # Another gateway's requests keep this one's away, too.
+    fleet.heard(beat("b", http_requests=2 * SLACK), 1)
+    fleet.heard(beat("a"), 1)
+    asked = [Router().choose([1] * BLOCK, fleet.usable(1), {"a": count}) for count in range(SLACK)]
+    assert {one.name for one in asked if one} == {"a"}
 
 
 def test_who_comes_again_has_a_new_arrival_and_who_stays_keeps_theirs() -> None:

@@ -1,5 +1,7 @@
 """Gateways beside each other on one log: an agent that reaches another one with its session goes on there."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -72,3 +74,27 @@ async def test_what_was_said_to_another_client_or_rewritten_is_another_sample(mo
         for number in range(turn_finder.MOST_LOOKS):
             await ask(there, [first[0], {"role": "assistant", "content": str(number)}, MORE])
         assert sessions.open("me", "s", 0).fruitless == turn_finder.MOST_LOOKS
+
+
+async def test_a_broker_that_hangs_delays_no_answer_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_finder, "LIMIT_S", 0.05)
+    monkeypatch.setattr(turn_finder, "MOST_HANGING", 2)
+    looks, freed = 0, asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+        while not freed.is_set():
+            # A client of Kafka that is closed waits for its broker, too.
+            with contextlib.suppress(asyncio.CancelledError):
+                await freed.wait()
+
+    async with two() as (here, there):
+        monkeypatch.setattr(there.gateway._bus, "offsets_from", hang)
+        first = await ask(here, ASKED)
+        async with asyncio.timeout(10):
+            for number in range(turn_finder.MOST_LOOKS + 1):
+                async with there.client(session=f"s-{number}") as client:
+                    await client.chat.completions.create(model="policy", messages=first)
+        assert looks == 2
+        freed.set()

@@ -99,3 +99,25 @@ def test_what_another_version_takes_from_the_cache_is_no_congestion() -> None:
     assert controller.observe(replace(IDLE, version=1), 64, 1.0) == 64
     assert controller.observe(replace(IDLE, version=1, preempted=9), 64, 1.5) == 64
     assert controller.observe(replace(IDLE, version=1, preempted=10), 64, 1.0 + QUEUE_S) == 51
+
+
+def test_requests_of_gateways_are_in_flight_too_and_cost_the_attempts_their_slots_once() -> None:
+    controller, crowded = ConcurrencyController(64, 1), replace(IDLE, running=8, waiting=200)
+    for second in range(4):
+        controller.observe(crowded, 4 + 100, second * QUEUE_S)
+    # Attempts alone would have gone down to one: those that are in flight are under every limit.
+    assert controller.limit == 51
+    assert controller.observe(crowded, 4 + 47, 4 * QUEUE_S) == 40
+
+
+def test_a_congested_engine_takes_no_more_requests_than_it_keeps_of_either_kind() -> None:
+    controller, crowded = ConcurrencyController(8, 2), replace(IDLE, running=1, waiting=20)
+    assert controller.bears(1000)
+    controller.observe(crowded, 8, 0.0)
+    assert controller.bears(1000)
+    controller.observe(crowded, 8, QUEUE_S)
+    assert [controller.bears(requests) for requests in (0, 1, 2, 1000)] == [True, True, False, False]
+    controller.observe(crowded, 5, QUEUE_S + 1)
+    assert controller.bears(2) == (controller.limit > 5)
+    controller.observe(IDLE, 8, QUEUE_S + 2)
+    assert controller.bears(1000)

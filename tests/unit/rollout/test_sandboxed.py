@@ -1,6 +1,7 @@
 """Tools that are given their run's context or sandbox; the sandbox of a run that goes on elsewhere."""
 
 import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,8 +12,10 @@ from schemas.turn import chain
 from tests.support.fakes.turns import turn
 from trinity_bus import Conversation, RolloutContext, Sandbox, ToolWorkflow, sandboxed_python
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.filling import Filling
 from trinity_bus.rollout.tools import PythonTool, ToolError
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
 TASK = Task(task_id="t", workflow="w", prompt="Count.")
@@ -95,29 +98,97 @@ async def test_a_folder_that_cannot_be_entered_fails_the_call_and_not_the_run(mo
             await sandboxed_python("print(1)", box)
 
 
-async def test_the_sandbox_of_a_run_that_goes_on_elsewhere_holds_what_it_held() -> None:
-    log: list[Turn] = []
+PROGRAM = call("sandboxed_python", code=COUNTS)
 
-    async def write(completed: Turn) -> None:
-        log.append(decode(encode(completed), Turn))
 
-    async def attempt(answers: list[str]) -> tuple[Any, list[str]]:
-        done, engine = chain(log), ScriptedEngine(answers)
+class Attempts:
+    """Attempts at one run, each with what the engine says in it; their turns, and their machine."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._monkeypatch = folder, monkeypatch
+        self.log: list[Turn] = []
+        self.calls = 0
+
+    async def attempt(self, answers: list[str], machine: str) -> tuple[Any, list[str]]:
+        """What comes of one, and what the engine was asked."""
+        (self._folder / machine).mkdir(exist_ok=True)
+        self._monkeypatch.setattr("tempfile.tempdir", str(self._folder / machine))
+        done, engine = chain(self.log), ScriptedEngine(answers)
+
+        async def write(completed: Turn) -> None:
+            self.log.append(decode(encode(completed), Turn))
+
+        number = max((turn.attempt for turn in self.log), default=0) + 1
         ctx = RolloutContext(
             engine=engine,
             tokenizer=engine.tokenizer,
             repeat_times=1,
-            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, len(done) + 1, after, given), write),
+            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, number, after, given), write),
+            places=KeptPlaces("mesh", "t"),
         )
-        try:
-            return await Counts().run(TASK, ctx), [one.prompt for one in engine.requests]
-        except OutOfAnswersError as error:
-            return error, [one.prompt for one in engine.requests]
+        real = Sandbox.exec
 
-    program = call("sandboxed_python", code=COUNTS)
-    lost, first = await attempt([program, program])
+        async def counted(box: Sandbox, *args: Any, **options: Any) -> Any:
+            self.calls += 1
+            return await real(box, *args, **options)
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(Sandbox, "exec", counted)
+            try:
+                return await Counts().run(TASK, ctx), [one.prompt for one in engine.requests]
+            except OutOfAnswersError as error:
+                return error, [one.prompt for one in engine.requests]
+
+
+@pytest.fixture
+def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    return Attempts(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("machine", "again"), [("here", 0), ("elsewhere", 2)])
+async def test_the_sandbox_of_a_run_that_goes_on_holds_what_it_held(
+    attempts: Attempts, machine: str, again: int
+) -> None:
+    lost, first = await attempts.attempt([PROGRAM, PROGRAM], "here")
     assert isinstance(lost, TrinityError)
-    ((rollout,), second) = await attempt(["two"])
-    # The model is told what the first sandbox printed; the second one counts as far.
+    ((rollout,), second) = await attempts.attempt(["two"], machine)
+    # The model is told what the first sandbox printed.
     assert second == first[2:]
     assert rollout.reward == 2.0
+    assert attempts.calls == 2 + again
+
+
+async def test_a_sandbox_that_another_attempt_has_taken_further_or_less_far_is_made_the_same(
+    attempts: Attempts,
+) -> None:
+    await attempts.attempt([PROGRAM], "here")
+    await attempts.attempt([PROGRAM], "elsewhere")
+    ((rollout,), _) = await attempts.attempt(["two"], "here")
+    assert rollout.reward == 2.0
+    assert attempts.calls == 1 + 2 + 1, "the first is there, the second is not"
+
+
+async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -> None:
+    await attempts.attempt([PROGRAM], "here")
+    attempts.log.clear()
+    ((rollout,), _) = await attempts.attempt([PROGRAM, "one"], "here")
+    assert rollout.reward == 1.0
+
+
+def test_a_sandbox_that_went_another_way_is_filled_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = SandboxPlace.make()
+    before = Filling(place)
+    for argument in (1, 2, 3):
+        before.note("tool", {"at": argument})
+    after = Filling(place)
+    assert after.missing("tool", {"at": 1}) == []
+    assert after.missing("tool", {"at": 7}) == [("tool", {"at": 1}), ("tool", {"at": 7})]
+    assert place.calls() == []
+    after.note("tool", {"at": 1})
+    after.note("tool", {"at": 7})
+    assert after.missing("tool", {"at": 3}) == [("tool", {"at": 3})]
+    assert len(place.calls()) == 2
+    place.remove()

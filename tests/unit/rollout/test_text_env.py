@@ -6,11 +6,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from schemas import Task
+from schemas import Task, Turn
+from tests.support.fakes.turns import turn
 from tests.support.mesh.waiting import until
 from trinity_bus.rollout.text_env import EnvironmentTimeoutError, TextEnv, TextEnvWorkflow
 from trinity_bus.rollout.threads import given_up
-from trinity_bus.testing import ScriptedEngine, run_workflow
+from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.rollout.workflow import RolloutContext
+from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
 
 class Guess:
@@ -77,6 +80,48 @@ async def test_one_that_raises_fails_its_run_and_is_closed() -> None:
     with pytest.raises(KeyError, match="broken"):
         await play(workflow, "break")
     assert workflow.env.closed
+
+
+class Dice(Guess):
+    """A FAKE game that does not follow from its seed."""
+
+    def __init__(self, shown: list[str]) -> None:
+        super().__init__()
+        self._shown = iter(shown)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        seen = next(self._shown)
+        return seen, float(action), seen == "over", False, {}
+
+
+async def test_an_environment_that_shows_something_else_the_second_time_has_the_model_asked_anew_from_there() -> None:
+    log: list[Turn] = []
+    dice = Guessing()
+    task = Task(task_id="t", workflow="guessing", prompt="Play.")
+
+    async def attempt(said: list[str], shown: list[str]) -> tuple[Any, int]:
+        done, engine = list(log), ScriptedEngine(said)
+        dice.make = lambda _: Dice(shown)  # type: ignore[assignment, method-assign]
+
+        async def write(completed: Turn) -> None:
+            log.append(completed)
+
+        ctx = RolloutContext(
+            engine=engine,
+            tokenizer=engine.tokenizer,
+            repeat_times=1,
+            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, 1, after, given), write),
+        )
+        try:
+            return await dice.run(task, ctx), len(engine.requests)
+        except OutOfAnswersError as error:
+            return error, len(engine.requests)
+
+    await attempt(["1", "2"], ["one", "two"])
+    ((rollout,), asked) = await attempt(["5"], ["one", "over"])
+    assert (rollout.reward, asked) == (3.0, 0), "as far as it shows the same, what was drawn is drawn no more"
+    ((rollout,), asked) = await attempt(["5"], ["another", "over"])
+    assert (rollout.reward, asked) == (6.0, 1)
 
 
 async def test_one_that_hangs_fails_its_run_and_is_told_of_as_long_as_it_does() -> None:

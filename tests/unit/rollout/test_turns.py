@@ -8,6 +8,7 @@ from schemas import Sampling, Turn
 from schemas.codec import decode, encode
 from schemas.turn import chain
 from tests.support.fakes.turns import turn
+from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.turns import KeptCompletion, RunTurns
 
 HOT = Sampling(temperature=1.0, seed=7)
@@ -37,6 +38,7 @@ async def test_what_was_drawn_and_returned_is_answered_again_once_and_in_any_ord
     assert log == []
     await first.complete()
     await first.complete()
+    await first.durable()
     assert [(one.number, one.attempt, len(one.answers)) for one in log] == [(0, 1, 2)]
 
     second = Attempt(2, log).turns
@@ -56,6 +58,7 @@ async def test_what_another_pool_drew_is_another_question_and_turns_may_end_at_o
     await asyncio.sleep(0)
     first.note_result("tool", 1, 1)
     await asyncio.gather(one, first.complete())
+    await first.durable()
     assert [turn.number for turn in log] == [0, 1]
     second = Attempt(2, log).turns
     assert second.drawn([1], HOT, 1) is None
@@ -69,15 +72,61 @@ async def test_the_turn_under_way_is_lost_and_those_before_it_are_not() -> None:
         first.note_result("tool", step, step)
         if step < 2:
             await first.complete()
+    await first.durable()
     second = Attempt(2, log).turns
     assert [second.result("tool", step) for step in range(3)] == [(0,), (1,), None]
     await second.complete()
     assert len(log) == 2, "turns that were completed before are not written again"
     second.note_result("tool", 2, 2)
     await second.complete()
+    await second.durable()
     third = Attempt(3, log).turns
     assert [third.result("tool", step) for step in range(3)] == [(0,), (1,), (2,)]
     assert [(one.number, one.attempt, one.after) for one in log] == [(0, 1, 0), (1, 1, 1), (2, 2, 1)]
+
+
+async def test_one_turn_at_most_is_being_written_and_a_failure_is_told_to_whoever_waits_next() -> None:
+    slow, wrote = asyncio.Event(), list[int]()
+
+    async def write(completed: Turn) -> None:
+        await slow.wait()
+        wrote.append(completed.number)
+        if completed.number == 1:
+            raise OSError("the log is full")
+
+    turns = RunTurns([], lambda n, after, answers: turn(n, 1, after, answers), write)
+    turns.note_result("tool", 1, 1)
+    await turns.complete()
+    assert wrote == [], "the next one is drawn meanwhile"
+    turns.note_result("tool", 2, 2)
+    second = asyncio.create_task(turns.complete())
+    await asyncio.sleep(0)
+    assert not second.done()
+    slow.set()
+    await second
+    assert wrote[0] == 0
+    with pytest.raises(OSError, match="the log is full"):
+        await turns.durable()
+    await turns.durable()
+
+
+async def test_a_call_is_durable_when_it_has_returned() -> None:
+    order: list[str] = []
+
+    async def write(completed: Turn) -> None:
+        await asyncio.sleep(0)
+        order.append(f"turn {completed.number}")
+
+    async def tool(number: int) -> int:
+        order.append(f"call {number}")
+        return number
+
+    turns = RunTurns([], lambda n, after, answers: turn(n, 1, after, answers), write)
+    ctx = RolloutContext(engine=None, tokenizer=None, repeat_times=1, turns=turns)  # type: ignore[arg-type]
+    turns.note_drawn([1], HOT, 1, [SAID])
+    await ctx.end_turn()
+    await ctx.call("tool", tool, 1)
+    assert order == ["turn 0", "call 1", "turn 1"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support.mesh.waiting import until
 from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
-from trinity_bus.sandbox.sandbox import _remove_left
+from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, SandboxPlace
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -134,30 +135,86 @@ async def test_a_machine_without_namespaces_is_told_and_runs_nothing(monkeypatch
             await box.exec(["true"], stdin=script)
 
 
-async def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
+def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left, new, other = tmp_path / "trinity-bus-sandbox-left", tmp_path / "trinity-bus-sandbox-new", tmp_path / "other"
-    async with Sandbox() as box:
-        for folder in (left, new, other):
-            (folder / "in").mkdir(parents=True)
-        for folder in (left, other, box.folder):
-            os.utime(folder, (0, 0))
-        _remove_left.cache_clear()
-        async with Sandbox():
-            assert not left.exists()
-            assert all(folder.exists() for folder in (new, other, box.folder))
+    alive, kept, old = SandboxPlace.make(), SandboxPlace.claim("kept"), SandboxPlace.claim("old")
+    for place in (kept, old):
+        place.release()
+    for folder in (left, new, other):
+        (folder / "in").mkdir(parents=True)
+    for folder in (left, other, alive.path, old.path):
+        os.utime(folder, (0, 0))
+    os.utime(kept.path, (time.time() - 300,) * 2)
+    LeftPlaces().remove()
+    assert not left.exists()
+    assert not old.path.exists()
+    assert all(folder.exists() for folder in (new, other, alive.path, kept.path))
+    alive.remove()
+
+
+def test_of_what_is_kept_there_is_no_more_than_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for number in range(70):
+        place = SandboxPlace.claim(str(number))
+        place.release()
+        os.utime(place.path, (time.time() - 100 - number,) * 2)
+    LeftPlaces().remove()
+    assert len(list(tmp_path.iterdir())) == 64
+    assert not place.path.exists(), "the oldest goes first"
+
+
+def test_a_place_is_found_by_its_name_as_it_was_left_and_by_one_owner_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first = KeptPlaces("mesh", "task")
+    place = first.of_run(3)
+    (place.files / "a").write_text("so")
+    place.note_calls(["x", "y"])
+    while_owned = KeptPlaces("mesh", "task").of_run(3)
+    assert while_owned.path != place.path
+    assert while_owned.calls() == []
+    while_owned.release()
+    assert not while_owned.path.exists(), "nobody could find it"
+    place.release()
+    place.release()
+
+    second = KeptPlaces("mesh", "task")
+    assert second.of_run(4).calls() == []
+    again = second.of_run(3)
+    assert (again.calls(), (again.files / "a").read_text()) == (["x", "y"], "so")
+    first.remove()
+    assert again.path.exists(), "it has another owner"
+    again.clear()
+    assert (again.calls(), list(again.files.iterdir())) == ([], [])
+    again.release()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_of_that_name_that_is_no_folder_of_this_users_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = SandboxPlace.claim("name").path
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    place = SandboxPlace.claim("name")
+    assert place.path not in (path, tmp_path / "elsewhere")
+    place.remove()
 
 
 async def test_a_sandbox_whose_block_is_not_entered_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cancelled() -> None:
+    def cancelled(_: LeftPlaces) -> None:
         raise asyncio.CancelledError
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("trinity_bus.sandbox.sandbox._remove_left", cancelled)
+    monkeypatch.setattr(LeftPlaces, "remove", cancelled)
     with pytest.raises(asyncio.CancelledError):
         await Sandbox().__aenter__()
     assert not list(tmp_path.iterdir())

@@ -5,6 +5,8 @@ The files are history: run this for a type that has none yet, never to make a fa
 
 from pathlib import Path
 
+import numpy as np
+
 from schemas import (
     AbortBatch,
     Answer,
@@ -58,6 +60,7 @@ from schemas import (
     Task,
     TaskResult,
     TasksetPosition,
+    TokenFigures,
     Tool,
     ToolCall,
     TrainerHeartbeat,
@@ -378,6 +381,18 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         metrics={"loss": 0.25},
         seconds=1.5,
     ),
+    TokenFigures(
+        trainer="trainer-0",
+        run="0123456789abcdef",
+        step=12,
+        task_id="t-1",
+        position=Position(partition=3, offset=41),
+        samples=[0, 2],
+        lengths=[2, 1],
+        updates_before=[0, 1],
+        gaps=np.array([0.0, -0.125, 0.5], "<f2").tobytes(),
+        entropies=np.array([0.25, 1.5, 0.0], "<f2").tobytes(),
+    ),
     Demonstration(example_id="d-1", prompt="What is 6 times 7?", response="42", weight=0.5),
     Preference(
         example_id="p-1",
@@ -394,6 +409,9 @@ NEWER: dict[str, Record | ExperienceGroup] = {
         state="ready",
         slots=4,
         settings={"explorer.temperature": "0.7", "explorer.slots": ""},
+    ),
+    "event.explorer_heartbeat.v1.http_requests.msgpack": ExplorerHeartbeat(
+        explorer="explorer-0", incarnation="life", state="ready", slots=4, http_requests=3
     ),
     "event.trainer_heartbeat.v1.settings.msgpack": TrainerHeartbeat(
         trainer="trainer-0",

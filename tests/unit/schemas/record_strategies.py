@@ -1,6 +1,7 @@
 """Hypothesis strategies for every record that travels by itself."""
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -60,6 +61,7 @@ from schemas import (
     Task,
     TaskResult,
     TasksetPosition,
+    TokenFigures,
     Tool,
     ToolCall,
     TrainerHeartbeat,
@@ -93,6 +95,32 @@ result_parts = st.builds(
     ResultPart, attempt=positive, samples=st.integers(0, MAX_SAMPLES), position=st.none() | positions
 )
 step_groups = st.builds(StepGroup, task_id=identifiers, parts=st.lists(result_parts, min_size=1, max_size=2))
+
+
+@st.composite
+def token_figures(draw: st.DrawFn) -> TokenFigures:
+    """Return a strategy for figures whose columns agree."""
+    samples = draw(st.sets(st.integers(0, MAX_SAMPLES - 1), min_size=1, max_size=4).map(sorted))
+    lengths = draw(st.lists(st.integers(0, 5), min_size=len(samples), max_size=len(samples)))
+    halves = partial(st.floats, width=16, allow_nan=False, allow_infinity=False)
+
+    def column(numbers: st.SearchStrategy[float]) -> bytes:
+        return np.array(draw(st.lists(numbers, min_size=sum(lengths), max_size=sum(lengths))), "<f2").tobytes()
+
+    return TokenFigures(
+        trainer=draw(identifiers),
+        run=draw(identifiers),
+        step=draw(positive),
+        task_id=draw(identifiers),
+        position=draw(positions),
+        samples=samples,
+        lengths=lengths,
+        updates_before=draw(st.lists(counts, min_size=len(samples), max_size=len(samples))),
+        gaps=column(halves()),
+        entropies=column(halves(min_value=0)),
+    )
+
+
 said = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
 samplings = st.builds(
@@ -403,6 +431,7 @@ records = st.one_of(
         follows=st.none() | identifiers,
         metrics=metrics,
     ),
+    token_figures(),
     st.builds(Demonstration, example_id=identifiers, prompt=said, response=said, weight=st.floats(0, 1e6)),
     st.builds(
         Demonstration,

@@ -14,7 +14,7 @@ from schemas.topics import STEPS
 from tests.support.fakes.experiences import make_group
 from tests.unit.trainer.test_step_records import begun, received
 from trinity_bus.bus import Received
-from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
@@ -67,6 +67,38 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
     staged = settings(stages=[{"stage": "sft", "loss": "sft", "total_steps": 1}, {"stage": "rl"}])
     with pytest.raises(ConfigError, match="a replay is of one stage"):
         ReplayRequest(staged, staged, "replay-1", Path("own"), 1).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"limited_sampling": "train"},
+            "trainer.limited_sampling: leave_out -> train: a replay trains on what the ",
+        ),
+        ({"effective_groups": 2}, "trainer.effective_groups: None -> 2: "),
+        ({"effective_batches": 2}, "trainer.effective_batches: 4 -> 2: "),
+        ({"replay_groups": 2}, "trainer.replay_groups: 16 -> 2: "),
+        ({"replay_steps": 2}, "trainer.replay_steps: 8 -> 2: "),
+        ({"replay_decay": 2}, "trainer.replay_decay: 1.0 -> 2.0: "),
+        ({"examples": 2}, "trainer.examples: None -> 2: "),
+        ({"examples_per_step": 2}, "trainer.examples_per_step: 32 -> 2: "),
+        ({"strategy": "priority"}, "trainer.strategy: default -> priority: "),
+        ({"total_steps": 9}, "trainer.total_steps: say it with --to-step"),
+        ({"name": "slower"}, "trainer.name: say it with --name"),
+        ({"checkpoint_dir": Path("other")}, "trainer.checkpoint_dir: say it with --dir"),
+    ],
+)
+def test_a_setting_of_which_nothing_would_come_is_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(WrongSettingsError) as refused:
+        request(**changes, loss="gspo").check()
+    (said,) = refused.value.problems
+    assert said.startswith(line)
+
+
+def test_demonstrations_can_be_left_out_of_a_replay() -> None:
+    live = settings(strategy="mix")
+    ReplayRequest(live, settings(), "replay-1", Path("own"), 1).check()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training import model
 from trinity_bus.training.adapters import FOLDER, TARGETS, peft_names
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
@@ -42,6 +43,17 @@ def test_what_is_exported(
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in adapter
 
 
+def test_beside_transformer_engine_adapters_take_megatrons_own_layers(
+    model_folder: Path, layout: Layout, group: Callable[..., ExperienceGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is for GPUs and not here: without adapters Megatron is asked for it in vain."""
+    monkeypatch.setattr(model, "have_transformer_engine", lambda: True)
+    with pytest.raises(ValueError, match="Please install TE"):
+        MegatronEngine(TrainerSettings(model_path=str(model_folder)), layout)
+    settings = TrainerSettings(model_path=str(model_folder), lora_rank=4)
+    assert MegatronEngine(settings, layout).train_step([group()])["grad_norm"] > 0
+
+
 @pytest.fixture(params=["megatron", "torch"])
 def of_rank(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -> Callable[[int], RankEngine]:
     def make(rank: int) -> RankEngine:
@@ -54,9 +66,9 @@ def of_rank(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) 
 @pytest.mark.parametrize(
     ("ranks", "refusal"),
     [
-        ((0, 4), "was written without adapters: set TRINITY_BUS_TRAINER__LORA_RANK as it was"),
-        ((4, 0), "was written with adapters"),
-        ((4, 3), "is of another trainer.lora_rank"),
+        ((0, 4), "was written with trainer.lora_rank=0, here 4: set TRINITY_BUS_TRAINER__LORA_RANK as it was"),
+        ((4, 0), "was written with trainer.lora_rank=4, here 0"),
+        ((4, 3), "was written with trainer.lora_rank=4, here 3"),
     ],
 )
 def test_a_checkpoint_with_other_adapters_is_refused(

@@ -23,7 +23,9 @@ from trinity_bus.training.rank_protocol import (
     Turns,
     UpdateShard,
 )
+from trinity_bus.training.token_figures import SampleFigures
 
+FIGURES = SampleFigures(3, 1, b"ab", b"cd")
 JOIN = Join("1.0", "/checkpoints", "0123456789abcdef")
 
 
@@ -48,6 +50,7 @@ def test_orders_survive_the_wire(call: Call) -> None:
 def test_answers_survive_the_wire() -> None:
     for answer in (
         RankAnswer(1, Done(4)),
+        RankAnswer(1, Done(4, [FIGURES])),
         RankAnswer(2, Failed("no memory")),
         RankAnswer(3, Failed("x" * protocol.MAX_WHY)),
     ):
@@ -78,7 +81,7 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
     assert roll.settled
     assert roll.call(JOIN) == 1
     assert not roll.settled
-    roll.answered(2, RankAnswer(1, Done(0)))
+    roll.answered(2, RankAnswer(1, Done(0, [FIGURES])))
     assert roll.waiting == [1]
     assert roll.late(5.0) == "rank 1 of 3 did not answer Join within 5 s"
     with pytest.raises(RankError, match="Gather was called before Join was settled"):
@@ -88,6 +91,8 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
     roll.check(0)
     with pytest.raises(RankError, match="rank 1 is at step 0, rank 0 at step 1"):
         roll.check(1)
+    assert roll.take_figures() == [FIGURES]
+    assert roll.take_figures() == []
     assert roll.call(Gather()) == 2
 
 

@@ -39,6 +39,7 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
                     "ranks_key",
                     "bucket_mib",
                     "heartbeat_s",
+                    "token_figures",
                     "total_steps",
                     "export_dir",
                 ),

@@ -15,17 +15,32 @@ what happens                                    what follows
 a member comes                                  its holder is one on its own machine that sends to nobody there; else
                                                 one on a machine that sends to no other; the nearest to the trainer
 a member says that its holder has failed it     that one is no holder any more; the member has a new one, which does
-                                                not depend on it
+                                                not depend on it; unless it is itself on a slow machine
 a member cannot reach others                    it is sent the rest by the trainer; its holder is left to others
 a machine says so for the ninth time            likewise: it is more likely that something is wrong with that machine
+a member is slow to take what its holder has    both machines are put behind the end of the chain; see below
 a member leaves: it has all, or has died        those who take from it go on, or say that it has failed them
 nobody is left who can be a holder              the trainer sends itself, however many it sends to already
 ==============================================  ====================================================================
 
+**Slow machines.** Members say how far they are (``report``). Not rates are judged, but links between machines: one is
+slow over which a member takes less than ``SLOW_SHARE`` of what its holder has come to have in the same time, while that
+was ahead of it. So nobody is blamed who merely waits behind a slow one. Which end of a slow link is to blame, nobody
+can tell yet: both machines go behind the end of the chain, each beside the other, and nobody takes from them any more::
+
+    trainer --> a --> B --slow--> C --> d --> e      becomes      trainer --> a --> d --> e --> B
+                                                                                           \--> C
+
+If C is slow there, too, it is to blame, and else B. The other one is the end of the chain from then on, and the culprit
+behind it, in this round and in the next ones (``culprits``). No more than a quarter of the machines are put behind, so
+nothing flaps. What the trainer's own links could carry is only known from the round before (``usual``).
+
 The time limit of a round is the coordinator's, and whoever gets nothing by then is named in the next epoch.
 """
 
+import statistics
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +48,14 @@ TRAINER: Final = 0
 """Its number; members have 1, 2, ..."""
 MOST_CLAIMS: Final = 8
 """Of members of one machine, that their holders have failed them. One that lies would leave nobody to be a holder."""
+SLOW_SHARE: Final = 0.25
+"""Of what a holder could have given."""
+WINDOW_S: Final = 1.5
+"""Over which a link is judged, at least: three reports."""
+_FEW_CHUNKS: Final = 4
+"""That a holder could have given: with fewer, nothing is said of a link."""
+_SLOW_MACHINES: Final = 4
+"""Of so many machines one may be put behind; of fewer than eight, the two ends of one link."""
 
 
 @dataclass(slots=True)
@@ -45,20 +68,59 @@ class ChainPlace:
     """Whom it takes from."""
     failed: bool = False
     """Somebody says that it has failed them."""
+    alone: bool = False
+    """It cannot reach others."""
+    gone: bool = False
+    proven: int = 0
+    """Chunks that it has."""
+    began: tuple[float, int] | None = None
+    """Time and chunks of its first report; None before that."""
+    at: float = 0.0
+    """Time of its last one."""
+    window: tuple[float, int, int] | None = None
+    """Since when its holder has been ahead of it, what it had then, and what the holder had."""
+
+    @property
+    def rate(self) -> float:
+        """Chunks a second, of all its reports; 0 where there are none."""
+        began, chunks = self.began or (self.at, 0)
+        return (self.proven - chunks) / (self.at - began) if self.at > began else 0.0
+
+
+@dataclass(slots=True)
+class SlowLink:
+    """A link that was slow."""
+
+    number: int
+    """Of the member that took."""
+    holder: str
+    taker: str
+    culprit: str | None = None
+    """The machine that is to blame; None where that is not known yet."""
 
 
 class FanOut:
-    """Members of one announcement, by numbers in the order in which they came.
+    """Members of one announcement, by numbers in the order in which they came. Times are of any steady clock.
 
     Args:
         host: The trainer's.
+        chunks: Of the version.
+        slow: Machines that come behind the others from the beginning.
+        usual: Chunks a second that members had in the round before; 0 where that is not known.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, chunks: int = 0, *, slow: Iterable[str] = (), usual: float = 0.0) -> None:
         self._host = host
+        self._chunks = chunks
+        self._slow = set(slow)
+        self._usual = usual
         self._places: dict[int, ChainPlace] = {}
+        self._gone: dict[int, ChainPlace] = {}
+        self._links: list[SlowLink] = []
         self._last = TRAINER
         self._claims: Counter[str] = Counter()
+        self._takers: dict[int, set[int]] = {}
+        """Who takes from whom."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -71,8 +133,9 @@ class FanOut:
             port: Where it passes on what it takes.
         """
         self._last += 1
-        self._places[self._last] = place = ChainPlace(host, port)
-        place.holder = self._choose(self._last)
+        self._places[self._last] = ChainPlace(host, port)
+        self._hang(self._last, self._choose(self._last))
+        self._settle()
         return self._last
 
     def move(self, number: int, *, alone: bool) -> None:
@@ -84,36 +147,140 @@ class FanOut:
         """
         place = self._places[number]
         self._claims[place.host] += not alone
-        alone = alone or self._claims[place.host] > MOST_CLAIMS
+        place.alone = alone or self._claims[place.host] > MOST_CLAIMS
         former = self._places.get(place.holder)
-        if former is not None and not alone:
+        # Of what a slow machine waits for too long, its own card may be the reason.
+        if former is not None and not place.alone and place.host not in self._slow:
             former.failed = True
-        place.holder = TRAINER if alone else self._choose(number)
+        self._hang(number, TRAINER if place.alone else self._choose(number))
+        self._settle()
+
+    def report(self, number: int, proven: int, now: float) -> None:
+        """Note how many chunks a member has, and look whose link is slow.
+
+        The report of a slow one may itself be late, so the next report of its holder tells as well, and of anybody
+        where that is the trainer.
+        """
+        place = self._places[number]
+        place.began = place.began or (now, proven)
+        place.proven, place.at = proven, now
+        for taker in {number} | self._takers.get(number, set()) | self._takers.get(TRAINER, set()):
+            is_slow = self._is_slow(taker, now)
+            if is_slow is not None:
+                self._conclude(taker, is_slow=is_slow)
 
     def leave(self, number: int) -> None:
         """Note that a member is gone, in whichever way."""
-        del self._places[number]
+        self._gone[number] = self._places.pop(number)
+        self._takers[self._gone[number].holder].discard(number)
 
-    def holder(self, number: int) -> tuple[str, int] | None:
-        """Return host and port of whom a member takes from; None for the trainer."""
-        place = self._places.get(self._places[number].holder)
+    def holder(self, number: int) -> int:
+        """Return whom a member takes from."""
+        return self._places[number].holder
+
+    def address(self, number: int) -> tuple[str, int] | None:
+        """Return host and port of a member; None for the trainer, and for one that is gone."""
+        place = self._places.get(number)
         return None if place is None else (place.host, place.port)
+
+    def culprits(self) -> set[str]:
+        """Return the machines that were slow, as far as this round has told."""
+        return {link.culprit for link in self._links if link.culprit is not None}
+
+    def rate(self) -> float:
+        """Return the chunks a second that members had from other machines, in the median; 0 where nobody has told."""
+        everybody = self._gone | self._places
+        hosts = {TRAINER: self._host} | {number: place.host for number, place in everybody.items()}
+        rates = [place.rate for place in everybody.values() if place.rate > 0 and hosts[place.holder] != place.host]
+        return statistics.median(rates) if rates else 0.0
+
+    def _is_slow(self, number: int, now: float) -> bool | None:
+        """Return whether a member takes less than it could; None where nobody can tell."""
+        place = self._places[number]
+        if place.proven >= self._chunks:
+            return False
+        holder = self._places.get(place.holder)
+        had = self._chunks if holder is None else holder.proven
+        if place.alone or place.host == self._host_of(place.holder) or had <= place.proven:
+            place.window = None
+            return None
+        if place.window is None:
+            place.window = (now, place.proven, had)
+            return None
+        since, proven, held = place.window
+        passed = now - since
+        if holder is not None:
+            could = float(had - held)
+        else:
+            # The trainer, or one that has all and has left.
+            could = passed * (self._usual if place.holder == TRAINER else self._gone[place.holder].rate)
+        if passed < WINDOW_S or could < _FEW_CHUNKS:
+            return None
+        place.window = (now, place.proven, had)
+        return place.proven - proven < SLOW_SHARE * could
+
+    def _conclude(self, number: int, *, is_slow: bool) -> None:
+        """Put both ends of a slow link behind the others, and one back when it is known to be not to blame."""
+        taker, holder = self._places[number].host, self._host_of(self._places[number].holder)
+        doubted = next((link for link in self._links if link.number == number and link.culprit is None), None)
+        if doubted is not None:
+            doubted.culprit = doubted.taker if is_slow else doubted.holder
+            self._slow = (self._slow - {doubted.holder, doubted.taker}) | self.culprits()
+        elif is_slow and taker not in self._slow:
+            behind = self._slow | ({taker, holder} - {self._host})
+            machines = {self._host_of(one) for one in self._places | self._gone}
+            if len(behind & machines) > max(2, len(machines) // _SLOW_MACHINES):
+                return
+            self._slow = behind
+            self._links.append(SlowLink(number, holder, taker, taker if holder == self._host else None))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let nobody take from a slow machine, and slow ones from the end of the chain."""
+        if not self._slow:
+            return
+        for is_slow in (False, True):
+            for number, place in self._places.items():
+                host = self._host_of(place.holder)
+                if place.alone or host == place.host or (place.host in self._slow) != is_slow:
+                    continue
+                if host in self._slow or (is_slow and host in self._senders(number)):
+                    self._hang(number, self._choose(number))
+
+    def _hang(self, number: int, holder: int) -> None:
+        place = self._places[number]
+        if holder != place.holder:
+            place.window = None
+        self._takers.get(place.holder, set()).discard(number)
+        self._takers.setdefault(holder, set()).add(number)
+        place.holder = holder
+
+    def _host_of(self, number: int) -> str:
+        return self._host if number == TRAINER else (self._places.get(number) or self._gone[number]).host
+
+    def _senders(self, without: int) -> set[str]:
+        """Return the machines that send to another one that is not slow."""
+        return {
+            self._host_of(at.holder)
+            for other, at in self._places.items()
+            # One that has failed others is most likely dead, and takes nothing any more.
+            if other != without
+            and at.holder not in self._gone
+            and not at.failed
+            and at.host not in self._slow | {self._host_of(at.holder)}
+        }
 
     def _choose(self, number: int) -> int:
         """Return the holder of a member, which itself has none that counts."""
-        own = self._places[number].host
+        own, senders = self._places[number].host, self._senders(number)
         hosts = {TRAINER: self._host} | {other: at.host for other, at in self._places.items()}
-        neighbours, machines = set(), set()
-        for other, at in self._places.items():
-            # One that has failed others is most likely dead, and takes nothing any more.
-            if other != number and at.holder in hosts and not at.failed:
-                if at.host == hosts[at.holder]:
-                    neighbours.add(at.holder)
-                else:
-                    machines.add(hosts[at.holder])
-        able = [other for other, host in hosts.items() if other == TRAINER or not self._places[other].failed]
-        near = [other for other in able if hosts[other] == own and other not in neighbours]
-        far = [other for other in able if hosts[other] != own and hosts[other] not in machines]
+        able = [other for other in hosts if other == TRAINER or not self._places[other].failed]
+        taken = {
+            at.holder for other, at in self._places.items() if other != number and not at.failed and at.host == own
+        }
+        near = [other for other in able if hosts[other] == own and other not in taken]
+        barred = senders | self._slow | {own}
+        far = [other for other in able if hosts[other] not in barred]
         for free in (near, far):
             steps = {other: steps for other in free if (steps := self._steps(other, number)) is not None}
             if steps:

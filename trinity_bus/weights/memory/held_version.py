@@ -7,14 +7,15 @@
        +-------------------- retire: nobody reads the buffers any more-+--> RETIRED
 
 A *frame* is the number of bytes that follow, and these: whole chunks of one bucket, in order. An empty one says that
-there is nothing new and that its sender lives. Failures: whoever is sent something when it is retired, or takes nothing
-within its connection's time limit, sees the connection end.
+there is nothing new and that its sender lives; one of ``LEAVE`` bytes, that it sends no more and others will. Failures:
+whoever is sent something when it is retired, or takes nothing within its connection's time limit, sees the connection
+end.
 """
 
 import contextlib
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from trinity_bus.weights.channel import Channel
@@ -22,6 +23,7 @@ from trinity_bus.weights.chunks import Span
 from trinity_bus.weights.errors import LinkError
 
 FRAME: Final = struct.Struct(">I")
+LEAVE: Final = (1 << 32) - 1
 PIECE: Final = 1 << 20
 """Bytes that a member must take within the time limit."""
 BEAT_S: Final = 0.5
@@ -88,14 +90,22 @@ class HeldVersion:
                 self._readers -= 1
                 self._changed.notify_all()
 
-    def send(self, channel: Channel, first: int) -> None:
-        """Send the chunks from ``first`` on, each as soon as it is proven.
+    def send(self, channel: Channel, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """Send the chunks from ``first`` on, each as soon as it is proven. Return whether all are sent.
+
+        Args:
+            channel: To a member.
+            first: How many it has.
+            goes_on: Asked before each frame, and told how many it has by then.
 
         Raises:
             LinkError: They are not taken, or cannot be had any more.
         """
         with self._reading():
             while first < len(self.chunks):
+                if not goes_on(first):
+                    channel.write(FRAME.pack(LEAVE))
+                    return False
                 with self._changed:
                     self._changed.wait_for(lambda: self._retired or self.proven > first, BEAT_S)  # noqa: B023
                     if self._retired:
@@ -111,6 +121,7 @@ class HeldVersion:
                     first += 1
                 channel.write(FRAME.pack(end - start))
                 send_piece(channel, self._buffers[bucket][start:end])
+        return True
 
 
 def send_piece(channel: Channel, piece: memoryview) -> None:

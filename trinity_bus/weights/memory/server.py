@@ -7,11 +7,12 @@
                                                          +--silent: dropped    +--gone: refused     +--too slow: dropped
 
 A member on another machine that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open
-meanwhile, so that the trainer sees when it is gone, and is asked there when its holder has failed it::
+meanwhile, so that the trainer sees how far it is, and when it is gone, and is asked there when its holder has failed::
 
     request with a port --> join --> holder, or frames from here --> (it says no more, and is gone) --> leave
                               ^                |
-                              +-- move --------+-- it has lost its holder
+                              +-- move --------+-- it has lost its holder, or has reported that it is slow and was told
+                                                   to leave it
 
 The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
 beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
@@ -28,9 +29,11 @@ import contextlib
 import logging
 import ssl
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from opentelemetry import trace
@@ -38,12 +41,12 @@ from opentelemetry import trace
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS, chunk_bytes, spans
+from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS, spans
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import Keyring, PeerListener
-from trinity_bus.weights.memory.fan_out import FanOut
-from trinity_bus.weights.memory.held_version import PIECE, HeldVersion, send_piece
+from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
+from trinity_bus.weights.memory.held_version import BEAT_S, PIECE, HeldVersion, send_piece
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
+
+_ROUNDS: Final = 8
+"""In which a machine that was slow comes behind the others. Then it has another chance."""
 
 
 class WeightServer:
@@ -106,6 +112,12 @@ class WeightServer:
         checksum = self.staging.stage(version, named_tensors).checksum
         if self._deltas is not None:
             self._deltas.forget(checksum)
+        staged = self.staging.find(checksum)
+        if staged is not None and len(staged.chunk_hashes) > MAX_CHUNKS * HASH_BYTES:
+            _log.warning(
+                "version %d has more than %d chunks: the trainer sends it to each explorer itself, and nobody passes "
+                "it on; a larger trainer.bucket_mib makes fewer", version, MAX_CHUNKS
+            )  # fmt: skip
         return checksum
 
     def keep(self, version: int) -> None:
@@ -163,8 +175,8 @@ class WeightServer:
                         for start in range(0, len(view), PIECE):
                             send_piece(channel, view[start : start + PIECE])
                     return
-            with self._trees.joined(channel, who, request) as place:
-                self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes))
+            with self._trees.joined(channel, who, request, len(hashes) // HASH_BYTES) as place:
+                self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes, reports=True))
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
             raise
@@ -177,20 +189,31 @@ class WeightServer:
                 if holder is None:
                     staged = leased.enter_context(self.staging.lease(request.version, request.checksum))
                     channel.send(ANSWER.encode(answer))
-                    chunks = spans(
-                        (bucket.nbytes for bucket in staged.layout), chunk_bytes(staged.manifest.bucket_bytes)
-                    )
+                    chunks = spans((bucket.nbytes for bucket in staged.layout), staged.manifest.bucket_bytes)
                     holding = HeldVersion(request.version, request.checksum, chunks)
                     holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
-                    holding.send(channel, request.first)
+                    if holding.send(channel, request.first, place.goes_on):
+                        place.report(len(chunks))
                 else:
                     channel.send(ANSWER.encode(msgspec.structs.replace(answer, holder=holder)))
-            if not channel.waits_for_more():
+            again = self._next_request(channel, place)
+            if again is None:
                 return
-            request = REQUEST.decode(channel.receive(REQUEST.limit))
             # It has been told what there is to be said about the version.
-            answer = WeightsAnswer("")
+            request, answer = again, WeightsAnswer("")
             place.move(alone=request.alone)
+
+    def _next_request(self, channel: Channel, place: "_Joined") -> WeightsRequest | None:
+        """Take reports until the member wants another holder; None where it is gone."""
+        told = False
+        while channel.waits_for_more():
+            request = REQUEST.decode(channel.receive(REQUEST.limit))
+            if not request.report:
+                return request
+            if not place.report(request.first) and not told:
+                channel.send(ANSWER.encode(WeightsAnswer("", leave=True)))
+                told = True
+        return None
 
     def _delta(self, staged: Staged, held: str | None) -> Delta | None:
         base = None if self._deltas is None or held is None else self.staging.find(held)
@@ -229,39 +252,60 @@ class _Deltas:
             self._made = {key: delta for key, delta in self._made.items() if key[1] == newest}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Joined:
     """A member's place in the tree of its announcement."""
 
     tree: FanOut
     number: int
     lock: threading.Lock
+    told: int = TRAINER
+    """The holder that it knows of."""
+    reported_at: float = 0.0
 
     def holder(self) -> tuple[str, int] | None:
-        """Whom it takes from."""
+        """Whom it takes from, from now on."""
         with self.lock:
-            return self.tree.holder(self.number)
+            self.told = self.tree.holder(self.number)
+            return self.tree.address(self.told)
+
+    def report(self, proven: int) -> bool:
+        """Note how many chunks it has. Return whether it stays with the holder that it knows of."""
+        self.reported_at = time.monotonic()
+        with self.lock:
+            self.tree.report(self.number, proven, self.reported_at)
+            return self.tree.holder(self.number) == self.told
+
+    def goes_on(self, sent: int) -> bool:
+        """Note now and then how much it was sent; as ``report``."""
+        return time.monotonic() < self.reported_at + BEAT_S or self.report(sent)
 
     def move(self, *, alone: bool) -> None:
-        """Note that the holder has failed this receiver."""
+        """Note that it wants another holder than it knows of; it has failed, unless there is another one already."""
         with self.lock:
-            self.tree.move(self.number, alone=alone)
+            if alone or self.tree.holder(self.number) == self.told:
+                self.tree.move(self.number, alone=alone)
 
 
 class _Trees:
-    """Trees of receivers, one for each announcement that somebody follows."""
+    """Trees of receivers, one for each announcement that somebody follows, and what the last ones have told."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trees: dict[tuple[str, int, str], FanOut] = {}
+        self._slow: deque[set[str]] = deque(maxlen=_ROUNDS)
+        self._usual = 0.0
 
     @contextlib.contextmanager
-    def joined(self, channel: Channel, who: str, request: WeightsRequest) -> Iterator[_Joined]:
+    def joined(self, channel: Channel, who: str, request: WeightsRequest, chunks: int) -> Iterator[_Joined]:
         """Give a member a place, as long as its connection is served."""
         key = (who.rpartition("/")[0], request.version, request.checksum)
         here, there = channel.ends
         with self._lock:
-            tree = self._trees.setdefault(key, FanOut(here))
+            tree = self._trees.get(key)
+            if tree is None:
+                tree = FanOut(here, chunks, slow=set().union(*self._slow), usual=self._usual)
+                self._trees[key] = tree
             place = _Joined(tree, tree.join(there, request.port), self._lock)
         try:
             yield place
@@ -270,3 +314,13 @@ class _Trees:
                 tree.leave(place.number)
                 if not tree:
                     del self._trees[key]
+                    self._remember(tree)
+
+    def _remember(self, tree: FanOut) -> None:
+        self._usual = tree.rate() or self._usual
+        slow = tree.culprits()
+        self._slow.append(slow)
+        for machine in sorted(slow):
+            _log.warning(
+                "%s was slow to take or to pass on weights: it comes behind the others for %d rounds", machine, _ROUNDS
+            )

@@ -12,14 +12,16 @@ another member of the announcement or the trainer itself. Each chunk is proven a
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
        +--the holder is gone, refuses, is silent for ``SILENCE_S``, sends no chunk for ``CHUNK_S``, or a wrong one: ask
-          the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
-          could not even be met
+    |     the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
+    |     could not even be met
+    +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
 
 One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
 cancelled. What the trainer itself sends wrong fails the transfer.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -28,10 +30,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import HASH_BYTES, chunk_bytes, chunk_hash, spans
+from trinity_bus.weights.chunks import HASH_BYTES, chunk_hash, spans
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError, WireError
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.held_version import FRAME, HeldVersion
+from trinity_bus.weights.memory.held_version import BEAT_S, FRAME, LEAVE, HeldVersion
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
@@ -45,6 +47,8 @@ SILENCE_S: Final = 3.0
 """After which a holder counts as gone: it sends an empty frame when it has nothing new."""
 CHUNK_S: Final = 10.0
 """After which a holder counts as gone that sends no whole chunk, whatever else: those behind it wait, too."""
+_LOOK_S: Final = 0.1
+"""Between two looks whether the trainer has said something."""
 _MOST_HOLDERS: Final = 32
 """That may fail one transfer."""
 
@@ -65,6 +69,7 @@ class MemoryTransport:
         self._holding: HeldVersion | None = None
         self._hashes = b""
         self._holder: tuple[str, int] | None = None
+        self._reports = False
 
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
         """See ``WeightTransport``.
@@ -81,10 +86,10 @@ class MemoryTransport:
         manifest = TransferManifest.from_json(answer.manifest)
         source.check(manifest)
         if answer.hashes and self._relay is not None:
-            chunks = spans((bucket.nbytes for bucket in manifest.buckets()), chunk_bytes(manifest.bucket_bytes))
+            chunks = spans((bucket.nbytes for bucket in manifest.buckets()), manifest.bucket_bytes)
             if len(answer.hashes) != len(chunks) * HASH_BYTES:
                 raise ManifestError(f"{len(answer.hashes)} bytes of hashes came for {len(chunks)} chunks")
-            self._hashes, self._holder = answer.hashes, answer.holder
+            self._hashes, self._holder, self._reports = answer.hashes, answer.holder, answer.reports
             self._holding = HeldVersion(source.version, source.checksum, chunks)
             self._relay.hold(self._holding)
         return Offer(manifest, answer.changes)
@@ -113,10 +118,13 @@ class MemoryTransport:
         source = self._source
         assert source is not None  # noqa: S101 - ``open`` was told
         unmet = 0
+        reports = _Reports(trainer, holding) if self._reports else None
         for _ in range(_MOST_HOLDERS):
             if self._holder is None:
-                self._take(trainer, holding, arrived, None)
-                return
+                if self._take(trainer, holding, arrived, None):
+                    return
+                self._holder = _ask(trainer, _again(holding)).holder
+                continue
             unmet += 1
             try:
                 holder = self._meet(source, self._holder, trainer.cancelled)
@@ -124,8 +132,12 @@ class MemoryTransport:
                 try:
                     ask = WeightsRequest(source.version, source.checksum, first=holding.proven)
                     _ask(holder, ask, time.monotonic() + CHUNK_S)
-                    self._take(holder, holding, arrived, CHUNK_S)
-                    return
+                    if reports is not None:
+                        holder.watch = reports.look
+                    if self._take(holder, holding, arrived, CHUNK_S):
+                        if reports is not None:
+                            reports.send()
+                        return
                 finally:
                     holder.close()
             except WeightTransferError as error:
@@ -134,8 +146,7 @@ class MemoryTransport:
                 where = ":".join(map(str, self._holder))
                 _log.warning("version %d is taken from another holder than %s: %s", source.version, where, error)
             # One that has died cannot be met; two, and it is most likely the network between.
-            again = WeightsRequest(source.version, source.checksum, None, 1, holding.proven, unmet > 1)
-            self._holder = _ask(trainer, again).holder
+            self._holder = _ask(trainer, _again(holding, alone=unmet > 1)).holder
         raise LinkError(f"{_MOST_HOLDERS} holders of version {source.version} have failed")
 
     def _meet(self, source: Source, holder: tuple[str, int], cancelled: threading.Event) -> Channel:
@@ -145,8 +156,8 @@ class MemoryTransport:
 
     def _take(
         self, channel: Channel, holding: HeldVersion, arrived: Callable[[int], None], chunk_s: float | None
-    ) -> None:
-        """Take chunks until all are there, each within ``chunk_s`` where that is given.
+    ) -> bool:
+        """Take chunks, each within ``chunk_s`` where that is given. Return whether all are there; else, others send.
 
         Raises:
             WeightTransferError: Who sends them is gone, or sends something else.
@@ -155,6 +166,8 @@ class MemoryTransport:
         deadline = None if chunk_s is None else time.monotonic() + chunk_s
         while holding.proven < len(chunks):
             (left,) = FRAME.unpack(channel.read(FRAME.size, deadline))
+            if left == LEAVE:
+                return False
             while left:
                 number = holding.proven
                 view = holding.chunk(number) if number < len(chunks) else memoryview(b"")
@@ -169,6 +182,47 @@ class MemoryTransport:
                 bucket = chunks[number][0]
                 if number + 1 == len(chunks) or chunks[number + 1][0] != bucket:
                     arrived(bucket)
+        return True
+
+
+class _Reports:
+    """What a member says to the trainer while it takes chunks from another member, and hears from it.
+
+    Args:
+        trainer: Where nothing else is said meanwhile.
+        holding: What it has.
+    """
+
+    def __init__(self, trainer: Channel, holding: HeldVersion) -> None:
+        self._trainer = trainer
+        self._holding = holding
+        self._look_at = self._send_at = 0.0
+
+    def look(self) -> None:
+        """Report, and see what the trainer says, where it is time.
+
+        Raises:
+            LinkError: There is a better holder.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        if now >= self._send_at:
+            self._send_at = now + BEAT_S
+            self.send()
+        if self._trainer.has_more() and ANSWER.decode(self._trainer.receive(ANSWER.limit)).leave:
+            raise LinkError("the trainer knows a better one")
+
+    def send(self) -> None:
+        """Report. A trainer that is gone is no reason to take no more."""
+        with contextlib.suppress(LinkError):
+            self._trainer.send(REQUEST.encode(_again(self._holding, report=True)))
+
+
+def _again(holding: HeldVersion, *, alone: bool = False, report: bool = False) -> WeightsRequest:
+    """Return what a member says of the rest of a version that it has begun to take."""
+    return WeightsRequest(holding.version, holding.checksum, None, 1, holding.proven, alone, report)
 
 
 def _ask(channel: Channel, request: WeightsRequest, deadline: float | None = None) -> WeightsAnswer:
@@ -180,6 +234,9 @@ def _ask(channel: Channel, request: WeightsRequest, deadline: float | None = Non
     """
     channel.send(REQUEST.encode(request))
     answer = ANSWER.decode(channel.receive(ANSWER.limit, deadline))
+    while answer.leave:
+        # Said before it had read the request, which says the same.
+        answer = ANSWER.decode(channel.receive(ANSWER.limit, deadline))
     if answer.refusal:
         raise VersionGoneError(f"it was refused: {answer.refusal}")
     return answer

@@ -17,7 +17,7 @@ from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import PIECE, chunk_bytes, spans
+from trinity_bus.weights.chunks import MAX_CHUNKS, PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.memory import held_version, transport
@@ -294,10 +294,10 @@ def test_members_and_trainers_of_the_version_before_understand_what_is_said() ->
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4096, 64 << 20, 512 << 20, 8 << 30])
 def test_chunks_fill_buckets_and_the_pieces_of_the_checksum(bucket_bytes: int) -> None:
-    size = chunk_bytes(bucket_bytes)
+    size = chunk_bytes(bucket_bytes, 0)
     assert PIECE % size == 0
     layout = [Bucket((), nbytes) for nbytes in (3 * size + 5, size, 1)]
-    assert spans((bucket.nbytes for bucket in layout), size) == [
+    assert spans((bucket.nbytes for bucket in layout), bucket_bytes) == [
         (0, 0, size),
         (0, size, 2 * size),
         (0, 2 * size, 3 * size),
@@ -305,3 +305,69 @@ def test_chunks_fill_buckets_and_the_pieces_of_the_checksum(bucket_bytes: int) -
         (1, 0, size),
         (2, 0, 1),
     ]
+
+
+def test_a_version_of_hundreds_of_gigabytes_is_passed_on_too() -> None:
+    buckets = [16 << 20] * ((470 << 30) // (16 << 20))
+    chunks = spans(buckets, 16 << 20)
+    assert len(chunks) <= MAX_CHUNKS // 2
+    sizes = [end - start for _, start, end in chunks]
+    # Small where the version is: the chunks of a small model's are as they were.
+    assert (sizes[0], sizes[-1]) == (256 << 10, PIECE)
+    assert sizes == sorted(sizes)
+    assert sum(sizes) == sum(buckets)
+
+
+def test_a_version_that_nobody_can_pass_on_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trinity_bus.weights.memory.server.MAX_CHUNKS", 47)
+    server = WeightServer("127.0.0.2", bucket_bytes=1 << 20)
+    server.stage(0, WEIGHTS.items())
+    assert "nobody passes it on" in caplog.text
+    server.close()
+
+
+@pytest.fixture
+def machines(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> PassersOn:
+    """Let each member come from an address of its own, as if from a machine of its own."""
+    connect, addresses = socket.create_connection, iter(f"127.0.1.{number}" for number in range(1, 9))
+
+    def connected(address: tuple[str, int], timeout: float) -> socket.socket:
+        is_trainer = address == fleet.server.address
+        return connect(address, timeout, (next(addresses), 0) if is_trainer else None)
+
+    monkeypatch.setattr(socket, "create_connection", connected)
+    monkeypatch.setattr("trinity_bus.weights.memory.fan_out.WINDOW_S", 0.3)
+    monkeypatch.setattr(transport, "BEAT_S", 0.1)
+    return fleet
+
+
+def test_who_takes_from_a_slow_member_takes_the_rest_from_another(
+    machines: PassersOn, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = threading.Event()
+    sent_slowly = 0
+
+    def slowly_from_the_first(channel: Channel, piece: memoryview) -> None:
+        nonlocal sent_slowly
+        if channel.ends[0] != "127.0.1.1":
+            channel.write(piece)
+            return
+        # A whole chunk in a second and a half: far from the limits by which a holder is dead.
+        for start in range(0, len(piece), 1 << 14):
+            over.wait(0.1)
+            sent_slowly += 1 << 14
+            channel.write(piece[start : start + (1 << 14)])
+
+    machines.instead = slowly_from_the_first
+    for name in NAMES:
+        machines.come(name)
+    machines.go.set()
+    machines.all_have_it()
+    assert sent_slowly < SIZE / 2
+    over.set()
+    wait_until(lambda: not machines.server._trees._trees)
+    assert "127.0.1.1 was slow" in caplog.text
+    # And it comes behind the others in the next round.
+    assert {"127.0.1.1"} in machines.server._trees._slow

@@ -1,0 +1,54 @@
+"""A FAKE trainer whose weights are real: it trains nothing, and explorers take each version from its memory."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from schemas.topics import MODEL_VERSIONS
+from tests.support.fakes.workers import FakeTrainer
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import SynchronizerSettings, TrainerSettings
+from workers.trainer.publication import Publication, make_publisher
+
+
+class WeightsTrainer(FakeTrainer):
+    """Publishes what it is told to.
+
+    Args:
+        bus: Connected.
+        models: Of each version the folder of its weights.
+    """
+
+    def __init__(self, bus: Bus, models: Mapping[int, Path]) -> None:
+        super().__init__(bus)
+        self.models = models
+        sync = SynchronizerSettings(sync_method="memory")
+        self._publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, Path(), "cpu")
+        self._publication = Publication(self._publisher, model="policy", incarnation="trainer-life")
+
+    @contextlib.asynccontextmanager
+    async def alive(self) -> AsyncIterator["WeightsTrainer"]:
+        """Serves version 0, and what it is told to publish."""
+        with contextlib.closing(self._publisher):
+            async with self._bus.reader(MODEL_VERSIONS, start="beginning") as announced, super().alive():
+                serving = asyncio.create_task(self._publication.serve(announced))
+                try:
+                    yield self
+                finally:
+                    serving.cancel()
+                    await asyncio.wait([serving])
+
+    async def publish(self, producer: Producer, version: int) -> None:
+        """Offers a version to all explorers."""
+        await self._tell(producer, version, publish=True)
+
+    def offer(self, version: int) -> dict[str, Any]:
+        """In this process's memory."""
+        checksum = self._publisher.stage(version, load_file(self.models[version] / "model.safetensors").items())
+        self._publication.published(version, checksum)
+        host, port = self._publisher.address
+        return {"checksum": checksum, "master_address": host, "master_port": port, "method": self._publisher.method}

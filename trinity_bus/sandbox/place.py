@@ -1,0 +1,195 @@
+"""Where a sandbox has its files: a folder with one owner at a time, which may be kept for the next.
+
+::
+
+    --make()------> OWNED --release(), remove()--> gone
+    --claim(key)--> OWNED --remove()-------------> gone
+                     ^  '---release()--> KEPT --too old, or too many--> gone, when the next sandbox is opened
+                     '------claim(key)----'
+
+    trinity-bus-sandbox-...      locked by its owner: where that is killed it is as if released
+      files/                     the sandbox's folder; what runs there writes nowhere else
+      calls                      digests of the calls that have filled it, in order, one a line
+
+So what a killed explorer leaves is files, which the next attempt on this machine finds.
+
+Failures: a place that another process holds, or that another user has made, is not waited for: its name is passed over,
+and the owner gets an empty place without one.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+_PREFIX: Final = "trinity-bus-sandbox-"
+_KEPT: Final = f"{_PREFIX}kept-"
+_NEW_S: Final = 60.0
+"""A new place is locked by its owner before it is as old."""
+_KEPT_S: Final = 600.0
+_MOST_KEPT: Final = 64
+_FILES: Final = "files"
+_CALLS: Final = "calls"
+
+
+class SandboxPlace:
+    """A folder that is owned.
+
+    Args:
+        path: That there is.
+        lock: On it.
+        kept: Whether it has a name by which another owner finds it.
+    """
+
+    def __init__(self, path: Path, lock: int, *, kept: bool) -> None:
+        self.path = path
+        self.files = path / _FILES
+        self._lock = lock
+        self._kept = kept
+        self.files.mkdir(mode=0o700, exist_ok=True)
+
+    @classmethod
+    def make(cls) -> "SandboxPlace":
+        """Return a new one."""
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        return cls(path, _locked(path), kept=False)
+
+    @classmethod
+    def claim(cls, key: str) -> "SandboxPlace":
+        """Return the one of a name, as its last owner has left it; an empty one, where that cannot be had."""
+        path = Path(tempfile.gettempdir()) / f"{_KEPT}{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            lock = _locked(path)
+        except OSError:
+            return cls.make()
+        return cls(path, lock, kept=True)
+
+    def calls(self) -> list[str]:
+        """Return the digests of the calls that have filled it."""
+        try:
+            return (self.path / _CALLS).read_text().split()
+        except FileNotFoundError:
+            return []
+
+    def note_calls(self, digests: Sequence[str]) -> None:
+        """Note which calls have filled it."""
+        new = self.path / f"{_CALLS}.new"
+        new.write_text("\n".join(digests))
+        new.replace(self.path / _CALLS)
+
+    def clear(self) -> None:
+        """Make it empty."""
+        (self.path / _CALLS).unlink(missing_ok=True)
+        # What has run there may have left what cannot be removed.
+        old = self.files.rename(self.path / f"old-{uuid.uuid4().hex}")
+        self.files.mkdir(mode=0o700)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def release(self) -> None:
+        """Let the next owner have it; one without a name is removed. Safe to call twice."""
+        if not self._kept:
+            self.remove()
+        elif self._lock >= 0:
+            # It is kept from now on.
+            os.utime(self._lock)
+            self._unlock()
+
+    def remove(self) -> None:
+        """Remove it, unless it was released and has another owner by now."""
+        if self._lock < 0:
+            if self._kept:
+                _remove(self.path, older_than_s=0.0)
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
+
+
+class KeptPlaces:
+    """Those of an attempt's runs.
+
+    Args:
+        namespace: Of the mesh.
+        task_id: Of the task.
+    """
+
+    def __init__(self, namespace: str, task_id: str) -> None:
+        self._task = f"{namespace}/{task_id}"
+        self._claimed: list[SandboxPlace] = []
+
+    def of_run(self, run_id: int) -> SandboxPlace:
+        """Return that of a run, as an earlier attempt on this machine has left it."""
+        place = SandboxPlace.claim(f"{self._task}/{run_id}")
+        self._claimed.append(place)
+        return place
+
+    def remove(self) -> None:
+        """Remove those that were claimed: no attempt follows."""
+        for place in self._claimed:
+            place.remove()
+
+
+class LeftPlaces:
+    """What dead owners have left, and what was kept for too long."""
+
+    def __init__(self) -> None:
+        self._removed_at = -_NEW_S
+
+    def remove(self) -> None:
+        """Remove it, unless this process has done so within the last minute."""
+        now = time.monotonic()
+        if now - self._removed_at < _NEW_S:
+            return
+        self._removed_at = now
+        kept = []
+        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            if not path.name.startswith(_KEPT):
+                _remove(path, older_than_s=_NEW_S)
+            elif not _remove(path, older_than_s=_KEPT_S):
+                with contextlib.suppress(OSError):
+                    kept.append((path.stat().st_mtime, path))
+        for _, path in sorted(kept)[:-_MOST_KEPT]:
+            _remove(path, older_than_s=_NEW_S)
+
+
+def _locked(path: Path) -> int:
+    """Return a descriptor that holds the lock of a folder of this user.
+
+    Raises:
+        OSError: Somebody else has it, or it is another user's, or gone.
+    """
+    with contextlib.ExitStack() as stack:
+        file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, file)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(file)
+        if found.st_uid != os.getuid() or not os.path.samestat(found, path.stat(follow_symlinks=False)):
+            raise PermissionError(f"{path} is not this user's")
+        stack.pop_all()
+    return file
+
+
+def _remove(path: Path, *, older_than_s: float) -> bool:
+    """Remove a folder that nobody owns. Returns whether it did."""
+    try:
+        # Before it is locked: whoever makes one is about to.
+        if time.time() - path.stat(follow_symlinks=False).st_mtime < older_than_s:
+            return False
+        lock = _locked(path)
+    except OSError:
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+    return True
