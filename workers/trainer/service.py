@@ -207,7 +207,7 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
         The model that it has made: its last checkpoint.
     """
     settings, directory = stage.settings, stage.directory
-    async with Bus(settings.kafka, client_id=settings.trainer.name) as bus:
+    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
         last = max(checkpoint.steps(directory), default=0)
         if settings.trainer.is_done(last):
@@ -226,7 +226,7 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
 async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
     """Follow another trainer."""
     settings = stage.settings
-    async with Bus(settings.kafka, client_id=settings.trainer.name) as bus:
+    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
         async with bus.reader(STEPS, start="beginning") as steps:
             await train_quietly(
@@ -248,7 +248,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
     """
     settings, directory = stage.settings, stage.directory
     async with (
-        Bus(settings.kafka, client_id=settings.trainer.name) as bus,
+        Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus,
         followers_of(settings.trainer.ranks, ranks) as followers,
         EngineThread() as thread,
     ):

@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
-from schemas import ExplorerHeartbeat, Position, PublishVersion, Task
+from schemas import ExplorerHeartbeat, Position, PublishVersion, RollBack, Task
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, OPERATOR_COMMANDS, TASKS, TOPICS
 from tests.support.console.small_log import FIRST_TASK, HOSTILE, SAMPLES, write_small_log
 from tests.support.fakes.engine import FakeEngine
@@ -114,6 +114,7 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         ],
         f"/compare?run={name}&run={name}/replay-2": [f"{name}/replay-2: nobody has told its settings"],
         "/versions/1/serve": ["Serve version 1?"],
+        "/versions/1/go-back": ["Go back to version 1?", "discarded for good", 'name="why"'],
     }
     links: set[str] = set()
     for path, parts in wanted.items():
@@ -250,6 +251,19 @@ async def _a_version_that_is_asked_for(site: Site) -> None:
     assert isinstance(command, PublishVersion)
     assert command.version == 1
     assert command.client.startswith("console-operator-")
+    assert command.asked_by == "operator"
+    async with site.client.post("/versions/1/go-back", data={"proof": proof, "why": " "}) as answer:
+        assert (answer.status, "say why" in await answer.text()) == (400, True)
+    async with site.bus.reader(OPERATOR_COMMANDS, start="end") as reader:
+        asking = asyncio.create_task(_post(site, "/versions/1/go-back", proof, why="it diverged"))
+        try:
+            async with asyncio.timeout(30):
+                command = record_of((await reader.batch(30))[0])
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+    assert isinstance(command, RollBack)
+    assert (command.version, command.reason, command.asked_by) == (1, "it diverged", "operator")
 
 
 async def _the_model_asked_again(site: Site) -> None:
@@ -284,6 +298,6 @@ async def _the_model_asked_again(site: Site) -> None:
     assert engine.prompts == [found["prompt_token_ids"], found["prompt_token_ids"] + found["response_token_ids"]]
 
 
-async def _post(site: Site, path: str, proof: str) -> int:
-    async with site.client.post(path, data={"proof": proof}) as answer:
+async def _post(site: Site, path: str, proof: str, **fields: str) -> int:
+    async with site.client.post(path, data={"proof": proof, **fields}) as answer:
         return answer.status

@@ -403,6 +403,26 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
 )
 
 NEWER: dict[str, Record | ExperienceGroup] = {
+    "command.publish_version.v1.asked_by.msgpack": PublishVersion(
+        client="cli-1", command_id="1", model="policy", version=2, asked_by="ada@example.org"
+    ),
+    "command.roll_back.v1.asked_by.msgpack": RollBack(
+        client="cli-1", command_id="3", model="policy", version=2, reason="it diverged", asked_by="ada"
+    ),
+    "model_version.v1.asked_by.msgpack": ModelVersion(
+        model="policy",
+        version=2,
+        step=2,
+        method="gloo",
+        epoch=1,
+        trainer="trainer-0",
+        trainer_incarnation="life-1",
+        master_address="127.0.0.1",
+        master_port=29500,
+        checksum="00ff",
+        pinned=True,
+        asked_by="ada",
+    ),
     "event.explorer_heartbeat.v1.settings.msgpack": ExplorerHeartbeat(
         explorer="explorer-0",
         incarnation="life",

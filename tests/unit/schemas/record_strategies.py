@@ -197,12 +197,21 @@ turn_answers = st.builds(Answer, question=questions, result=text) | st.builds(
 )
 running_attempts = st.builds(RunningAttempt, task_id=identifiers, attempt=positive, turns=st.none() | positions)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text)
+people = st.none() | st.text(min_size=1, max_size=100)
+rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text, asked_by=people)
 skipped = st.lists(st.builds(SkippedBatch, batch_id=identifiers, step=positive, reason=text), max_size=2)
 records = st.one_of(
     st.builds(SubmitBatch, **commands, batch_type=batch_types, expected_task_count=st.none() | st.integers(0, 65_536)),
     st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
-    st.builds(RollBack, client=identifiers, command_id=identifiers, model=identifiers, version=counts, reason=reasons),
+    st.builds(
+        RollBack,
+        client=identifiers,
+        command_id=identifiers,
+        model=identifiers,
+        version=counts,
+        reason=reasons,
+        asked_by=people,
+    ),
     st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
     st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
     st.builds(SkipBatch, **commands, reason=reasons),
@@ -212,6 +221,7 @@ records = st.one_of(
         command_id=identifiers,
         model=identifiers,
         version=st.none() | counts,
+        asked_by=people,
     ),
     st.builds(FinalizeUpgrade, client=identifiers, command_id=identifiers, level=positive),
     st.builds(
@@ -461,6 +471,7 @@ records = st.one_of(
         master_address=text,
         master_port=ports,
         checksum=text,
+        asked_by=people,
         metrics=metrics,
         pinned=st.booleans(),
     ),

@@ -86,7 +86,7 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
         case PublishedVersion():
             yield "versions", _version(record, at)
         case ModelVersion():
-            yield "announced", (at, record.model, record.version, record.pinned)
+            yield "announced", (at, record.model, record.version, record.pinned, record.asked_by)
         case WeightsSynced():
             yield "syncs", _sync(record, at)
         case ExplorerHeartbeat():
@@ -189,9 +189,10 @@ def _version(version: PublishedVersion, at: int) -> Row:
     trainer = version.writer or version.trainer
     what = (version.model, version.version, version.step, version.batch_id, version.method, trainer)
     weights = (cut(version.checksum), cut(version.checkpoint), version.seconds)
-    rolled_back_to = None if version.rollback is None else version.rollback.to
+    rollback = version.rollback
+    rolled_back = (None, None, None) if rollback is None else (rollback.to, rollback.asked_by, cut(rollback.reason))
     skipped = json.dumps([one.batch_id for one in version.skipped])
-    return (at, *what, *weights, rolled_back_to, skipped, json.dumps(kept_metrics(version.metrics)))
+    return (at, *what, *weights, *rolled_back, skipped, json.dumps(kept_metrics(version.metrics)))
 
 
 def _sync(event: WeightsSynced, at: int) -> Row:

@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 """Of the tables. A store of another layout is made anew from the log."""
 
 SLOT_BITS: Final = 7
@@ -104,10 +104,12 @@ CREATE INDEX points_name ON points (name, at);
 
 CREATE TABLE versions (
     id INTEGER PRIMARY KEY, model TEXT, version INTEGER, step INTEGER, batch_id TEXT, method TEXT, trainer TEXT,
-    checksum TEXT, checkpoint TEXT, seconds REAL, rolled_back_to INTEGER, skipped TEXT, metrics TEXT
+    checksum TEXT, checkpoint TEXT, seconds REAL, rolled_back_to INTEGER, rolled_back_by TEXT,
+    rolled_back_why TEXT, skipped TEXT, metrics TEXT
 );
 CREATE INDEX versions_version ON versions (version);
-CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER);
+CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER, asked_by TEXT);
+CREATE INDEX announced_choices ON announced (model, id) WHERE pinned OR asked_by IS NOT NULL;
 CREATE TABLE syncs (
     id INTEGER PRIMARY KEY, explorer TEXT, model TEXT, version INTEGER, ok INTEGER, error TEXT, control_s REAL,
     transfer_s REAL, pause_s REAL
