@@ -42,7 +42,11 @@ def test_every_rank_and_every_explorer_has_the_gpus_that_its_settings_ask_for(si
     trainer, explorer = given["settings"]["trainer"], given["settings"]["explorer"]
     ranks = trainer.get("tensor_parallel", 1) * trainer.get("data_parallel", 1)
     limits = [given[name]["resources"]["limits"].get("nvidia.com/gpu", 0) for name in ("trainer", "explorer")]
-    asked = [ranks // given["trainer"]["nodes"], explorer.get("tensor_parallel_size", 1)] if given["device"] == "gpu" else [0, 0]
+    asked = (
+        [ranks // given["trainer"]["nodes"], explorer.get("tensor_parallel_size", 1)]
+        if given["device"] == "gpu"
+        else [0, 0]
+    )
     assert limits == asked
 
 
@@ -73,7 +77,7 @@ def test_every_secret_is_a_file() -> None:
 
 
 def test_every_role_is_a_user() -> None:
-    services = set(re.findall(r'"service.pod" \(dict "root" \. "name" "(\w+)"(?! "role")', TEMPLATES))
+    services = set(re.findall(r'(?:"service.pod" \(|pod := )dict "root" \. "name" "(\w+)"(?! "role")', TEMPLATES))
     assert services == {"coordinator", "explorer", "trainer", "gateway", "taskset"}
     assert services | set(re.findall(r'"role" "(\w+)"', TEMPLATES)) <= set(USERS)
 
