@@ -48,6 +48,7 @@ from schemas.skipped import Rollback, SkippedBatch
 from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.token_figures import TokenFigures
 from schemas.turn import Answer, DrawnResponse, Turn
 
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TasksetPosition",
+    "TokenFigures",
     "Tool",
     "ToolCall",
     "TrainerHeartbeat",

@@ -46,6 +46,7 @@ from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.step import StepBegun, StepEnded
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.token_figures import TokenFigures
 from schemas.turn import Turn
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
@@ -86,6 +87,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     PublishedVersion,
     StepBegun,
     StepEnded,
+    TokenFigures,
     Demonstration,
     Preference,
 )

@@ -29,7 +29,7 @@ from schemas.experience import MAX_PIECES
 from schemas.free_form import MAX_ITEMS
 from schemas.numbers import MAX_VERSION, Count, Positive, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, Record
-from schemas.skipped import MAX_REASON_CHARS
+from schemas.skipped import MAX_REASON_CHARS, Person
 
 MAX_WAIT_S = 7 * 86_400.0
 
@@ -116,6 +116,7 @@ class PublishVersion(Record):
     model: Identifier
     version: Version | None = None
     """Absent: the newest, and from now on each that is published."""
+    asked_by: Person | None = None
 
 
 class RollBack(Record):
@@ -132,6 +133,7 @@ class RollBack(Record):
     model: Identifier
     version: Version
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+    asked_by: Person | None = None
 
 
 class Contribute(Record):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from schemas.numbers import Count, Port, Seconds, Version
 from schemas.record import Identifier, Metrics, Record
-from schemas.skipped import Rollback, SkippedBatches
+from schemas.skipped import Person, Rollback, SkippedBatches
 
 MAX_MEMBERS = 1024
 """Explorers of one round: more take the version in the next one."""
@@ -55,6 +55,9 @@ class ModelVersion(Record):
     secret: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(default=None, repr=False)
     """32 random bytes, hex, of this announcement alone. Members and trainer prove to each other that they know it,
     before either says anything else; so whoever may read this record may take the weights."""
+    asked_by: Person | None = None
+    """Who asked that it be pinned; of a version that is not pinned, that the newest be served again, or that training
+    go back to it. Absent: nobody has, since the version before, or they gave no name."""
 
 
 class PublishedVersion(Record):

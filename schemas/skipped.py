@@ -8,8 +8,13 @@ from schemas.numbers import MAX_VERSION, Count, Version
 from schemas.record import Identifier, Record
 
 MAX_REASON_CHARS = 500
+MAX_PERSON_CHARS = 100
 MAX_SKIPPED = 64
 """Batches that a lineage names: the last ones."""
+
+
+type Person = Annotated[str, Field(min_length=1, max_length=MAX_PERSON_CHARS)]
+"""Who asked for something, as the program says that they used. Whoever may write the command may say any name."""
 
 
 class SkippedBatch(Record):
@@ -33,6 +38,7 @@ class Rollback(Record):
     through: Count
     """Sequence of the last batch that is passed over, which is the newest that was FINALIZED then."""
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""
+    asked_by: Person | None = None
 
 
 type SkippedBatches = Annotated[list[SkippedBatch], Field(max_length=MAX_SKIPPED)]

@@ -52,6 +52,7 @@ from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.step import StepBegun, StepEnded
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.token_figures import TokenFigures
 from schemas.topic import DAY_MS, MIB, ROOM, Topic
 from schemas.turn import Turn
 
@@ -221,6 +222,21 @@ STEPS = Topic(
     writers=("trainer",),
     readers=("trainer", "operator"),
 )
+TOKEN_FIGURES = Topic(
+    name="token-figures",
+    key="task id",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=7 * DAY_MS,
+    retention_bytes=2 << 30,
+    max_message_bytes=TokenFigures.MAX_BYTES + ROOM,
+    segment_bytes=256 * MIB,
+    description="What the trainer computes at single tokens, of some groups of each step: the entropy, and how far its "
+    "log-probability is from the engine's. For people who look: nothing in the mesh needs it.",
+    records=(TokenFigures,),
+    writers=("trainer",),
+    readers=("operator",),
+)
 DEMONSTRATIONS = Topic(
     name="demonstrations",
     key="example id",
@@ -364,6 +380,7 @@ TOPICS = (
     RESULTS,
     BATCHES,
     STEPS,
+    TOKEN_FIGURES,
     DEMONSTRATIONS,
     PREFERENCES,
     MODEL_VERSIONS,

@@ -92,7 +92,7 @@ def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
             body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
         if key.startswith("progress/"):
             body.setdefault("lost_s", 0.0)
-    plain["sync"] = with_records(plain["sync"])
+    plain["sync"] = with_records({"asked_by": None, "is_untold": False, **plain["sync"]})
     plain["books"] = {"turns": {}, "training_turns": {}, "drained": 0, **plain["books"]}
     return plain
 

@@ -104,7 +104,8 @@ def versions() -> RenderableType:
         checksum=EVIL,
         checkpoint=EVIL,
     )
-    return versions_table([VersionRow(record=record, published_at=0, served_by=[], announced=True, pinned=False)], 5)
+    row = VersionRow(record=record, published_at=0, served_by=[], announced=True, pinned=False, asked_by=EVIL)
+    return versions_table([row], 5)
 
 
 def trace() -> RenderableType:

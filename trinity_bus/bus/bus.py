@@ -15,7 +15,7 @@ from schemas.topic import Topic
 from schemas.topics import TOPICS
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
-from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
+from trinity_bus.bus.connection import administrator, kafka_errors, wait_reachable
 from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
@@ -34,11 +34,14 @@ class Bus:
     Args:
         settings: Where the log is.
         client_id: What brokers call this process in their logs and metrics, such as ``"explorer-0"``.
+        patient: Whether the first of them may take ``outage_s`` to let us in, as for a service that is started beside
+            its broker.
     """
 
-    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+    def __init__(self, settings: KafkaSettings, *, client_id: str, patient: bool = False) -> None:
         self.settings = settings
         self.client_id = client_id
+        self._start_s = settings.outage_s if patient else 0.0
         self._stack = AsyncExitStack()
         self._admin: AIOKafkaAdminClient | None = None
         self._positions: PositionReader | None = None
@@ -50,10 +53,10 @@ class Bus:
 
         Raises:
             ConfigError: No broker is configured, or the TLS files cannot be used.
-            BrokerUnreachableError: None answers, or it refuses the credentials.
+            BrokerUnreachableError: None answers in time, or it refuses the credentials.
         """
         throttle_client_logs()
-        await check_reachable(self.settings, self.client_id)
+        await wait_reachable(self.settings, self.client_id, self._start_s)
 
     async def stop(self) -> None:
         """Disconnect."""

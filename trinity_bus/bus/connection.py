@@ -4,10 +4,12 @@ The first connection is tried here, by hand, because the client library only log
 """
 
 import asyncio
+import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
@@ -39,6 +41,9 @@ from trinity_bus.errors import (
     RecordTooLargeError,
 )
 
+log = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 0.2
 HOW_TOPICS_COME = "a service creates it when it starts, or trinity-bus topics create"
 """What whoever misses a topic is told."""
 _REFUSALS = (
@@ -132,6 +137,34 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
         f"no Kafka broker can be used at {', '.join(f'{server} ({answers[server]})' for server in servers)}: is it "
         f"running, and is {env_name('kafka.bootstrap_servers')} right?"
     )
+
+
+async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: float) -> None:
+    """Connect likewise, and again while no broker lets us, since one may be starting beside us.
+
+    Args:
+        settings: Where the brokers are.
+        client_id: What they call this process.
+        within_s: How long; the last answers count then.
+
+    Raises:
+        ConfigError: No broker is configured.
+        BrokerUnreachableError: None can be reached; the message has every broker's answer.
+    """
+    until = time.monotonic() + within_s
+    told = False
+    while True:
+        try:
+            await check_reachable(settings, client_id)
+        except BrokerUnreachableError as error:
+            if time.monotonic() + _AGAIN_S > until:
+                raise
+            if not told:
+                log.warning("%s It is asked again for %g s", error, within_s)
+            told = True
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            return
 
 
 async def _answer_of(

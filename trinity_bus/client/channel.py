@@ -163,15 +163,22 @@ class CommandChannel:
         )
         return await self._ask(command)
 
-    async def publish_version(self, model: str, version: int | None) -> CommandReply:
+    async def publish_version(self, model: str, version: int | None, asked_by: str | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""
-        command = PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
+        command = PublishVersion(
+            client=self.client, command_id=self.command_id(), model=model, version=version, asked_by=asked_by
+        )
         return await self._ask(command, OPERATOR_COMMANDS)
 
-    async def roll_back(self, model: str, version: int, reason: str) -> CommandReply:
+    async def roll_back(self, model: str, version: int, reason: str, asked_by: str | None) -> CommandReply:
         """Ask, as an operator, that what is newer than a version be discarded."""
         command = RollBack(
-            client=self.client, command_id=self.command_id(), model=model, version=version, reason=reason
+            client=self.client,
+            command_id=self.command_id(),
+            model=model,
+            version=version,
+            reason=reason,
+            asked_by=asked_by,
         )
         return await self._ask(command, OPERATOR_COMMANDS)
 

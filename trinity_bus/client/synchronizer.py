@@ -240,8 +240,12 @@ class Synchronizer:
         with TensorFile(path) as file:
             return {meta.name: file.tensor(meta.name) for meta in file.metas}, version
 
-    async def publish_version(self, version: int | None) -> str:
+    async def publish_version(self, version: int | None, *, asked_by: str | None = None) -> str:
         """Make every explorer serve this version, and no newer one until None is given: the newest again.
+
+        Args:
+            version: Which.
+            asked_by: Who asks, for the log.
 
         Returns:
             What it costs: the batches that wait meanwhile; empty where none do.
@@ -254,19 +258,20 @@ class Synchronizer:
         self._now()
         if self._connection is None:
             raise NotStartedError("prepare() comes first")
-        reply = await self._connection.channel.publish_version(self._settings.mesh.model, version)
+        reply = await self._connection.channel.publish_version(self._settings.mesh.model, version, asked_by)
         if reply.error == "timeout":
             raise TimedOutError(reply.detail)
         if reply.error is not None:
             raise RefusedError(reply.detail)
         return reply.detail
 
-    async def roll_back(self, version: int, *, reason: str) -> str:
+    async def roll_back(self, version: int, *, reason: str, asked_by: str | None = None) -> str:
         """End the lineage after a version: train on from it, have explorers serve it at once, discard what is newer.
 
         Args:
             version: Whose checkpoint the trainer has kept.
             reason: Stands in the lineage of every version that follows.
+            asked_by: Who asks; stands there too.
 
         Returns:
             What it costs: the batches that are passed over.
@@ -279,7 +284,7 @@ class Synchronizer:
         self._now()
         if self._connection is None:
             raise NotStartedError("prepare() comes first")
-        reply = await self._connection.channel.roll_back(self._settings.mesh.model, version, reason)
+        reply = await self._connection.channel.roll_back(self._settings.mesh.model, version, reason, asked_by)
         if reply.error == "timeout":
             raise TimedOutError(reply.detail)
         if reply.error is not None:

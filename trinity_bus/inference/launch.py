@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from trinity_bus.inference.tracing import TokenCounter
 
 GIB = 1 << 30
+_FRONT_END = ("vllm.v1.engine.async_llm", "vllm.v1.executor")
+"""What this process itself needs of vLLM."""
 _IMPORTS = (
+    *_FRONT_END,
     "transformers.models.qwen3.configuration_qwen3",
     "vllm.model_executor.model_loader.default_loader",
     "vllm.model_executor.models.qwen3",
-    "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.gpu_worker",
@@ -124,6 +126,23 @@ def parse_cores(text: str) -> set[int]:
     return cores
 
 
+def import_vllm(settings: ExplorerSettings) -> None:
+    """Import most of what a start needs of vLLM. Call it from a thread; it takes seconds the first time.
+
+    Raises:
+        EngineStartError: It is not installed.
+    """
+    prepare_environment(settings)
+    try:
+        with importing():
+            for module in _FRONT_END:
+                importlib.import_module(module)
+    except ImportError as error:
+        raise EngineStartError(
+            f"vLLM cannot be imported ({error}); install the extra explorer-cpu or explorer-gpu"
+        ) from error
+
+
 def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threading.Event) -> "AsyncLLM":
     """Start an engine; blocks until it can take requests. Call it from a thread.
 
@@ -137,15 +156,10 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threa
         EngineStartError: vLLM cannot start: it is not installed, the model is unknown to it, memory is short.
     """
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
-    prepare_environment(settings)
-    try:
-        with importing():
-            from vllm.v1.engine.async_llm import AsyncLLM
-            from vllm.v1.executor import Executor
-    except ImportError as error:
-        raise EngineStartError(
-            f"vLLM cannot be imported ({error}); install the extra explorer-cpu or explorer-gpu"
-        ) from error
+    import_vllm(settings)
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor import Executor
+
     try:
         config = _configuration(settings, model_path)
         with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):

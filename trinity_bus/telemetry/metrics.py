@@ -97,6 +97,11 @@ TRAIN = {
 SAMPLES_LEFT_OUT = _METER.create_counter(
     "rl.trainer.samples_left_out", unit="{sample}", description="Samples that no model could be trained on, by flaw."
 )
+TOKEN_FIGURES_DROPPED = _METER.create_counter(
+    "rl.trainer.token_figures_dropped",
+    unit="{message}",
+    description="Records of figures by token that were not written, because the brokers did not keep up.",
+)
 STALENESS = _METER.create_histogram(
     "rl.staleness",
     unit="{version}",

@@ -29,10 +29,11 @@ from enum import StrEnum
 import numpy as np
 from msgspec.structs import replace
 
+from schemas.event import Position
 from schemas.experience import Bool, ExperienceGroup, join_groups
 from schemas.pieces import piece
 from schemas.record import Metrics
-from schemas.step import MAX_WHY_CHARS, LeftOut
+from schemas.step import MAX_WHY_CHARS, LeftOut, StepBegun
 from schemas.trainable import Bounds, FlawKind, flaws
 from trinity_bus.training.examples import ExampleFlaw
 
@@ -124,12 +125,34 @@ def retold(left: Sequence[LeftOut], *, wants_greedy: bool) -> list[LeftOut]:
 
 def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[ExperienceGroup]:
     """Return the groups as if what is left out had never been drawn; a group of which nothing is left is gone."""
+    unwanted = _unwanted(left)
+    kept = (_kept(group, unwanted[group.task_id]) if group.task_id in unwanted else group for group in groups)
+    return [group for group in kept if group is not None]
+
+
+def origins(begun: StepBegun) -> list[tuple[str, Position, int]]:
+    """Return where each sample lies that is left of a step's groups by :func:`without`: task, record, number in it."""
+    unwanted = _unwanted(begun.left_out)
+    found = []
+    for group in (*begun.groups, *begun.replayed):
+        first = 0
+        for part in group.parts:
+            if part.position is not None:
+                found += [
+                    (group.task_id, part.position, number)
+                    for number in range(part.samples)
+                    if first + number not in unwanted.get(group.task_id, ())
+                ]
+            first += part.samples
+    return found
+
+
+def _unwanted(left: Sequence[LeftOut]) -> dict[str, set[int]]:
     unwanted: dict[str, set[int]] = defaultdict(set)
     for one in left:
         if one.reason not in _COUNTS_ALL_THE_SAME | _OF_EXAMPLES:
             unwanted[one.task_id].update(one.samples)
-    kept = (_kept(group, unwanted[group.task_id]) if group.task_id in unwanted else group for group in groups)
-    return [group for group in kept if group is not None]
+    return unwanted
 
 
 def _kept(group: ExperienceGroup, unwanted: set[int]) -> ExperienceGroup | None:

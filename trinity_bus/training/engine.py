@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     import torch
 
     from trinity_bus.training.packing import TrainSample
+    from trinity_bus.training.token_figures import SampleFigures
 
 
 class TrainingEngine(ABC):
@@ -123,6 +124,10 @@ class TrainingEngine(ABC):
         Raises:
             TrainingInterruptedError: :meth:`interrupt` was called.
         """
+
+    @abstractmethod
+    def take_figures(self) -> "list[SampleFigures]":
+        """Return what the last step has kept of single tokens (``token_figures``), once. Empty after an error."""
 
     @abstractmethod
     def interrupt(self) -> None:

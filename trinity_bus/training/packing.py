@@ -46,6 +46,8 @@ class TrainSample:
     """What each of its trained tokens weighs beside those of others."""
     drawn: bool = True
     """False where an example says it, and no policy drew it."""
+    number: int | None = None
+    """Its place among all samples of the step's groups, where its figures by token are wanted: ``token_figures``."""
     pair: int | None = None
     """Of a preference: what its two samples are known by in the step; they are always in one micro-batch."""
 

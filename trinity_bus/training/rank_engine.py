@@ -23,7 +23,7 @@ from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
 from trinity_bus.runtime.allocator import keep_freed_memory
-from trinity_bus.training import layout_rules, routes, token_advantages
+from trinity_bus.training import layout_rules, routes, token_advantages, token_figures
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import read_shape
@@ -36,6 +36,7 @@ from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.samples import prepare
 from trinity_bus.training.saved_engine import SavedEngine
 from trinity_bus.training.step_plan import StepPlan, Update, mixed, plan_examples, plan_step
+from trinity_bus.training.token_figures import FigureKeeper, SampleFigures
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class RankEngine(SavedEngine):
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
+        self._figures = FigureKeeper(is_keeping=layout.tensor_rank == layout.context_rank == 0)
         self._build()
         self._critic = (
             Critic(self.source, settings, layout, before_each=self._stop_if_asked)
@@ -132,12 +134,14 @@ class RankEngine(SavedEngine):
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
         samples, told = routes.prepared(batch.samples, self.shape, replay=settings.router_replay)
+        samples = token_figures.marked(samples, batch.sizes, settings, self.progress.step)
         batch = replace(batch, samples=samples, metrics={**batch.metrics, **told})
         return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
 
     def train(self, step: StepPlan) -> Metrics:
         """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""
         learning_rate = self._learning_rate()
+        self._figures.begin()
         updates, told = self._with_passes(step.updates)
         tried = [self._update(update, learning_rate) for update in updates]
         reports = [report for report in tried if report is not None]
@@ -156,6 +160,10 @@ class RankEngine(SavedEngine):
             "updates_skipped": float(len(tried) - len(reports)),
             "updates_skipped_in_a_row": float(self._skipped_in_a_row),
         }
+
+    def take_figures(self) -> list[SampleFigures]:
+        """See :class:`TrainingEngine`; those of this rank."""
+        return self._figures.take()
 
     def interrupt(self) -> None:
         """See :class:`TrainingEngine`."""
@@ -218,15 +226,24 @@ class RankEngine(SavedEngine):
                 )
             return None
         self._skipped_in_a_row = 0
+        self._figures.updates += 1
         return {**metrics, **judged, "grad_norm": norm, "micro_batches": float(micro_batches)}
 
     def _loss(
-        self, arrays: PackedArrays, logprobs: torch.Tensor, entropy: torch.Tensor
+        self, samples: Iterable[TrainSample], arrays: PackedArrays, logprobs: torch.Tensor, entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of a micro-batch and the objective's metrics, both weighted sums over its tokens."""
+        """Return the loss of a micro-batch and the objective's metrics, both weighted sums over its tokens.
+
+        Args:
+            samples: Of the micro-batch, whose figures are kept where they are wanted.
+            arrays: The same, packed.
+            logprobs: [tokens]
+            entropy: [tokens]
+        """
         own_policy_is_old = self.settings.old_logprobs == "recompute" and self.settings.mini_batches == 1
         own = logprobs.detach()
         old, rollout = self._tensor(arrays.old_logprobs), self._tensor(arrays.rollout_logprobs)
+        self._figures.keep(samples, arrays, own - rollout, entropy.detach())
         drawn = None if arrays.drawn is None else self._tensor(arrays.drawn)
         if drawn is not None:
             # What nobody drew is taken to be from the policy itself.

@@ -6,6 +6,7 @@ What no model could be trained on is not among them any more: see ``choice``.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class TrainBatch:
 
     samples: list[TrainSample]
     """In the order of the groups; without those that teach nothing."""
+    sizes: list[int]
+    """Samples of each group, which their numbers count through."""
     metrics: Metrics
     response_tokens: int
     """Tokens of all samples that the policy drew, those that teach nothing included."""
@@ -37,14 +40,15 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         advantage: Computes the advantages of the batch.
     """
     views, advantages = _judged(groups, advantage)
+    firsts = accumulate(map(len, groups), initial=0)
     samples = [
         train_sample
-        for view, given in zip(views, advantages, strict=True)
+        for first, view, given in zip(firsts, views, advantages, strict=False)
         if given is not None
-        for sample, values in zip(view, given, strict=True)
-        if (train_sample := _train_sample(sample, values)) is not None
+        for (place, sample), values in zip(view, given, strict=True)
+        if (train_sample := _train_sample(sample, values, first + place)) is not None
     ]
-    everything = [sample for view in views for sample in view if not _is_greedy(sample)]
+    everything = [sample for view in views for _, sample in view if not _is_greedy(sample)]
     response_tokens = sum(int(sample.mask.sum()) for sample in everything)
     skipped = sum(given is None for given in advantages)
     rewards = [sample.reward for sample in everything if not math.isnan(sample.reward)]
@@ -61,7 +65,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         **_statistics("advantage", [float(sample.advantages[sample.mask].mean()) for sample in samples]),
         **_statistics("staleness", staleness),
     }
-    return TrainBatch(samples, metrics, response_tokens)
+    return TrainBatch(samples, [len(group) for group in groups], metrics, response_tokens)
 
 
 def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]:
@@ -71,12 +75,13 @@ def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]
 
 def _judged(
     groups: Sequence[ExperienceGroup], advantage: Advantage
-) -> tuple[list[list[Sample]], list[GroupAdvantages]]:
-    """Return the samples of each group that take part, and their advantages."""
+) -> tuple[list[list[tuple[int, Sample]]], list[GroupAdvantages]]:
+    """Return the samples of each group that take part, with their places in it, and their advantages."""
     views = [
-        [sample for sample in group.samples() if advantage.wants_greedy or not _is_greedy(sample)] for group in groups
+        [(at, sample) for at, sample in enumerate(group.samples()) if advantage.wants_greedy or not _is_greedy(sample)]
+        for group in groups
     ]
-    return views, advantage([[_scored(sample, advantage.settings) for sample in view] for view in views])
+    return views, advantage([[_scored(sample, advantage.settings) for _, sample in view] for view in views])
 
 
 def _scored(sample: Sample, settings: TrainerSettings) -> ScoredSample:
@@ -96,7 +101,7 @@ def _is_greedy(sample: Sample) -> bool:
     return sample.sampling is not None and sample.sampling.temperature == 0
 
 
-def _train_sample(sample: Sample, advantages: Float32) -> TrainSample | None:
+def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSample | None:
     """Return a sample as the trainer takes it; None where nothing of it is to be trained on."""
     if not sample.mask.any() or np.isnan(advantages).any():
         return None
@@ -111,6 +116,7 @@ def _train_sample(sample: Sample, advantages: Float32) -> TrainSample | None:
         old_logprobs=logprobs,
         temperature=None if sample.sampling is None else sample.sampling.temperature,
         routes=None if sample.routes is None else sample.routes.reshape(len(sample.tokens), -1),
+        number=number,
     )
 
 

@@ -42,7 +42,7 @@ class Update:
         if not mine:
             # The others wait for this rank's gradients: it computes the cheapest that there is, all zero.
             shortest = min(self.samples, key=lambda sample: len(sample.tokens))
-            mine = [replace(shortest, mask=np.zeros_like(shortest.mask))]
+            mine = [replace(shortest, mask=np.zeros_like(shortest.mask), number=None)]
         return replace(self, samples=mine)
 
 

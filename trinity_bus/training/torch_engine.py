@@ -143,8 +143,8 @@ class TorchEngine(RankEngine):
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         self._optimizer.zero_grad()
         reports = []
-        for _, arrays, logprobs, entropy in self._passes(samples, token_weight):
-            loss, metrics = self._loss(arrays, logprobs, entropy)
+        for indices, arrays, logprobs, entropy in self._passes(samples, token_weight):
+            loss, metrics = self._loss([samples[i] for i in indices], arrays, logprobs, entropy)
             loss.backward()
             reports.append(metrics)
         return torch.stack(reports).sum(0), len(reports)

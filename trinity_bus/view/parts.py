@@ -171,3 +171,5 @@ class VersionRow:
     announced: bool
     """Whether it is the one to be served."""
     pinned: bool
+    asked_by: str | None
+    """Who asked that it be served, where it is, and somebody did."""

@@ -212,6 +212,7 @@ class MeshState:
                 served_by=self.serving(version),
                 announced=version == self.version,
                 pinned=announced is not None and announced.pinned and version == announced.version,
+                asked_by=announced.asked_by if announced is not None and version == announced.version else None,
             )
             for version, (record, at) in sorted(self.history.items())
         ]

@@ -1,5 +1,7 @@
 """``trinity-bus versions``: every version that was published, who serves which, and which is to be served."""
 
+import contextlib
+import getpass
 import json
 import time
 from datetime import datetime
@@ -10,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
+from schemas.skipped import MAX_PERSON_CHARS
 from trinity_bus.client import Synchronizer, VersionRow
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console
@@ -21,6 +24,12 @@ _errors = console(stderr=True)
 _NO: Final = 1
 _NEWEST: Final = "latest"
 _CHECKSUM_CHARS: Final = 12
+
+
+_AskedBy = Annotated[
+    str,
+    typer.Option("--as", metavar="NAME", help="Who asks, for the log.", show_default="this machine's user"),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -49,6 +58,7 @@ def versions(
 def publish(
     version: Annotated[str, typer.Argument(metavar="VERSION", help=f"Its number; or {_NEWEST}: the newest again.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the explorers, s.")] = 60.0,
+    asked_by: _AskedBy = "",
 ) -> None:
     """Make every explorer serve an older version, and no newer one until `publish latest`.
 
@@ -58,11 +68,12 @@ def publish(
     if version != _NEWEST and not version.isdecimal():
         raise typer.BadParameter(f"{version!r} is neither a number nor {_NEWEST!r}")
     wanted = None if version == _NEWEST else int(version)
+    who = _person(asked_by)
 
     async def choose() -> None:
         async with Synchronizer(name="versions") as synchronizer:
             try:
-                cost = await synchronizer.publish_version(wanted)
+                cost = await synchronizer.publish_version(wanted, asked_by=who)
             except (ValueError, TimeoutError) as error:
                 _say(str(error))
                 raise typer.Exit(_NO) from None
@@ -88,6 +99,7 @@ def rollback(
     to: Annotated[int, typer.Option("--to", min=0, metavar="VERSION", help="The version to train on from.")],
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the lineage of every later version.")],
     discard: Annotated[bool, typer.Option("--discard", help="Yes, what is newer is to be discarded.")] = False,
+    asked_by: _AskedBy = "",
 ) -> None:
     """End a lineage that went wrong: explorers go back at once, and training goes on from an older version.
 
@@ -96,17 +108,29 @@ def rollback(
     """
     if not discard:
         raise typer.BadParameter("it discards what is newer for good: say --discard, or use `versions publish`")
+    who = _person(asked_by)
 
     async def go_back() -> None:
         async with Synchronizer(name="versions") as synchronizer:
             try:
-                cost = await synchronizer.roll_back(to, reason=reason)
+                cost = await synchronizer.roll_back(to, reason=reason, asked_by=who)
             except (ValueError, TimeoutError) as error:
                 _say(str(error))
                 raise typer.Exit(_NO) from None
         _say(f"Training goes on from version {to}" + (f"; {cost}." if cost else "."))
 
     run_service(go_back)
+
+
+def _person(said: str) -> str | None:
+    """Return who asks; None where the user of this process has no name, as in some containers."""
+    if len(said) > MAX_PERSON_CHARS:
+        raise typer.BadParameter(f"--as: a name has {MAX_PERSON_CHARS} characters at most, not {len(said)}")
+    if said:
+        return said
+    with contextlib.suppress(KeyError, OSError):
+        return getpass.getuser()[:MAX_PERSON_CHARS] or None
+    return None
 
 
 def table(rows: list[VersionRow], last: int) -> Table:
@@ -118,8 +142,9 @@ def table(rows: list[VersionRow], last: int) -> Table:
             continue
         record = row.record
         mark = " pinned" if row.pinned else " *" if row.announced else ""
+        mark += f", asked for by {printable(row.asked_by)}" if row.asked_by else ""
         shown.add_row(
-            f"{record.version}{mark}",
+            Text(f"{record.version}{mark}"),
             str(record.step),
             datetime.fromtimestamp(row.published_at).strftime("%m-%d %H:%M:%S"),
             _figure(record.metrics.get("loss")),
@@ -140,6 +165,7 @@ def _plain(row: VersionRow) -> dict[str, Any]:
         "served_by": row.served_by,
         "announced": row.announced,
         "pinned": row.pinned,
+        "asked_by": row.asked_by,
     }
 
 

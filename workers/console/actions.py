@@ -1,18 +1,23 @@
-"""What an operator may change: which version is served. Each is asked for once more before it is done.
+"""What an operator may change: which version is served, and which one training goes on from.
 
-It is the command that ``trinity-bus versions publish`` sends; the coordinator's log and ``operator-commands`` say that
-a client named ``console-<who>`` sent it.
+Each is asked for once more before it is done. These are the commands that ``trinity-bus versions publish`` and
+``rollback`` send; the coordinator's log and ``operator-commands`` say that a client named ``console-<who>`` sent it,
+and the version's announcement, or its lineage, says who asked.
 """
 
 import logging
 import re
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
 
+from schemas.errors import printable
+from schemas.skipped import MAX_REASON_CHARS
 from trinity_bus.client import Synchronizer
 from trinity_bus.errors import RefusedError
 from workers.console.access_control import operator
+from workers.console.forms import form
 from workers.console.page_context import BadLinkError, PageContext
 
 log = logging.getLogger("workers.console")
@@ -21,7 +26,7 @@ _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Actions:
-    """Handlers of what operators do to versions: serve one, go back to the newest.
+    """Handlers of what operators do to versions: serve one, serve the newest again, end the lineage after one.
 
     Args:
         context: What handlers make pages of.
@@ -34,6 +39,8 @@ class Actions:
         """Answer in an application."""
         app.router.add_get("/versions/{version}/serve", self._ask)
         app.router.add_post("/versions/{version}/serve", self._serve)
+        app.router.add_get("/versions/{version}/go-back", self._ask_back)
+        app.router.add_post("/versions/{version}/go-back", self._go_back)
         app.router.add_get("/versions/newest", self._ask_newest)
         app.router.add_post("/versions/newest", self._serve_newest)
 
@@ -64,6 +71,22 @@ class Actions:
             back="/versions",
         )
 
+    async def _ask_back(self, request: web.Request) -> web.Response:
+        operator(request)
+        version = _version(request)
+        return self._context.render(
+            request,
+            "confirm.html",
+            question=f"Go back to version {version}?",
+            consequence=f"Training goes on from version {version}. What is newer is discarded for good, and the "
+            "batches that it was trained on are passed over. Every explorer takes the version at once. To serve an "
+            "older one while training goes on, serve it instead.",
+            action=f"/versions/{version}/go-back",
+            yes=f"Discard what is newer than version {version}",
+            back="/versions",
+            asks_why=MAX_REASON_CHARS,
+        )
+
     async def _serve(self, request: web.Request) -> web.Response:
         return await self._publish(request, _version(request))
 
@@ -72,16 +95,29 @@ class Actions:
 
     async def _publish(self, request: web.Request, version: int | None) -> web.Response:
         who = operator(request).name
-        log.warning("%s asks that %s be served", who, "the newest version" if version is None else f"version {version}")
-        name = f"console-{_NOT_A_NAME.sub('-', who)}"
+        what = "the newest version" if version is None else f"version {version}"
+        log.warning("%s asks that %s be served", who, what)
+        done = f"{what[0].upper()}{what[1:]} is served" + (" as soon as it may be." if version is None else ".")
+        return await self._ask_for(request, done, lambda client: client.publish_version(version, asked_by=who))
+
+    async def _go_back(self, request: web.Request) -> web.Response:
+        who, version = operator(request).name, _version(request)
+        why = (await form(request)).get("why", "").strip()
+        if not 0 < len(why) <= MAX_REASON_CHARS:
+            raise BadLinkError(f"say why, in at most {MAX_REASON_CHARS} characters: it stands in the lineage")
+        log.warning("%s asks that training go back to version %d: %s", who, version, printable(why))
+        done = f"Training goes on from version {version}."
+        return await self._ask_for(request, done, lambda client: client.roll_back(version, reason=why, asked_by=who))
+
+    async def _ask_for(
+        self, request: web.Request, done: str, ask: Callable[[Synchronizer], Awaitable[str]]
+    ) -> web.Response:
+        name = f"console-{_NOT_A_NAME.sub('-', operator(request).name)}"
         try:
             async with Synchronizer(self._context.settings, bus=self._context.feed.bus, name=name) as synchronizer:
-                cost = await synchronizer.publish_version(version)
+                cost = await ask(synchronizer)
         except RefusedError as error:
             return self._context.told(request, "It was refused", str(error), "/versions", "bad")
-        done = (
-            "The newest version is served as soon as it may be." if version is None else f"Version {version} is served."
-        )
         return self._context.told(request, "Done", f"{done} {cost}".strip(), "/versions")
 
 

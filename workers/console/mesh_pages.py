@@ -15,6 +15,7 @@ from workers.console.training_pages import trainers_of
 
 _ROWS: Final = 100
 _STEPS: Final = 12
+_CHOICES: Final = 5
 _VERSIONS: Final = 40
 """Whose transfers are drawn."""
 
@@ -75,14 +76,22 @@ class MeshPages:
             before = {number: known[number - 1].skipped if number - 1 in known else [] for number in known}
             return {
                 "page": found,
+                "choices": index.choices(model, rows=_CHOICES, until=frame.until),
+                "served": {
+                    row.explorer: row.version
+                    for row in first_page.alive_then(index.fleet(until=frame.until), index.extent(until=frame.until))
+                }
+                if frame.until is not None
+                else {},
                 "metrics": {number: one.metrics for number, one in known.items()},
                 "skipped": {n: [batch for batch in one.skipped if batch not in before[n]] for n, one in known.items()},
             }
 
-        served = {} if state is None else {e.name: e.model_version for e in state.alive() if e.follows == "trainer"}
         told = await self._feed.index.ask(answers)
+        if state is not None:
+            told = {**told, "served": {e.name: e.model_version for e in state.alive() if e.follows == "trainer"}}
         pinned = next((row.version for row in told["page"].rows if row.pinned), None)
-        return {**told, "served": served, "pinned": pinned}
+        return {**told, "pinned": pinned}
 
 
 def _past(index: Index, frame: Frame) -> first_page.Past:

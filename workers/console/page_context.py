@@ -8,12 +8,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from trinity_bus.config import Settings
-from trinity_bus.console.web.render import Frame, Pages, parsed_moment
+from trinity_bus.console.web.render import MAX_QUERY, Frame, Pages, parsed_moment
 from trinity_bus.errors import TrinityError
 from workers.console.access_control import COOKIE, VISITOR, page, theme_of
 from workers.console.mesh_watcher import MeshWatcher
 
-_MAX_QUERY: Final = 2000
 _SHARED: Final = 256
 """Pages that are kept until something is new."""
 
@@ -48,8 +47,8 @@ class PageContext:
         Raises:
             BadLinkError: The moment is none.
         """
-        if len(request.query_string) > _MAX_QUERY:
-            raise BadLinkError(f"a link has at most {_MAX_QUERY} characters")
+        if len(request.query_string) > MAX_QUERY:
+            raise BadLinkError(f"a link has at most {MAX_QUERY} characters")
         try:
             until = parsed_moment(request.query.get("until"))
         except ValueError as error:

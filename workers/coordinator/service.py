@@ -71,7 +71,7 @@ async def run(settings: Settings) -> None:
         "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
     )
     try:
-        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus, cluster_gauges(bus):
+        async with Bus(settings.kafka, client_id=settings.coordinator.name, patient=True) as bus, cluster_gauges(bus):
             freeze_gc()
             collect_young_only()
             await Coordinator(settings, bus).run()

@@ -15,10 +15,11 @@ from trinity_bus.broker import java, resolve_bootstrap
 from trinity_bus.broker.archive import archive_path
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
-from trinity_bus.bus import Bus
+from trinity_bus.bus.access import ROLES, Kind, rights
+from trinity_bus.bus.allowed import allowed
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.errors import AccessDeniedError, TrinityError
+from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import is_free
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
 from workers.preconditions import problems
@@ -46,7 +47,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
 
     Args:
         settings: What is configured.
-        services: Those that are to start here: what they would refuse is told too.
+        services: Those that are to start here: what they would refuse is told too, and what their user may not do.
     """
     java_version, java_error = _java()
     gpus, gpu_error = _gpus()
@@ -56,14 +57,14 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         shm_mib=free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         clock_is_set=_clock_is_set(),
-        taken_ports=dict(_taken_ports(settings)),
+        taken_ports=dict(_taken_ports(settings, services)),
         folders=list(_folders(settings)),
         java=java_version,
         java_error=java_error,
         prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
         gpus=gpus,
         gpu_error=gpu_error,
-        broker=await _broker(settings),
+        broker=await _broker(settings, [service for service in services if service in ROLES]),
         settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),
     )
 
@@ -105,13 +106,19 @@ def _clock_is_set() -> bool | None:
     return None if state < 0 else state != _TIME_ERROR
 
 
-def _taken_ports(settings: Settings) -> Iterator[tuple[str, int]]:
-    named = {
+def _taken_ports(settings: Settings, services: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield settings with the port that they name and nobody can listen on; of a range, where all of it is taken."""
+    wanted = {
         "health.port": settings.health.port,
         "explorer.http_port": settings.explorer.http_port,
         "gateway.port": settings.gateway.port if settings.gateway.api_keys is not None else None,
+        # It has a port by default, and another console may be what has it.
+        "console.port": settings.console.port if "console" in services else None,
     }
-    return ((name, port) for name, port in named.items() if port and not is_free(port))
+    ports = {name: [port] for name, port in wanted.items() if port}
+    if "trainer" in services:
+        ports["trainer.weights_port"] = list(settings.trainer.weights_ports)
+    return ((name, one[0]) for name, one in ports.items() if one and one != [0] and not any(map(is_free, one)))
 
 
 def _folders(settings: Settings) -> Iterator[FolderFacts]:
@@ -153,7 +160,7 @@ def _said_by(*command: str) -> str:
     return done.stdout.strip()
 
 
-async def _broker(settings: Settings) -> BrokerFacts:
+async def _broker(settings: Settings, services: Sequence[str]) -> BrokerFacts:
     try:
         kafka = resolve_bootstrap(settings.kafka, settings.broker)
     except BrokerError:
@@ -161,21 +168,23 @@ async def _broker(settings: Settings) -> BrokerFacts:
     servers = str(kafka.bootstrap_servers)
     try:
         await check_reachable(kafka, _CLIENT_ID)
-        return await _topics(kafka, servers)
+        return await _topics(kafka, servers, services)
     except TrinityError as error:
         return BrokerFacts(servers, str(error))
 
 
-async def _topics(kafka: KafkaSettings, servers: str) -> BrokerFacts:
+async def _topics(kafka: KafkaSettings, servers: str, services: Sequence[str]) -> BrokerFacts:
     async with administrator(kafka, _CLIENT_ID) as admin:
         with kafka_errors("list the topics"):
             names = set(await admin.list_topics())
-    present = [topic for topic in TOPICS if topic.full_name(kafka.namespace) in names]
+        present = [topic for topic in TOPICS if topic.full_name(kafka.namespace) in names]
+        may = await allowed(admin, [topic.full_name(kafka.namespace) for topic in present])
     refused = []
-    async with Bus(kafka, client_id=_CLIENT_ID) as bus:
-        for topic in present:
-            try:
-                await bus.end_offsets(topic)
-            except AccessDeniedError as error:
-                refused.append(str(error))
+    for service in services:
+        needed = sorted(right for right in rights(kafka.namespace, service) if right.kind is Kind.TOPIC)
+        refused += [
+            f"{service} needs {right.operation.name} on {right.name}, and this user has it not"
+            for right in needed
+            if right.name in names and right.operation not in may.get(right.name, ())
+        ]
     return BrokerFacts(servers, None, [topic.name for topic in TOPICS if topic not in present], refused)

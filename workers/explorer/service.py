@@ -2,8 +2,8 @@
 
 ::
 
-    start:  check settings and broker -> start the fork server of the runners, and the engine -> connect
-            -> take the lane's end position -> first heartbeat (this is how it joins)
+    start:  check settings -> start the fork server of the runners -> import vLLM, and check the broker beside it
+            -> start the engine -> connect -> take the lane's end position -> first heartbeat (this is how it joins)
 
     rollouts (its lane) --Dispatch--> attempt, in a runner --> experiences, then events: RolloutFinished
                               '--completed turns, where there are several --> turns
@@ -52,11 +52,13 @@ from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.launch import import_vllm
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners
+from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
@@ -93,13 +95,13 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
     """
     name = settings.explorer.name
     ensure("explorer", settings)
-    # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
-    async with Bus(settings.kafka, client_id=name) as bus:
-        await bus.ensure_topics()
     # The fork server loads beside the engine, and takes less long.
     with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
         engine = _engine(settings)
         try:
+            # The broker may be starting beside this process. It is to be there before the engine starts, because that
+            # takes long; and is left again, because the engine's process is forked.
+            await asyncio.gather(_import_engine(settings), _ensure_topics(settings))
             _log.info("the engine starts with %s", settings.explorer.engine_url or settings.explorer.model_path)
             await engine.start()
             _log.info("the engine serves; runners load workflows and the tokenizer")
@@ -118,6 +120,16 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
                 telemetry.shutdown()
         finally:
             await engine.stop()
+
+
+async def _ensure_topics(settings: Settings) -> None:
+    async with Bus(settings.kafka, client_id=settings.explorer.name, patient=True) as bus:
+        await bus.ensure_topics()
+
+
+async def _import_engine(settings: Settings) -> None:
+    if settings.explorer.engine_url is None:
+        await in_daemon_thread(partial(import_vllm, settings.explorer), name="import-vllm")
 
 
 def _engine(settings: Settings) -> InferenceEngine | ServerEngine:

@@ -80,7 +80,7 @@ async def run(settings: Settings) -> None:
     tokenizer = await asyncio.to_thread(load_tokenizer, model, own.chat_template_options)
     telemetry = setup_telemetry("gateway", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
-        async with Bus(settings.kafka, client_id=own.name) as bus:
+        async with Bus(settings.kafka, client_id=own.name, patient=True) as bus:
             await bus.ensure_topics()
             await Gateway(settings, bus, tokenizer).run()
     finally:

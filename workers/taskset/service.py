@@ -64,7 +64,7 @@ async def run(settings: Settings) -> None:
     sets = load(dataset(settings), taskset=own.name, seed=own.seed, order=own.order)
     telemetry = setup_telemetry("taskset", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
-        async with Bus(settings.kafka, client_id=own.name) as bus:
+        async with Bus(settings.kafka, client_id=own.name, patient=True) as bus:
             await bus.ensure_topics()
             await Taskset(settings, bus, sets).run()
     finally:

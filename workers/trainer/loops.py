@@ -29,11 +29,13 @@ from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.token_figures import SampleFigures
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.batch_schedule import BatchSchedule, Due
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog
+from workers.trainer.figure_log import FigureLog
 from workers.trainer.observations import of_record, step_trained
 from workers.trainer.publication import Publication, Publisher
 from workers.trainer.published import published_of
@@ -62,6 +64,7 @@ class Trainer:
         engine: As its newest checkpoint left it.
         publisher: Brings versions to explorers.
         steps: The topic ``steps``.
+        figures: The topic ``token-figures``.
         examples: What is mixed with the batches; None where nothing is.
     """
 
@@ -78,6 +81,7 @@ class Trainer:
         engine: TrainingEngine,
         publisher: Publisher,
         steps: StepLog,
+        figures: FigureLog,
         examples: ExampleLog | None,
     ) -> None:
         self._settings = settings.trainer
@@ -90,6 +94,7 @@ class Trainer:
         self._thread = thread
         self._engine = engine
         self._publisher = publisher
+        self._figures = figures
         self._incarnation = uuid.uuid4().hex
         who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
         self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
@@ -271,7 +276,8 @@ class Trainer:
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
             begun, trained, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
             now.move("training")
-            metrics = await self._update(trained, shown, begun.seed)
+            metrics, by_token = await self._update(trained, shown, begun.seed)
+            self._figures.offer(begun, by_token)
             metrics |= of_record(begun)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
@@ -303,11 +309,15 @@ class Trainer:
                 await self._releases.settled()
                 raise diverged(skipped, progress.step, self._directory)
 
-    async def _update(self, groups: list[ExperienceGroup], shown: Sequence[TrainSample], seed: int) -> Metrics:
+    async def _update(
+        self, groups: list[ExperienceGroup], shown: Sequence[TrainSample], seed: int
+    ) -> tuple[Metrics, list[SampleFigures]]:
         """Return a step of the engine; without groups and examples it changes no weights."""
         self._training = True
         try:
-            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed, examples=shown))
+            return await self._thread.call(
+                lambda: (self._engine.train_step(groups, seed=seed, examples=shown), self._engine.take_figures())
+            )
         finally:
             self._training = False
 

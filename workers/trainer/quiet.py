@@ -6,6 +6,7 @@
     step:   its source says what it is made of -------------------------------------------------> steps
             train            (a thread; meanwhile its source fetches what it can of the next step)
             its figures ----------------------------------------------------------------------------> steps
+            those by token, of some groups ----------------------------------------------------------> token-figures
                 (and a line of `metrics.jsonl`, beside the checkpoints)
             checkpoint       (at each `checkpoint_interval`, and after the last step; written beside the next step)
     end:    after `total_steps`; without that, never
@@ -43,11 +44,13 @@ from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.ranks import followers_of
+from trinity_bus.training.ranks import RankSource, followers_of
+from trinity_bus.training.token_figures import SampleFigures
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import StartingPoint, load_engine
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog, examples_of
+from workers.trainer.figure_log import FigureLog
 from workers.trainer.observations import of_record, step_trained
 from workers.trainer.step_log import StepLog
 
@@ -112,6 +115,7 @@ class QuietTrainer:
         settings: Of the service.
         source: Of its steps.
         steps: Where they are written.
+        figures: Where those by token are.
         directory: Of the checkpoints, held.
         thread: Of the engine.
         engine: As its newest checkpoint left it.
@@ -123,6 +127,7 @@ class QuietTrainer:
         source: StepSource,
         *,
         steps: StepLog,
+        figures: FigureLog,
         directory: Path,
         thread: EngineThread,
         engine: TrainingEngine,
@@ -132,6 +137,7 @@ class QuietTrainer:
         self._model = settings.trainer.name if settings.trainer.role == "shadow" else settings.mesh.model
         self._source = source
         self._steps = steps
+        self._figures = figures
         self._directory = directory
         self._thread = thread
         self._engine = engine
@@ -165,7 +171,8 @@ class QuietTrainer:
         ):
             taken = await self._source.begin(step)
             now.move("training")
-            metrics = await self._train_and_look_ahead(taken)
+            metrics, by_token = await self._train_and_look_ahead(taken)
+            self._figures.offer(taken.begun, by_token)
             seconds = time.perf_counter() - began
             # Before a checkpoint has the step: killed in between, it is trained and told of again.
             await self._steps.end(taken.begun, metrics, seconds)
@@ -185,21 +192,21 @@ class QuietTrainer:
                 *(step, taken.begun.batch_id, metrics.get("loss", 0.0), metrics["trained_tokens"], seconds),
             )
 
-    async def _train_and_look_ahead(self, taken: StepInput) -> Metrics:
+    async def _train_and_look_ahead(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
         step = taken.begun.step
         if self._settings.is_done(step):
             return await self._thread.call(lambda: self._train(taken))
         ahead = asyncio.create_task(self._source.look_ahead(step + 1))
         try:
-            metrics = await self._thread.call(lambda: self._train(taken))
+            trained = await self._thread.call(lambda: self._train(taken))
             await ahead
         finally:
             ahead.cancel()
             # It has connections and perhaps an error of its own: neither may be left behind.
             await asyncio.gather(ahead, return_exceptions=True)
-        return metrics
+        return trained
 
-    def _train(self, taken: StepInput) -> Metrics:
+    def _train(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
         begun = taken.begun
         metrics = self._engine.train_step(taken.groups, seed=begun.seed, examples=taken.examples)
         metrics |= of_record(begun)
@@ -207,7 +214,7 @@ class QuietTrainer:
         with (self._directory / METRICS).open("a") as lines:
             what = {"step": begun.step, "batch_id": begun.batch_id, "time": time.time()}
             lines.write(json.dumps({**what, **metrics}) + "\n")
-        return metrics
+        return metrics, self._engine.take_figures()
 
     async def _save(self, *, last: bool) -> None:
         await self._saved()
@@ -237,6 +244,7 @@ async def train_quietly(
     directory: Path,
     writer: str,
     bus: Bus,
+    ranks: RankSource,
     origin: StartingPoint | None = None,
 ) -> None:
     """Run one incarnation of a trainer that publishes nothing.
@@ -248,13 +256,14 @@ async def train_quietly(
         directory: Of the checkpoints, held.
         writer: Who writes its steps on ``steps``.
         bus: Connected, with its topics.
+        ranks: Where others than this one come from.
         origin: Where it begins, where the directory has no checkpoint yet; absent: with the model.
     """
     identity = await bus.identity(topic)
-    async with followers_of(settings.trainer.ranks) as followers, EngineThread() as thread:
+    async with followers_of(settings.trainer.ranks, ranks) as followers, EngineThread() as thread:
         engine = await thread.call(lambda: load_engine(settings, directory, followers, identity, origin))
         try:
-            async with bus.producer() as producer:
+            async with bus.producer() as producer, FigureLog(bus) as figures:
                 steps = StepLog.of(writer, directory, engine.progress.step, bus=bus, producer=producer)
                 await steps.replay()
                 examples = await examples_of(settings.trainer, topic, engine.source, bus=bus, producer=producer)
@@ -268,7 +277,15 @@ async def train_quietly(
                     bus=bus,
                 )
                 source = make_source(around)
-                trainer = QuietTrainer(settings, source, steps=steps, directory=directory, thread=thread, engine=engine)
+                trainer = QuietTrainer(
+                    settings,
+                    source,
+                    steps=steps,
+                    figures=figures,
+                    directory=directory,
+                    thread=thread,
+                    engine=engine,
+                )
                 await trainer.run()
         finally:
             engine.interrupt()

@@ -35,6 +35,7 @@ from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError
 from trinity_bus.runtime.process import Child, tail
+from workers.doctor.facts import gather
 
 pytestmark = [
     pytest.mark.integration,
@@ -173,6 +174,21 @@ async def test_each_role_reads_and_writes_what_the_table_says_and_nothing_else(
                 continue
             with pytest.raises(BusError, match="Authorization"):
                 await bus.producer(transactional_id=name).start()
+
+
+async def test_the_doctor_tells_what_a_services_user_may_not_do(cluster: Cluster, filled: str) -> None:
+    """And writes nothing to find it out."""
+    explorer = Settings().model_copy(update={"kafka": cluster.user(filled, "explorer")})
+    async with Bus(cluster.root(filled), client_id="test") as bus:
+        before = [await bus.end_offsets(topic) for topic in TOPICS]
+        assert (await gather(explorer, ["explorer"])).broker.refused == []
+        refused = (await gather(explorer, ["explorer", "coordinator"])).broker.refused
+        assert [await bus.end_offsets(topic) for topic in TOPICS] == before
+    writes = {topic.full_name(filled) for topic in TOPICS if "coordinator" in topic.writers}
+    mine = {topic.full_name(filled) for topic in TOPICS if "explorer" in topic.writers}
+    told = {line.split()[4].rstrip(",") for line in refused if line.startswith("coordinator needs WRITE on ")}
+    assert told == writes - mine
+    assert told
 
 
 async def test_a_user_of_one_mesh_sees_nothing_of_another(cluster: Cluster, namespace: str) -> None:

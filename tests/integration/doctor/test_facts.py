@@ -1,5 +1,6 @@
 """What is found on this machine and on a real broker: topics that are absent, then there."""
 
+import socket
 import uuid
 
 import pytest
@@ -33,3 +34,18 @@ async def test_a_broker_that_does_not_answer_is_told() -> None:
     kafka = KafkaSettings(bootstrap_servers="127.0.0.1:9", request_timeout_s=1)
     facts = await gather(Settings().model_copy(update={"kafka": kafka}), [])
     assert "connection refused" in str(facts.broker.error)
+
+
+async def test_ports_that_another_process_has_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:9", request_timeout_s=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name in ("CONSOLE__PORT", "EXPLORER__HTTP_PORT", "HEALTH__PORT"):
+            monkeypatch.setenv(f"TRINITY_BUS_{name}", str(port))
+        monkeypatch.setenv("TRINITY_BUS_TRAINER__WEIGHTS_PORT", f"{port}-{port}")
+        settings = Settings().model_copy(update={"kafka": kafka})
+        alone = await gather(settings, [])
+        assert alone.taken_ports == {"explorer.http_port": port, "health.port": port}
+        both = await gather(settings, ["console", "trainer"])
+        assert both.taken_ports == dict.fromkeys([*alone.taken_ports, "console.port", "trainer.weights_port"], port)
+    assert (await gather(settings, ["console", "trainer"])).taken_ports == {}

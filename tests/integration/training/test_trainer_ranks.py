@@ -5,15 +5,18 @@ import os
 import re
 import signal
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from schemas import StepTrained, TrainerHeartbeat
-from schemas.topics import TRAINER_EVENTS
+from schemas import ExperienceGroup, StepTrained, TokenFigures, TrainerHeartbeat
+from schemas.token_figures import FLOAT16
+from schemas.topics import TOKEN_FIGURES, TRAINER_EVENTS
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
@@ -30,6 +33,7 @@ from trinity_bus.config import KafkaSettings, TrainerSettings
 from trinity_bus.runtime.process import start_time
 from trinity_bus.training import parallel
 from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
 from workers.trainer.published import read_tensors
 
@@ -51,7 +55,22 @@ def checksum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def other_ranks(trainer: Trainer) -> list[int]:
     """The process that was rank 1 of each incarnation so far."""
-    return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
+    return [int(pid) for pid in re.findall(r"the others: process (\d+)", trainer.log.read_text())]
+
+
+def compare(told: dict[str, TokenFigures], alone: list[SampleFigures], groups: list[ExperienceGroup]) -> None:
+    """Whether the log has the figures by token that one rank keeps, each at its sample."""
+    places = [(group.task_id, number) for group in groups for number in range(len(group))]
+    assert sum(len(record.samples) for record in told.values()) == len(alone)
+    assert alone
+    for one in alone:
+        task_id, number = places[one.number]
+        found = told[task_id].of(number)
+        assert found is not None, (task_id, number)
+        gaps, entropies, updates = found
+        assert updates == one.updates_before
+        assert gaps.astype(float) == pytest.approx(np.frombuffer(one.gaps, FLOAT16).astype(float), abs=2e-3)
+        assert entropies.astype(float) == pytest.approx(np.frombuffer(one.entropies, FLOAT16).astype(float), abs=1e-2)
 
 
 @pytest.mark.parametrize("layout", ["tensor_parallel", "data_parallel"])
@@ -59,6 +78,7 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
     layout: str, namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:
     model, batches = write_model(tmp_path / "model"), batches_of(3)
+    figures: dict[int, dict[str, TokenFigures]] = defaultdict(dict)
 
     async def together() -> list[StepTrained]:
         kafka = namespaced()
@@ -79,6 +99,10 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
             assert f"RankError: rank 1 of 2 (process {second_rank}) was ended by SIGKILL" in log
             assert "ended by force" not in log
             said = [*first, *(await train_to_the_end(bus, trainer, 3))[len(first) :]]
+            async with bus.reader(TOKEN_FIGURES, start="beginning") as told:
+                async for received in told.replay():
+                    assert isinstance(received.record, TokenFigures)
+                    figures[received.record.step][received.record.task_id] = received.record
             assert [start_time(pid) for pid in other_ranks(trainer)] == [None, None], "no rank outlives the service"
             return said
 
@@ -91,6 +115,7 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
         assert said[0].checksum == checksum_of(alone.hf_tensors()), "nothing is trained yet, and what is split is whole"
         for ours, groups in zip([*said[1:3], said[4]], batches, strict=True):
             theirs = alone.train_step(groups)
+            compare(figures[ours.step], alone.take_figures(), groups)
             for metric in COMPARED:
                 assert ours.metrics[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
             folder = tmp_path / f"two/checkpoints/step-{ours.step:08d}"

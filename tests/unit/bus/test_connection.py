@@ -1,6 +1,7 @@
 """The first connection to a broker: none is left half closed, whatever the other side does."""
 
 import asyncio
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -8,8 +9,9 @@ import pytest
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError
 
-from trinity_bus.bus import internals
-from trinity_bus.bus.connection import check_reachable
+from tests.support.mesh.waiting import until
+from trinity_bus.bus import Bus, internals
+from trinity_bus.bus.connection import check_reachable, wait_reachable
 from trinity_bus.bus.internals import LogClient
 from trinity_bus.bus.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
@@ -51,6 +53,31 @@ async def test_a_broker_that_accepts_and_says_nothing_hides_no_other_one() -> No
         servers = ",".join(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in (silent, other))
         async with asyncio.timeout(60):
             await check_reachable(KafkaSettings(bootstrap_servers=servers, request_timeout_s=600.0), "test")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def test_who_is_patient_waits_for_a_broker_that_starts_beside_it(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", outage_s=60.0)
+    bus = Bus(kafka, client_id="test", patient=True)
+    starting = asyncio.create_task(bus.start())
+    await until(lambda: "It is asked again for 60 s" in caplog.text)
+    assert not starting.done()
+    async with await asyncio.start_server(answers, "127.0.0.1", port), asyncio.timeout(30):
+        await starting
+    assert caplog.text.count("no Kafka broker can be used") == 1
+    await bus.stop()
+
+
+async def test_who_is_patient_gives_up_in_time() -> None:
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    with pytest.raises(BrokerUnreachableError, match="connection refused"):
+        await wait_reachable(kafka, "test", 0.5)
 
 
 async def test_a_client_gives_a_broker_up_that_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from trinity_bus.console.index import RowPage
-from trinity_bus.console.web.render import Frame, Pages
+from trinity_bus.console.web.render import MAX_QUERY, Frame, Pages
 from trinity_bus.console.web.who import Visitor
 
 VISITOR = Visitor("me", "viewer", "proof")
@@ -50,3 +50,13 @@ def test_the_way_back_is_bounded() -> None:
         link = steps(link, str(10**18 + after))["Older"]
     assert len(link) < 1000
     assert steps(link, None)["Newest"] == "/steps"
+
+
+def test_no_link_of_a_list_is_longer_than_what_is_answered() -> None:
+    link = f"/samples?text={'%C3%A9' * 300}"
+    for after in range(100, 0, -1):
+        here = frame(link)
+        link = here.older(f"{10**18 + after}-{'x' * 40}")
+        assert len(urlsplit(link).query) <= MAX_QUERY
+    back = dict(parse_qsl(urlsplit(link).query))["back"].split(".")
+    assert back == [f"{10**18 + after}-{'x' * 40}" for after in range(1 + len(back), 1, -1)], "the last pages are kept"

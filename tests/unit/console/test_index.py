@@ -371,3 +371,32 @@ def test_files_that_are_damaged_and_none_at_all_are_one_line(tmp_path: Path) -> 
     (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match="damaged"):
         Store(tmp_path, texts=texts)
+
+
+def test_choices_are_told_once_each_with_who_made_them(tmp_path: Path) -> None:
+    log = LogRecords()
+    made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "checksum": "c", "method": "gloo"}
+    address = {"master_address": "h", "master_port": 1}
+    told: list[tuple[int, bool, str | None]] = [
+        (1, False, None),
+        (1, True, "<b>ada</b>"),
+        (1, True, "<b>ada</b>"),
+        (3, False, "bob"),
+        (4, False, None),
+        (1, True, None),
+        (1, True, "ada"),
+    ]
+    for at, (version, pinned, asked_by) in enumerate(told, 100):
+        chosen = {"version": version, "step": version, "pinned": pinned, "asked_by": asked_by}
+        log.add(ModelVersion(**made, **address, **chosen, epoch=1), at)
+    with Store(tmp_path, texts=texts) as store:
+        store.take(*log.take())
+    with Index(store.folder) as index:
+        found = [(one.at, one.version, one.pinned, one.asked_by) for one in index.choices("policy", rows=9)]
+        assert found == [
+            (106, 1, True, "ada"),
+            (105, 1, True, None),
+            (103, 3, False, "bob"),
+            (101, 1, True, "<b>ada</b>"),
+        ]
+        assert [one.at for one in index.choices("policy", rows=1, until=104.0)] == [103]

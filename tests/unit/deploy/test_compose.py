@@ -60,6 +60,17 @@ def test_kafkas_heap_leaves_room_in_its_memory() -> None:
     assert 2 * int(heap) < int(limit)
 
 
+def test_services_load_beside_kafka_and_none_waits_until_it_is_healthy() -> None:
+    """They wait for it themselves, and load for as long as it starts. Without rights nobody else makes topics first."""
+    for name, service in parsed(FOLDER / "compose.yaml")["services"].items():
+        needs = {other: need["condition"] for other, need in service.get("depends_on", {}).items()}
+        assert needs.get("kafka", "service_started") == "service_started", name
+        assert "kafka" in needs or name in {"kafka", *ONE_SHOTS}
+    for name, service in parsed(FOLDER / "compose.secure.yaml")["services"].items():
+        if name not in {"kafka", *ONE_SHOTS}:
+            assert service["depends_on"] == {"topics": {"condition": "service_completed_successfully"}}, name
+
+
 def test_kafka_can_run_what_it_unpacks() -> None:
     """Else it fails at the first record that is packed with zstd or snappy: a tmpfs is noexec unless told otherwise."""
     kafka = parsed(FOLDER / "compose.yaml")["services"]["kafka"]
@@ -204,7 +215,10 @@ def test_every_image_is_not_root_gets_signals_and_has_a_check_of_its_health(targ
     stage = stages()[target]
     assert "USER 10001:10001" in stage
     assert 'ENTRYPOINT ["trinity-bus"]' in stage
-    assert any(re.search(r'^HEALTHCHECK .*CMD \["python", "-m", "trinity_bus.health.probe"\]$', line) for line in stage)
+    (check,) = [line for line in stage if line.startswith("HEALTHCHECK")]
+    command = re.search(r'CMD \["bash", "/usr/local/lib/python3.12/site-packages/(\S+)"\]$', check)
+    assert command
+    assert (ROOT / command[1]).is_file()
 
 
 def test_code_comes_after_all_packages() -> None:

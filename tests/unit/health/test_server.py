@@ -3,16 +3,19 @@
 import http.client
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import trinity_bus.health
 from trinity_bus.config import HealthSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.health.server import HealthServer
 from trinity_bus.health.state import HealthState, Phase
+
+PROBE = Path(trinity_bus.health.__path__[0]) / "probe.sh"
 
 
 class Endpoint:
@@ -29,7 +32,7 @@ class Endpoint:
 
     def probe(self, path: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "trinity_bus.health.probe", path],
+            ["bash", PROBE, path],
             env={"TRINITY_BUS_HEALTH__PORT": str(self.server.port)},
             capture_output=True,
             text=True,
@@ -63,6 +66,15 @@ def test_the_probe_of_a_container_ends_with_the_answer(endpoint: Endpoint) -> No
     bad = endpoint.probe("readyz")
     assert (bad.returncode, bad.stdout) == (1, "gone\n")
     assert endpoint.probe("livez").returncode == 0
+
+
+def test_a_probe_of_a_process_that_does_not_listen_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for environment, said in (({"TRINITY_BUS_HEALTH__PORT": str(port)}, "refused"), ({}, "serves no health endpoint")):
+        done = subprocess.run(["bash", PROBE], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert said in done.stderr
 
 
 def test_a_port_in_use_is_said_before_anything_starts() -> None:

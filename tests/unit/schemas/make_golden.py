@@ -5,6 +5,8 @@ The files are history: run this for a type that has none yet, never to make a fa
 
 from pathlib import Path
 
+import numpy as np
+
 from schemas import (
     AbortBatch,
     Answer,
@@ -58,6 +60,7 @@ from schemas import (
     Task,
     TaskResult,
     TasksetPosition,
+    TokenFigures,
     Tool,
     ToolCall,
     TrainerHeartbeat,
@@ -378,6 +381,18 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         metrics={"loss": 0.25},
         seconds=1.5,
     ),
+    TokenFigures(
+        trainer="trainer-0",
+        run="0123456789abcdef",
+        step=12,
+        task_id="t-1",
+        position=Position(partition=3, offset=41),
+        samples=[0, 2],
+        lengths=[2, 1],
+        updates_before=[0, 1],
+        gaps=np.array([0.0, -0.125, 0.5], "<f2").tobytes(),
+        entropies=np.array([0.25, 1.5, 0.0], "<f2").tobytes(),
+    ),
     Demonstration(example_id="d-1", prompt="What is 6 times 7?", response="42", weight=0.5),
     Preference(
         example_id="p-1",
@@ -388,6 +403,26 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
 )
 
 NEWER: dict[str, Record | ExperienceGroup] = {
+    "command.publish_version.v1.asked_by.msgpack": PublishVersion(
+        client="cli-1", command_id="1", model="policy", version=2, asked_by="ada@example.org"
+    ),
+    "command.roll_back.v1.asked_by.msgpack": RollBack(
+        client="cli-1", command_id="3", model="policy", version=2, reason="it diverged", asked_by="ada"
+    ),
+    "model_version.v1.asked_by.msgpack": ModelVersion(
+        model="policy",
+        version=2,
+        step=2,
+        method="gloo",
+        epoch=1,
+        trainer="trainer-0",
+        trainer_incarnation="life-1",
+        master_address="127.0.0.1",
+        master_port=29500,
+        checksum="00ff",
+        pinned=True,
+        asked_by="ada",
+    ),
     "event.explorer_heartbeat.v1.settings.msgpack": ExplorerHeartbeat(
         explorer="explorer-0",
         incarnation="life",
@@ -397,6 +432,17 @@ NEWER: dict[str, Record | ExperienceGroup] = {
     ),
     "event.explorer_heartbeat.v1.http_requests.msgpack": ExplorerHeartbeat(
         explorer="explorer-0", incarnation="life", state="ready", slots=4, http_requests=3
+    ),
+    "turn.v1.answer_id.msgpack": Turn(
+        task_id="me/s-1",
+        attempt=1,
+        run_id=0,
+        number=0,
+        workflow="gateway",
+        explorer="gateway-0",
+        incarnation="life-1",
+        answers=[],
+        answer_id="chatcmpl-1",
     ),
     "event.trainer_heartbeat.v1.settings.msgpack": TrainerHeartbeat(
         trainer="trainer-0",

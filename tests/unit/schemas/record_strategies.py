@@ -1,6 +1,7 @@
 """Hypothesis strategies for every record that travels by itself."""
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -60,6 +61,7 @@ from schemas import (
     Task,
     TaskResult,
     TasksetPosition,
+    TokenFigures,
     Tool,
     ToolCall,
     TrainerHeartbeat,
@@ -93,6 +95,32 @@ result_parts = st.builds(
     ResultPart, attempt=positive, samples=st.integers(0, MAX_SAMPLES), position=st.none() | positions
 )
 step_groups = st.builds(StepGroup, task_id=identifiers, parts=st.lists(result_parts, min_size=1, max_size=2))
+
+
+@st.composite
+def token_figures(draw: st.DrawFn) -> TokenFigures:
+    """Return a strategy for figures whose columns agree."""
+    samples = draw(st.sets(st.integers(0, MAX_SAMPLES - 1), min_size=1, max_size=4).map(sorted))
+    lengths = draw(st.lists(st.integers(0, 5), min_size=len(samples), max_size=len(samples)))
+    halves = partial(st.floats, width=16, allow_nan=False, allow_infinity=False)
+
+    def column(numbers: st.SearchStrategy[float]) -> bytes:
+        return np.array(draw(st.lists(numbers, min_size=sum(lengths), max_size=sum(lengths))), "<f2").tobytes()
+
+    return TokenFigures(
+        trainer=draw(identifiers),
+        run=draw(identifiers),
+        step=draw(positive),
+        task_id=draw(identifiers),
+        position=draw(positions),
+        samples=samples,
+        lengths=lengths,
+        updates_before=draw(st.lists(counts, min_size=len(samples), max_size=len(samples))),
+        gaps=column(halves()),
+        entropies=column(halves(min_value=0)),
+    )
+
+
 said = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
 samplings = st.builds(
@@ -169,12 +197,21 @@ turn_answers = st.builds(Answer, question=questions, result=text) | st.builds(
 )
 running_attempts = st.builds(RunningAttempt, task_id=identifiers, attempt=positive, turns=st.none() | positions)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text)
+people = st.none() | st.text(min_size=1, max_size=100)
+rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text, asked_by=people)
 skipped = st.lists(st.builds(SkippedBatch, batch_id=identifiers, step=positive, reason=text), max_size=2)
 records = st.one_of(
     st.builds(SubmitBatch, **commands, batch_type=batch_types, expected_task_count=st.none() | st.integers(0, 65_536)),
     st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
-    st.builds(RollBack, client=identifiers, command_id=identifiers, model=identifiers, version=counts, reason=reasons),
+    st.builds(
+        RollBack,
+        client=identifiers,
+        command_id=identifiers,
+        model=identifiers,
+        version=counts,
+        reason=reasons,
+        asked_by=people,
+    ),
     st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
     st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
     st.builds(SkipBatch, **commands, reason=reasons),
@@ -184,6 +221,7 @@ records = st.one_of(
         command_id=identifiers,
         model=identifiers,
         version=st.none() | counts,
+        asked_by=people,
     ),
     st.builds(FinalizeUpgrade, client=identifiers, command_id=identifiers, level=positive),
     st.builds(
@@ -403,6 +441,7 @@ records = st.one_of(
         follows=st.none() | identifiers,
         metrics=metrics,
     ),
+    token_figures(),
     st.builds(Demonstration, example_id=identifiers, prompt=said, response=said, weight=st.floats(0, 1e6)),
     st.builds(
         Demonstration,
@@ -432,6 +471,7 @@ records = st.one_of(
         master_address=text,
         master_port=ports,
         checksum=text,
+        asked_by=people,
         metrics=metrics,
         pinned=st.booleans(),
     ),

@@ -18,6 +18,7 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
 from workers.trainer.engine_thread import EngineThread
+from workers.trainer.figure_log import FigureLog
 from workers.trainer.quiet import QuietTrainer, StepInput
 from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords
@@ -59,7 +60,13 @@ async def test_a_fetch_ahead_is_over_when_the_step_beside_it_fails(tmp_path: Pat
     engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress(), train_step=train_step))
     async with EngineThread() as thread:
         trainer = QuietTrainer(
-            Settings(), source, steps=cast("StepLog", None), directory=tmp_path, thread=thread, engine=engine
+            Settings(),
+            source,
+            steps=cast("StepLog", None),
+            figures=FigureLog(cast("Bus", None)),
+            directory=tmp_path,
+            thread=thread,
+            engine=engine,
         )
         with pytest.raises(TrainingError, match="the card is gone"):
             await trainer.run()
@@ -101,12 +108,17 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
         done.set_result(tmp_path)
         return done
 
+    engine.take_figures = list  # type: ignore[method-assign]
     engine.train_step, engine.save_checkpoint = train_step, save_checkpoint  # type: ignore[method-assign]
     settings = Settings().model_copy(update={"trainer": TrainerSettings(total_steps=1, name="replay-1")})
     records = StepRecords("replay-1", "run-1", 0)
     steps = StepLog("replay-1", "run-1", records, bus=cast("Bus", None), producer=cast("Producer", log))
     async with EngineThread() as thread:
-        await QuietTrainer(settings, Once(), steps=steps, directory=tmp_path, thread=thread, engine=engine).run()
+        figures = FigureLog(cast("Bus", None))
+        trainer = QuietTrainer(
+            settings, Once(), steps=steps, figures=figures, directory=tmp_path, thread=thread, engine=engine
+        )
+        await trainer.run()
     ((key, ended),) = told_before_the_checkpoint
     assert key == "replay-1/1/ended"
     assert isinstance(ended, StepEnded)

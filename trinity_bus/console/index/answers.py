@@ -290,6 +290,8 @@ class SampleUse(Struct, frozen=True):
     left_out: str | None
     """The reason; None: it was trained on."""
     detail: str
+    figures: Place | None = None
+    """Where what the step has told of its tokens lies: see ``PastRecords``. None: it has told nothing."""
 
 
 class SampleDetail(Struct, frozen=True):
@@ -399,11 +401,24 @@ class PublishedRow(Struct, frozen=True):
     """That its step took."""
     rolled_back_to: int | None
     """Training went back to this version, last, on its way."""
+    rolled_back_by: str | None
+    """Who asked for that, where they gave a name."""
+    rolled_back_why: str | None
     announced: bool
     """Whether it was the one to be served."""
     pinned: bool
     synced: int
     """Explorers that took it."""
+
+
+class ChoiceRow(Struct, frozen=True):
+    """Somebody has chosen which version is served, and it was announced."""
+
+    at: float
+    version: int
+    pinned: bool
+    """Whether newer ones wait; else the newest were to be served again."""
+    asked_by: str | None
 
 
 class VersionDetail(Struct, frozen=True):

@@ -22,6 +22,7 @@ from schemas.record import BatchType
 from trinity_bus.console.index.answers import (
     BatchDetail,
     BatchRow,
+    ChoiceRow,
     DeadLetterRow,
     ExplorerRow,
     Extent,
@@ -183,6 +184,10 @@ class Index:
     ) -> RowPage[PublishedRow]:
         """Return the versions that were published, the newest first."""
         return self._ask(lambda db: training.versions(db, ask, model, until))
+
+    def choices(self, model: str, *, rows: int, until: float | None = None) -> list[ChoiceRow]:
+        """Return who chose which version to be served, and when, the newest choice first."""
+        return self._ask(lambda db: training.choices(db, model, rows, until))
 
     def version(self, number: int, *, model: str | None = None, until: float | None = None) -> VersionDetail | None:
         """Return one version; None: it was not published. Its batch and step lead on to its tasks."""

@@ -21,6 +21,7 @@ from schemas import (
     StepTrained,
     Task,
     TaskResult,
+    TokenFigures,
     TrainerHeartbeat,
     WeightsSynced,
 )
@@ -83,10 +84,12 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
             yield from _begun(record, at, received.offset)
         case StepTrained(again=False) | StepEnded():
             yield from _trained(record, at)
+        case TokenFigures():
+            yield "token_figures", _token_figures(record, at, place)
         case PublishedVersion():
             yield "versions", _version(record, at)
         case ModelVersion():
-            yield "announced", (at, record.model, record.version, record.pinned)
+            yield "announced", (at, record.model, record.version, record.pinned, record.asked_by)
         case WeightsSynced():
             yield "syncs", _sync(record, at)
         case ExplorerHeartbeat():
@@ -185,13 +188,19 @@ def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
     yield from _points(metrics, at, trainer, event.step, version)
 
 
+def _token_figures(figures: TokenFigures, at: int, place: tuple[int, int]) -> Row:
+    group = (figures.position.partition, figures.position.offset)
+    return (at, *place, figures.trainer, figures.run, figures.step, *group, figures.samples[0], figures.samples[-1])
+
+
 def _version(version: PublishedVersion, at: int) -> Row:
     trainer = version.writer or version.trainer
     what = (version.model, version.version, version.step, version.batch_id, version.method, trainer)
     weights = (cut(version.checksum), cut(version.checkpoint), version.seconds)
-    rolled_back_to = None if version.rollback is None else version.rollback.to
+    rollback = version.rollback
+    rolled_back = (None, None, None) if rollback is None else (rollback.to, rollback.asked_by, cut(rollback.reason))
     skipped = json.dumps([one.batch_id for one in version.skipped])
-    return (at, *what, *weights, rolled_back_to, skipped, json.dumps(kept_metrics(version.metrics)))
+    return (at, *what, *weights, *rolled_back, skipped, json.dumps(kept_metrics(version.metrics)))
 
 
 def _sync(event: WeightsSynced, at: int) -> Row:

@@ -44,6 +44,11 @@ BY_STEP: Final = (REWARD, SECONDS, *(name for _, wanted in _METRICS for name, _ 
 BY_TIME: Final = (SECONDS, TOKENS)
 
 
+def alive_then(fleet: Sequence[ExplorerRow], extent: Extent) -> list[ExplorerRow]:
+    """Return explorers that had spoken lately, as far as an index tells that has a row of each for a minute."""
+    return [row for row in fleet if (extent.last_at or row.heard_at) - row.heard_at <= _ROW_S]
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """What the index tells."""
@@ -68,8 +73,8 @@ class Past:
 
     @property
     def alive(self) -> list[ExplorerRow]:
-        """Explorers that had spoken lately, as far as an index tells that has a row of each for a minute."""
-        return [row for row in self.fleet if self.silent_s(row) <= _ROW_S]
+        """Explorers that had spoken lately."""
+        return alive_then(self.fleet, self.extent)
 
 
 @dataclass(frozen=True, slots=True)

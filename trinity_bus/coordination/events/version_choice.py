@@ -14,7 +14,7 @@
 ==========================================  ===========================================================================
 what happens                                what follows
 ==========================================  ===========================================================================
-the version is the one that is served       it is pinned at once
+the version is the one that is served       it is pinned at once; an announcement without members says so, and who asked
 the trainer does not have it                the reply is ``unknown_version``, with those that it has
 the trainer does not answer in time         the reply is ``timeout``, and nothing has changed
 another version is chosen meanwhile         the first reply is ``invalid``, and says so
@@ -101,7 +101,9 @@ class VersionChoice:
         if again is not None:
             self._out.add(again)
             return
-        choice = Choice(command.version or 0, command.client, command.command_id, traceparent)
+        choice = Choice(
+            command.version or 0, command.client, command.command_id, traceparent, asked_by=command.asked_by
+        )
         earlier = self._sync.state.choice
         if command.model != self._model:
             self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {command.model!r}")
@@ -116,11 +118,13 @@ class VersionChoice:
             self._sync.choose(None)
         if command.version is None:
             self._sync.unpin()
+            self._sync.asked(command.asked_by)
             self._reply(choice)
         elif self._sync.state.release is None:
             self._reply(choice, "unknown_version", "no trainer has published a version yet")
         elif command.version == self._sync.version:
             self._sync.pin(self._sync.state.release, self._sync.state.traceparent)
+            self._sync.asked(command.asked_by)
             self._reply(choice, detail=self._waiting())
         else:
             self._sync.choose(choice)
@@ -137,7 +141,7 @@ class VersionChoice:
             self._out.add(again)
             return False
         through = max(self._ledger.counters.finalized, command.version)
-        rollback = Rollback(to=command.version, through=through, reason=command.reason)
+        rollback = Rollback(to=command.version, through=through, reason=command.reason, asked_by=command.asked_by)
         choice = Choice(command.version, command.client, command.command_id, traceparent, rollback=rollback)
         earlier = self._sync.state.choice
         if command.model != self._model:
@@ -169,6 +173,7 @@ class VersionChoice:
             return False
         self._fleet.discard_after(rollback.to)
         self._sync.unpin()
+        self._sync.asked(rollback.asked_by)
         self._out.observe(Fact.ROLLED_BACK, step.trainer, f"to version {rollback.to}: {rollback.reason}")
         if choice is not None and choice.rollback == rollback:
             self._sync.choose(None)
@@ -242,6 +247,7 @@ class VersionChoice:
         ):
             return None
         self._sync.choose(None)
+        self._sync.asked(choice.asked_by)
         followers = self._fleet.followers()
         announcement = self._sync.go_back(choice.step, choice.step_traceparent, followers, self._clock.now)
         self._reply(choice, detail=self._waiting())

@@ -84,8 +84,9 @@ class Choice(Value):
     step_traceparent: str | None = None
     rollback: Rollback | None = None
     """What is newer is to be discarded."""
+    asked_by: str | None = None
 
-    SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3}
+    SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3, "asked_by": 3}
 
 
 class Rounds(Value, array_like=True):
@@ -129,6 +130,10 @@ class SyncState(Row):
     rounds: list[Rounds] = field(default_factory=list)
     zombies: tuple[str, ...] = ()
     """Former incarnations of the trainer."""
+    asked_by: str | None = None
+    """Who asked for what is served, as announcements say."""
+    is_untold: bool = False
+    """Whether no announcement has said yet what was asked for."""
 
 
 class WeightSync:
@@ -227,6 +232,9 @@ class WeightSync:
                 return None
         elif is_awaited or self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
             return None
+        if not state.is_untold:
+            # It comes by itself, after what somebody asked for.
+            state.asked_by = None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None
         state.rounds = []
@@ -247,6 +255,14 @@ class WeightSync:
     def choose(self, choice: Choice | None) -> None:
         """Keep a choice that has yet to take effect, or forgets it."""
         self.state.choice = choice
+
+    def asked(self, asked_by: str | None) -> None:
+        """Note who has chosen what is served: it is announced, also where no explorer has to move.
+
+        Args:
+            asked_by: Their name; None where nobody knows it.
+        """
+        self.state.asked_by, self.state.is_untold = asked_by, True
 
     def pin(self, step: StepTrained, traceparent: str | None) -> None:
         """Note that this version is served until :meth:`unpin`; nobody moves who serves it already."""
@@ -313,19 +329,23 @@ class WeightSync:
         return late
 
     def next_round(self, fleet: Fleet, now: float) -> ModelVersion | None:
-        """Return the announcement for those who do not serve the version, if nobody is at it and they need not wait."""
+        """Return the announcement for those who do not serve the version, if nobody is at it and they need not wait.
+
+        Also that of a choice which no announcement has told of, be there anybody who has to move or not.
+        """
         release = self.state.release
-        if release is None or self.state.pending or self._trainer_is_silent(now) or self.is_zombie(release.incarnation):
+        if release is None or self.state.pending:
             return None
-        if self._content == (fleet.revision, release.version):
+        if self._trainer_is_silent(now) or self.is_zombie(release.incarnation):
+            return self._announce(release, [], now) if self.state.is_untold else None
+        if self._content == (fleet.revision, release.version) and not self.state.is_untold:
             return None
         laggards = [e for e in fleet.followers() if e.can_sync and e.version != release.version]
         if not laggards:
             # As long as no explorer changes, there is nobody to be looked for.
             self._content = fleet.revision, release.version
-            return None
         ready = [e for e in laggards if self._retry_at.get((e.name, e.incarnation), now) <= now]
-        return self._announce(release, ready, now) if ready else None
+        return self._announce(release, ready, now) if ready or self.state.is_untold else None
 
     def rebuild(self, now: float) -> None:
         """Give the round under way, of a changelog, its whole time again."""
@@ -348,6 +368,7 @@ class WeightSync:
         if group != state.group or not state.intact or state.pending:
             state.epoch += 1
         state.group, state.intact, state.pending = group, True, dict(group)
+        state.is_untold = False
         self._deadline = now + self._timeout_s
         rounds = {of.member: of for of in state.rounds}
         for member in group:
@@ -372,4 +393,5 @@ class WeightSync:
             checkpoint=release.checkpoint,
             metrics=bounded(release.metrics),
             pinned=state.pinned,
+            asked_by=state.asked_by,
         )

@@ -99,10 +99,47 @@ def test_a_version_goes_back_and_forth() -> None:
 def test_the_choice_of_the_version_that_is_served_pins_it() -> None:
     harness = Story()
     harness.begin(2)
-    effects = harness.choose(2)
+    effects = harness.choose(2, asked_by="ada")
     assert not asked(effects)
     assert [reply.error for reply in replies(effects)] == [None]
+    (told,) = announced_in(effects)
+    assert (told.version, told.pinned, told.asked_by, told.members) == (2, True, "ada", []), "nobody moves"
     assert not announced_in(harness.trained(3))
+
+
+def test_announcements_say_who_chose_until_the_next_version_comes_by_itself() -> None:
+    harness = Story()
+    harness.begin(3)
+    assert not announced_in(harness.choose(1, "c1", asked_by="ada"))
+    (told,) = announced_in(harness.again(1))
+    assert (told.version, told.pinned, told.asked_by) == (1, True, "ada")
+    harness.synced(1, told.epoch)
+    (late,) = announced_in(harness.beat("e9", model_version=-1))
+    assert (late.pinned, late.asked_by) == (True, "ada"), "who comes late hears it too"
+    harness.synced(1, late.epoch, "e9")
+    (told,) = announced_in(harness.choose(None, "c2", asked_by="bob"))
+    assert (told.version, told.pinned, told.asked_by) == (3, False, "bob")
+    for name in ("e0", "e9"):
+        harness.synced(3, told.epoch, name)
+    (told,) = announced_in(harness.trained(4))
+    assert (told.version, told.pinned, told.asked_by) == (4, False, None)
+
+
+def test_a_pin_that_is_taken_back_while_nothing_newer_is_there_is_announced() -> None:
+    harness = Story()
+    harness.begin(2)
+    harness.choose(2, "c1", asked_by="ada")
+    (told,) = announced_in(harness.choose(None, "c2", asked_by="bob"))
+    assert (told.version, told.pinned, told.asked_by) == (2, False, "bob")
+
+
+def test_who_chose_outlives_a_restart_of_the_coordinator() -> None:
+    harness = Story()
+    harness.begin(3)
+    harness.choose(1, asked_by="ada")
+    harness.restart()
+    (told,) = announced_in(harness.again(1))
+    assert told.asked_by == "ada"
 
 
 def test_a_version_that_is_gone_is_refused_with_those_that_there_are() -> None:

@@ -8,6 +8,7 @@ from trinity_bus.console.index.answers import (
     BatchDetail,
     BatchRow,
     BatchTransition,
+    ChoiceRow,
     LeftOutRow,
     PublishedRow,
     RowPage,
@@ -51,8 +52,8 @@ _STEP_FIELDS: Final = len(StepRow.__struct_fields__)
 """So many values of it make a ``StepRow``."""
 _VERSION: Final = (
     f"v.id, v.model, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.method, v.trainer, v.checksum, "
-    "v.checkpoint, v.seconds, v.rolled_back_to, coalesce(a.version = v.version, 0), "
-    "coalesce(a.version = v.version AND a.pinned, 0), "
+    "v.checkpoint, v.seconds, v.rolled_back_to, v.rolled_back_by, v.rolled_back_why, "
+    "coalesce(a.version = v.version, 0), coalesce(a.version = v.version AND a.pinned, 0), "
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
     "AND s.id <= :until), v.metrics, v.skipped"
 )
@@ -138,6 +139,21 @@ def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: flo
         "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT :rows"
     )
     return row_page(db.execute(query, values), ask, _version_of)
+
+
+def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) -> list[ChoiceRow]:
+    """Return which versions somebody chose to have served, the newest choice first.
+
+    A choice is announced anew for each explorer that comes late: the first announcement is its time.
+    """
+    found = db.execute(
+        "SELECT id, version, pinned, asked_by FROM (SELECT id, version, pinned, asked_by, "
+        "lag(version) OVER o IS version AND lag(pinned) OVER o IS pinned AND lag(asked_by) OVER o IS asked_by AS again "
+        "FROM announced WHERE model = :model AND id <= :until AND (pinned OR asked_by IS NOT NULL) "
+        "WINDOW o AS (ORDER BY id)) WHERE NOT again ORDER BY id DESC LIMIT :rows",
+        {"model": model, "until": last_number(until), "rows": rows},
+    )
+    return [ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
 
 
 def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:

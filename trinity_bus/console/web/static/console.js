@@ -66,12 +66,20 @@ function reach() {
 addEventListener("resize", reach);
 reach();
 
+const AGAIN_MS = 5000;
+
 function listen() {
   const path = document.body.dataset.live;
   if (!path || stream || document.hidden) return;
   stream = new EventSource(path);
   stream.addEventListener("changed", (event) => { say(event.data); refresh(); });
-  stream.onerror = () => say("The console does not answer. What is shown may be old.");
+  stream.onerror = () => {
+    say("The console does not answer. What is shown may be old.");
+    // What broke off is asked for again by the browser; what was refused, by a proxy or after a restart, never is.
+    if (stream?.readyState !== EventSource.CLOSED) return;
+    stream = null;
+    setTimeout(() => { listen(); refresh(); }, AGAIN_MS);
+  };
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -169,6 +177,8 @@ asked?.addEventListener("change", async () => {
 
 async function copyFrom(button) {
   const answer = await fetch(button.dataset.copy);
+  // Browsers have none over plain HTTP, but for this machine: then it is shown, to be copied by hand.
+  if (!navigator.clipboard) { location.assign(button.dataset.copy); return; }
   await navigator.clipboard.writeText(await answer.text());
   button.textContent = "Copied";
 }

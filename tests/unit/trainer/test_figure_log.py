@@ -1,0 +1,205 @@
+"""Figures by token on their way to the log: to the right sample, and never at the cost of the step."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from schemas import LeftOut, Position, ResultPart, StepGroup, TokenFigures
+from schemas.codec import encode
+from schemas.token_figures import FLOAT16
+from schemas.topic import Topic
+from tests.unit.trainer.test_step_records import begun
+from trinity_bus.bus import Bus
+from trinity_bus.errors import BrokerUnreachableError, RecordTooLargeError, SendError
+from trinity_bus.training.token_figures import SampleFigures
+from workers.trainer import figure_log
+from workers.trainer.figure_log import FigureLog, records_of
+
+LIMIT_S = 30.0
+
+
+def part(partition: int, offset: int, samples: int) -> ResultPart:
+    return ResultPart(attempt=1, samples=samples, position=Position(partition=partition, offset=offset))
+
+
+def of(number: int, tokens: int = 2, updates: int = 0) -> SampleFigures:
+    column = np.full(tokens, number, FLOAT16).tobytes()
+    return SampleFigures(number, updates, column, column)
+
+
+STEP = begun(
+    groups=[
+        StepGroup(task_id="a", parts=[part(0, 10, 2), part(1, 20, 2)]),
+        StepGroup(task_id="gone", parts=[part(0, 11, 2)]),
+        StepGroup(task_id="b", parts=[part(0, 12, 3)]),
+    ],
+    replayed=[StepGroup(task_id="c", parts=[part(2, 5, 1)])],
+    left_out=[
+        LeftOut(task_id="a", reason="bad_token", samples=[0, 2]),
+        LeftOut(task_id="gone", reason="greedy", samples=[0, 1]),
+        LeftOut(task_id="b", reason="empty", samples=[1]),
+    ],
+)
+"""Samples that are left: a's second of each record; all of b, of which one counts all the same; c's."""
+
+
+def test_a_figure_is_of_the_sample_that_was_trained_on() -> None:
+    figures = [of(4, updates=1), of(0), of(1), of(2), of(5)]
+    found = [(r.task_id, r.position, r.samples, r.updates_before) for r in records_of(STEP, figures)]
+    assert found == [
+        ("a", Position(partition=0, offset=10), [1], [0]),
+        ("a", Position(partition=1, offset=20), [1], [0]),
+        ("b", Position(partition=0, offset=12), [0, 2], [0, 1]),
+        ("c", Position(partition=2, offset=5), [0], [0]),
+    ]
+    b = next(r for r in records_of(STEP, figures) if r.task_id == "b")
+    third = b.of(2)
+    assert third is not None
+    assert third[0].tolist() == [4.0, 4.0]
+    assert (b.trainer, b.run, b.step) == (STEP.trainer, STEP.run, STEP.step)
+
+
+def test_what_is_too_much_for_a_record_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure_log, "RECORD_BYTES", 64)
+    figures = [of(2, tokens=10), of(3, tokens=6), of(4, tokens=100)]
+    assert [r.samples for r in records_of(STEP, figures)] == [[0, 1], [2]]
+
+
+class FakeProducers:
+    """A bus whose producers keep what is sent, where ``send`` lets them."""
+
+    def __init__(self, send: Callable[[TokenFigures], None] = lambda _: None) -> None:
+        self.sent: list[TokenFigures] = []
+        self.made = 0
+        self._send = send
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator["FakeProducers"]:
+        self.made += 1
+        yield self
+
+    async def send(self, topic: Topic, key: str, record: TokenFigures) -> Any:
+        assert (topic.name, key) == ("token-figures", record.task_id)
+        self._send(record)
+        encode(record)
+        self.sent.append(record)
+        written = asyncio.get_running_loop().create_future()
+        written.set_result(None)
+        return written
+
+
+def counts(dropped: list[int], at_least: int) -> bool:
+    return sum(dropped) >= at_least
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Turn the loop until something holds that a task beside brings about."""
+    while not done():  # noqa: ASYNC110 - the counter tells nobody
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counted: list[int] = []
+    monkeypatch.setattr("workers.trainer.figure_log.TOKEN_FIGURES_DROPPED.add", counted.append)
+    return counted
+
+
+async def test_all_is_written_before_a_trainer_that_is_done_ends(dropped: list[int]) -> None:
+    bus = FakeProducers()
+    async with FigureLog(cast("Bus", bus)) as figures:
+        for _ in range(20):
+            figures.offer(STEP, [of(0), of(1)])
+    assert len(bus.sent) == 40
+    assert (bus.made, dropped) == (1, [])
+
+
+async def test_without_figures_there_is_no_producer() -> None:
+    bus = FakeProducers()
+    async with FigureLog(cast("Bus", bus)) as figures:
+        figures.offer(STEP, [])
+    assert bus.made == 0
+
+
+async def test_what_does_not_fit_into_the_queue_is_counted(dropped: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure_log, "MAX_WAITING", 20)
+    bus = FakeProducers()
+    async with FigureLog(cast("Bus", bus)) as figures:
+        figures.offer(STEP, [of(0), of(1), of(2), of(5)])
+    assert len(bus.sent) == 2
+    assert sum(dropped) == 2
+
+
+async def test_a_broker_that_is_away_costs_figures_and_nothing_else(
+    dropped: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    away = True
+
+    def send(_: TokenFigures) -> None:
+        if away:
+            raise SendError("not durable")
+
+    bus = FakeProducers(send)
+    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
+        for lost in (2, 4):
+            figures.offer(STEP, [of(0), of(1)])
+            await until(partial(counts, dropped, lost))
+        away = False
+        figures.offer(STEP, [of(0)])
+    assert [one.task_id for one in bus.sent] == ["a"]
+    assert sum("not written" in message for message in caplog.messages) == 1
+
+
+async def test_a_producer_that_cannot_start_is_not_tried_again_at_once(dropped: list[int]) -> None:
+    class Away(FakeProducers):
+        @asynccontextmanager
+        async def producer(self) -> AsyncIterator[FakeProducers]:
+            self.made += 1
+            raise BrokerUnreachableError("nobody answers")
+            yield self
+
+    bus = Away()
+    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
+        figures.offer(STEP, [of(0), of(1)])
+        await until(partial(counts, dropped, 2))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert bus.made == 1
+    assert sum(dropped) == 2
+
+
+async def test_one_that_is_too_large_is_alone_lost(dropped: list[int]) -> None:
+    def send(record: TokenFigures) -> None:
+        if record.task_id == "b":
+            raise RecordTooLargeError("too large")
+
+    bus = FakeProducers(send)
+    async with FigureLog(cast("Bus", bus)) as figures:
+        # One that no reader takes, and one that the cluster does not.
+        figures.offer(STEP, [of(0), of(1, tokens=TokenFigures.MAX_BYTES // 4), of(2), of(5)])
+    assert [(one.task_id, one.position.partition) for one in bus.sent] == [("a", 0), ("c", 2)]
+    assert (sum(dropped), bus.made) == (2, 1)
+
+
+async def test_a_trainer_that_fails_does_not_wait_for_figures(dropped: list[int]) -> None:
+    never = asyncio.Event()
+
+    class Stuck(FakeProducers):
+        async def send(self, _topic: Topic, _key: str, _record: TokenFigures) -> Any:
+            await never.wait()
+
+    async def fails() -> None:
+        async with FigureLog(cast("Bus", Stuck())) as figures:
+            figures.offer(STEP, [of(0)])
+            await asyncio.sleep(0)
+            raise RuntimeError("the card is gone")
+
+    with pytest.raises(RuntimeError, match="the card is gone"):
+        async with asyncio.timeout(figure_log.DRAIN_S / 2):
+            await fails()
+    assert sum(dropped) == 0, "what was under way may be written or not"
