@@ -55,7 +55,7 @@ def checksum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def other_ranks(trainer: Trainer) -> list[int]:
     """The process that was rank 1 of each incarnation so far."""
-    return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
+    return [int(pid) for pid in re.findall(r"the others: process (\d+)", trainer.log.read_text())]
 
 
 def compare(told: dict[str, TokenFigures], alone: list[SampleFigures], groups: list[ExperienceGroup]) -> None:
