@@ -23,7 +23,6 @@ def resources(case: str) -> list[dict[str, Any]]:
 def workloads(resources: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The pods of each service: its component's name to their specification; of several pods of one, the first."""
     templates = [one["spec"]["template"] for one in resources if one["kind"] in ("Deployment", "StatefulSet")]
-    for one in resources:
-        if one["kind"] == "LeaderWorkerSet":
-            templates.append(one["spec"]["leaderWorkerTemplate"]["leaderTemplate"])
+    groups = [one["spec"]["leaderWorkerTemplate"] for one in resources if one["kind"] == "LeaderWorkerSet"]
+    templates += [group["leaderTemplate"] for group in groups]
     return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in templates}
