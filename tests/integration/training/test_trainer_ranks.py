@@ -34,7 +34,7 @@ from trinity_bus.runtime.process import start_time
 from trinity_bus.training import parallel
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.multi_rank_engine import MultiRankEngine
-from trinity_bus.training.ranks import Followers, followers_of
+from trinity_bus.training.ranks import ChildRanks, Followers, followers_of
 from trinity_bus.training.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
 from workers.trainer.published import AdapterAlone, published_of, read_tensors
@@ -183,6 +183,6 @@ async def test_an_adapter_of_two_ranks_is_published_as_its_checkpoint_has_it(tmp
         assert checksum_of(published.of_checkpoint(kept)) == first
         engine.leave()
 
-    async with followers_of(settings.ranks) as followers:
+    async with followers_of(settings.ranks, ChildRanks()) as followers:
         assert followers is not None
         await asyncio.to_thread(publish, followers)
