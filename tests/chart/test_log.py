@@ -136,13 +136,13 @@ def secrets_of(template: dict[str, Any], folder: Path) -> None:
 def test_explorers_find_the_trainer_where_it_listens(
     workloads: dict[str, dict[str, Any]], resources: list[dict[str, Any]]
 ) -> None:
-    (trainer,) = of_kind(resources, "StatefulSet").values()
     environment = {entry["name"]: entry.get("value") for entry in workloads["trainer"]["spec"]["containers"][0]["env"]}
-    service = of_kind(resources, "Service")[trainer["serviceName"]]
-    assert environment["TRINITY_BUS_TRAINER__HOST"] == (
-        f"mesh-trainer-0.{trainer['serviceName']}.training.svc.cluster.local"
-    )
-    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
-    assert service["selector"].items() <= workloads["trainer"]["metadata"]["labels"].items()
+    assert environment["TRINITY_BUS_TRAINER__HOST"] == "mesh-trainer-0.mesh-trainer.training.svc.cluster.local"
+    # A LeaderWorkerSet makes a service of its own name itself.
+    for trainer in of_kind(resources, "StatefulSet").values():
+        service = of_kind(resources, "Service")[trainer["serviceName"]]
+        assert trainer["serviceName"] == "mesh-trainer"
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+        assert service["selector"].items() <= workloads["trainer"]["metadata"]["labels"].items()
     for certificate in of_kind(resources, "Certificate").values():
         assert certificate["dnsNames"] == [environment["TRINITY_BUS_TRAINER__HOST"]]
