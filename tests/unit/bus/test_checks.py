@@ -100,6 +100,7 @@ def test_connections_follow_the_settings(tmp_path: Path) -> None:
         "bootstrap_servers": ["a:1", "b:2"],
         "client_id": "me",
         "request_timeout_ms": 1500,
+        "metadata_max_age_ms": 60_000,
         "security_protocol": "PLAINTEXT",
     }
     secure = client_options(
