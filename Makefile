@@ -24,7 +24,7 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test chart-test fuzz check docs site sbom audit hooks wheel images bench gpu-check console-shots clean
+.PHONY: help setup demo test stack-test chart-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check console-shots clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ chart-test: setup ## Lint and render the Helm chart, check it against schemas an
 
 fuzz: setup ## Damaged inputs for every decoder and the coordinator: a million. Options: ARGS='--inputs 5000 --seed 7'
 	@$(BIN)/python -W ignore -m tests.support.fuzz.run $(ARGS)
+
+kills: setup ## A trainer killed thirty times at random instants, in each way of publishing. Options: FAULT_KILLS=60 FAULT_SEED=7
+	@FAULT_KILLS=$${FAULT_KILLS:-30} $(BIN)/pytest -s tests/integration/training/test_sigkills.py
 
 hooks: setup ## Have git run the checks before each commit.
 	@tools/tool_env.sh tools

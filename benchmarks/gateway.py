@@ -168,6 +168,7 @@ def main() -> None:
         ],
         options,
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
+        more={"ratios": ratios},
     )
 
 

@@ -2,9 +2,9 @@
 
 Three seeds each; a run has learned when the mean reward of a batch is over 0.9, within 60 steps. What is drawn comes of
 transformers' model with the engine's weights, so there is no broker and no staleness: what is left is the objective.
-Figures are the demo's (``workers/demo/settings.py``) but for what ``OBJECTIVES`` says, with the rate of learning of the
-demo for all of them. A run ends when it has stayed above 0.97 for three steps. The teacher of distillation is what
-GRPO has made of seed 0. Without ``--short`` the curves go to ``docs/images/learning.svg``.
+Figures are the demo's (``workers/demo/settings.py``), its rate of learning included, but for what ``OBJECTIVES`` says.
+A run ends when it has stayed above 0.97 for three steps. The teacher of distillation is what GRPO has made of seed 0.
+Without ``--short`` the curves go to ``docs/images/learning.svg``.
 """
 
 import multiprocessing

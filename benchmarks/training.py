@@ -38,7 +38,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.multi_rank_engine import MultiRankEngine
-from trinity_bus.training.ranks import Followers
+from trinity_bus.training.ranks import ChildRanks, Followers
 from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.staging import Staging
 
@@ -171,7 +171,7 @@ def one_rank(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], re
 
 def two_ranks(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], repeats: int) -> float:
     """Return the wall seconds of a step of two data-parallel ranks."""
-    followers = Followers(2)
+    followers = Followers(2, ChildRanks())
     engine = MultiRankEngine(settings_of(load, folder, data_parallel=2), followers)
     try:
         engine.train_step(groups)

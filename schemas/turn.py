@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from schemas.numbers import MAX_VERSION, Count, Positive
-from schemas.record import Identifier, Record
+from schemas.record import MAX_ID_LENGTH, Identifier, Record
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_ANSWERS = 1024
@@ -94,6 +94,8 @@ class Turn(Record):
     explorer: Identifier
     incarnation: Identifier
     answers: Annotated[list[Answer], Field(max_length=MAX_ANSWERS)]
+    answer_id: Annotated[str, Field(max_length=MAX_ID_LENGTH)] | None = None
+    """By which a gateway's client knows what it was answered. Absent: of a run, which has no client."""
 
 
 def chain(turns: list[Turn]) -> list[Turn]:

@@ -146,14 +146,16 @@ COMPARISONS: Final = (
         lambda _: "without: 1",
     ),
     Comparison(
-        "training on a step's samples, one thread",
+        "training on a step's samples: alone, one thread / in a step, by the clock",
         "peers",
         (
             "engine: training on a step's samples, one thread",
+            "mesh: the training in it",
             "TRL: training on a step's samples, one thread",
+            "TRL: the training in it",
         ),
-        lambda v: f"{v[0]:.2f} CPU s",
-        lambda v: f"TRL: {v[1]:.2f}",
+        lambda v: f"{v[0]:.2f} CPU s / {v[1]:.2f} s",
+        lambda v: f"TRL: {v[2]:.2f} / {v[3]:.2f}",
     ),
     Comparison(
         "a whole step: rollouts, training, weights",

@@ -18,6 +18,7 @@ from trinity_bus.config.values import MIN_KEY_CHARS
 from trinity_bus.console.web.who import is_loopback
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
+from trinity_bus.training.launch import launch_of
 from trinity_bus.training.objectives import registry
 
 
@@ -178,11 +179,38 @@ def _ranks(settings: Sections) -> None:
             "trainer.engine=torch trains on one rank; trainer.tensor_parallel, .pipeline_parallel and .data_parallel "
             f"ask for {settings.trainer.ranks}"
         )
-    if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
+
+
+def ranks_key(settings: Sections) -> str:
+    """Return what ranks that a launcher has started show each other."""
+    own = settings.trainer.ranks_key
+    key = required(own, "trainer.ranks_key", "for ranks that a launcher has started to know each other by")
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(f"trainer.ranks_key has {len(key)} characters, and needs {MIN_KEY_CHARS} or more")
+    return key.get_secret_value()
+
+
+def _launched(settings: Sections) -> None:
+    launch, own = launch_of(os.environ), settings.trainer
+    if launch is None:
+        return
+    if not own.stages and launch.world_size != own.ranks:
         raise ConfigError(
-            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set "
-            "trainer.tensor_parallel, .pipeline_parallel or .data_parallel"
+            f"WORLD_SIZE={launch.world_size}: as many ranks were launched, and trainer.tensor_parallel, "
+            f".pipeline_parallel, .context_parallel and .data_parallel ask for {own.ranks}: let both be the same; "
+            "without a launcher the trainer starts its ranks itself"
         )
+    if launch.restarts:
+        raise ConfigError(
+            f"TORCHELASTIC_MAX_RESTARTS={launch.restarts}: a launcher would start ranks anew that rank 0 knows nothing "
+            "of: give it --max-restarts 0, and start all launchers anew when one has ended"
+        )
+    if launch.spans_machines and is_loopback(own.ranks_host):
+        raise ConfigError(
+            f"trainer.ranks_host is {own.ranks_host}, and {launch.world_size - launch.local_world_size} of "
+            f"{launch.world_size} ranks are on other machines: set an address of rank 0's machine that they reach"
+        )
+    ranks_key(settings)
 
 
 def _publishes(settings: Sections) -> None:
@@ -223,6 +251,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         _trained_dtype,
         lambda settings: registry.check(settings.trainer),
         _ranks,
+        _launched,
         _shadows,
         _publishes,
         _adapters,

@@ -21,9 +21,8 @@ def resources(case: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def workloads(resources: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The pods of each service: its component's name to their specification."""
-    return {
-        one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["template"]
-        for one in resources
-        if one["kind"] in ("Deployment", "StatefulSet")
-    }
+    """The pods of each service: its component's name to their specification; of several pods of one, the first."""
+    templates = [one["spec"]["template"] for one in resources if one["kind"] in ("Deployment", "StatefulSet")]
+    groups = [one["spec"]["leaderWorkerTemplate"] for one in resources if one["kind"] == "LeaderWorkerSet"]
+    templates += [group["leaderTemplate"] for group in groups]
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in templates}

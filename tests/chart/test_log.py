@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from schemas.topics import TOPICS
+from tests.support.chart import CASES, RELEASE, helm
 from trinity_bus.bus.access import CLUSTER, USERS, Kind, Operation, Right, rights
 from trinity_bus.bus.topics import config_of, copies_for, durability
 from trinity_bus.config import KafkaSettings, Settings
@@ -50,6 +52,23 @@ def test_topics_are_made_as_the_command_makes_them(resources: list[dict[str, Any
         }
         for topic in TOPICS
     }
+
+
+def test_topics_that_can_grow_have_as_many_partitions_as_they_are_told() -> None:
+    done = helm("template", [*RELEASE, *CASES["8-gpus"], "--set", "kafka.partitions.experiences=16"])
+    assert done.returncode == 0, done.stderr
+    topics = of_kind([one for one in yaml.safe_load_all(done.stdout) if one], "KafkaTopic")
+    assert [name for name, spec in topics.items() if spec["partitions"] == 16] == [
+        "trinity.rollouts",
+        "trinity.experiences",
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["tasks=9", "experiences=4"])
+def test_partitions_that_a_topic_cannot_have_are_refused(wrong: str) -> None:
+    done = helm("template", [*RELEASE, *CASES["8-gpus"], "--set", f"kafka.partitions.{wrong}"])
+    assert done.returncode != 0
+    assert f"trinity.{wrong.partition('=')[0]} has 8 partitions, and cannot have" in done.stderr
 
 
 def test_users_have_the_rights_that_the_command_gives(resources: list[dict[str, Any]]) -> None:
@@ -117,13 +136,13 @@ def secrets_of(template: dict[str, Any], folder: Path) -> None:
 def test_explorers_find_the_trainer_where_it_listens(
     workloads: dict[str, dict[str, Any]], resources: list[dict[str, Any]]
 ) -> None:
-    (trainer,) = of_kind(resources, "StatefulSet").values()
     environment = {entry["name"]: entry.get("value") for entry in workloads["trainer"]["spec"]["containers"][0]["env"]}
-    service = of_kind(resources, "Service")[trainer["serviceName"]]
-    assert environment["TRINITY_BUS_TRAINER__HOST"] == (
-        f"mesh-trainer-0.{trainer['serviceName']}.training.svc.cluster.local"
-    )
-    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
-    assert service["selector"].items() <= workloads["trainer"]["metadata"]["labels"].items()
+    assert environment["TRINITY_BUS_TRAINER__HOST"] == "mesh-trainer-0.mesh-trainer.training.svc.cluster.local"
+    # A LeaderWorkerSet makes a service of its own name itself.
+    for trainer in of_kind(resources, "StatefulSet").values():
+        service = of_kind(resources, "Service")[trainer["serviceName"]]
+        assert trainer["serviceName"] == "mesh-trainer"
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+        assert service["selector"].items() <= workloads["trainer"]["metadata"]["labels"].items()
     for certificate in of_kind(resources, "Certificate").values():
         assert certificate["dnsNames"] == [environment["TRINITY_BUS_TRAINER__HOST"]]

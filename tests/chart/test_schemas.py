@@ -1,4 +1,4 @@
-"""What Helm renders is what Kubernetes, Strimzi, KEDA and cert-manager define."""
+"""What Helm renders is what Kubernetes, Strimzi, KEDA, cert-manager and LeaderWorkerSet define."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.chart import CHART, RELEASE, ROOT, SIZES, helm
 
 VALIDATOR: Final = ROOT / ".cache" / "chart" / "bin" / "kubernetes-validate"
 CRDS: Final = Path(__file__).parent / "crds"
-CUSTOM: Final = ("kafka.strimzi.io", "keda.sh", "cert-manager.io")
+CUSTOM: Final = ("kafka.strimzi.io", "keda.sh", "cert-manager.io", "leaderworkerset.x-k8s.io")
 
 pytestmark = pytest.mark.chart
 
@@ -70,6 +70,8 @@ def test_no_two_resources_have_one_name(resources: list[dict[str, Any]]) -> None
         ("settings.console.token=longer-than-sixteen-characters", "'token' not allowed"),
         ("settings.coordinator.batch_sise=64", "'batch_sise' not allowed"),
         ("settings.coordinator.batch_size=0", "batch_size"),
+        ("trainer.nodes=2", "trainer.nodes is 2, which does not divide the 1 ranks"),
+        ("trainer.nodes=2,settings.trainer.data_parallel=2", "must be ReadWriteMany"),
         ("explorer.replica=2", "'replica' not allowed"),
     ],
 )

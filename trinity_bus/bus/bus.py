@@ -13,6 +13,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from schemas.event import Position
 from schemas.topic import Topic
 from schemas.topics import TOPICS
+from trinity_bus.bus import growth
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import administrator, kafka_errors, wait_reachable
@@ -84,6 +85,15 @@ class Bus:
         reader = await self._position_reader()
         for topic in created:
             await reader.end_offsets(topic)
+
+    async def grow(self, topic: Topic, partitions: int) -> int:
+        """Give a topic so many partitions, while it is in use. Return how many it had.
+
+        Raises:
+            TopicMismatchError: It cannot have so many: see :mod:`trinity_bus.bus.growth`.
+            BusError: There is no such topic, or the broker refuses.
+        """
+        return await growth.grow(await self._administrator(), self.settings, topic, partitions)
 
     async def cluster_observer(self) -> ClusterObserver:
         """Who asks the brokers how they are: copies, disks, limits, certificates.

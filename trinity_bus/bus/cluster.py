@@ -17,6 +17,7 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from schemas.topic import Topic
 from trinity_bus.bus.certificates import file_expiries, shown_expiry
 from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.growth import partitions_of
 from trinity_bus.bus.internals import ask
 from trinity_bus.bus.log_dirs import DescribeLogDirs
 from trinity_bus.config import KafkaSettings
@@ -140,7 +141,12 @@ class ClusterObserver:
 
     async def _log_dirs(self, nodes: Sequence[int]) -> dict[int, Any]:
         """Each broker's answer, of those that give one."""
-        request = DescribeLogDirs({name: list(range(topic.partitions)) for name, topic in self._names.items()})
+        growing = [name for name, topic in self._names.items() if topic.any_partition]
+        described = await self._admin.describe_topics(growing) if growing else []
+        known = {topic["topic"]: topic["partitions"] for topic in described}
+        request = DescribeLogDirs(
+            {name: list(partitions_of(topic, known.get(name))) for name, topic in self._names.items()}
+        )
         answers: dict[int, Any] = {}
         for node in nodes:
             try:

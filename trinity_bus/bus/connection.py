@@ -43,6 +43,8 @@ from trinity_bus.errors import (
 
 log = logging.getLogger(__name__)
 
+METADATA_S: Final = 60.0
+"""After which a client asks how many partitions a topic has."""
 _AGAIN_S: Final = 0.2
 HOW_TOPICS_COME = "a service creates it when it starts, or trinity-bus topics create"
 """What whoever misses a topic is told."""
@@ -78,6 +80,7 @@ def client_options(settings: KafkaSettings, client_id: str) -> dict[str, Any]:
         "bootstrap_servers": bootstrap_servers(settings),
         "client_id": client_id,
         "request_timeout_ms": round(settings.request_timeout_s * 1000),
+        "metadata_max_age_ms": round(METADATA_S * 1000),
         **_security(settings),
     }
 

@@ -22,6 +22,8 @@ from schemas.topic import Topic
 from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.growth import partitions_of
+from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.received import SLICE_S, Received, receive
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, RecordGoneError
@@ -129,13 +131,13 @@ class PositionReader:
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the end of its committed records."""
         with kafka_errors(f"find the end of {topic.name}"):
-            found = await log_offsets(self._client, self._settings, "end", self._all(topic))
+            found = await log_offsets(self._client, self._settings, "end", await self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that is kept."""
         with kafka_errors(f"find the beginning of {topic.name}"):
-            found = await log_offsets(self._client, self._settings, "beginning", self._all(topic))
+            found = await log_offsets(self._client, self._settings, "beginning", await self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
     async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
@@ -150,7 +152,7 @@ class PositionReader:
         """
         ends = await self.end_offsets(topic)
         with kafka_errors(f"find the age of {topic.name}"):
-            found = await self._client.offsets_for_times(dict.fromkeys(self._all(topic), time_ms))
+            found = await self._client.offsets_for_times(dict.fromkeys(await self._all(topic), time_ms))
         ages = {place.partition: place_found for place, place_found in found.items()}
         return {p: end if ages.get(p) is None else ages[p].offset for p, end in ends.items()}
 
@@ -182,10 +184,10 @@ class PositionReader:
 
     async def _check(self, topic: Topic, wanted: dict[int, set[int]]) -> None:
         """Refuse positions outside the log; wait a little for those that are still being committed."""
-        for partition in wanted:
-            if not 0 <= partition < topic.partitions:
-                raise RecordGoneError(f"{topic.name} has {topic.partitions} partitions, there is no {partition}")
         begin = await self.beginning_offsets(topic)
+        for partition in wanted:
+            if partition not in begin:
+                raise RecordGoneError(f"{topic.name} has {len(begin)} partitions, there is no {partition}")
         for partition, offsets in wanted.items():
             if min(offsets) < begin[partition]:
                 raise RecordGoneError(
@@ -273,6 +275,10 @@ class PositionReader:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S
 
-    def _all(self, topic: Topic) -> list[TopicPartition]:
+    async def _all(self, topic: Topic) -> list[TopicPartition]:
         name = topic.full_name(self._settings.namespace)
-        return [TopicPartition(name, partition) for partition in range(topic.partitions)]
+        if topic.any_partition:
+            # It may have grown a moment ago, and what is asked for may lie where it did.
+            await client_of(self._client).learn({name})
+        known = self._client.partitions_for_topic(name)
+        return [TopicPartition(name, partition) for partition in partitions_of(topic, known)]

@@ -354,7 +354,8 @@ class Producer:
         if sticky is None:
             first = partition_of(self._client_id, topic.partitions)
             sticky = self._sticky[topic.name] = StickyPartitions(topic.partitions, first)
-        return sticky.place(len(value or b""), time.monotonic())
+        known = self._connected().client.cluster.partitions_for_topic(topic.full_name(self._settings.namespace))
+        return sticky.place(len(value or b""), time.monotonic(), len(known or ()))
 
     async def _make_durable(self, outgoing: Outgoing) -> None:
         """Hand over what the open transaction has so far. A commit of the client's does not look at what failed."""

@@ -25,8 +25,10 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from schemas.topic import Topic
 from trinity_bus.bus.batches import Unreadable
-from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.connection import METADATA_S, kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.growth import partitions_of
+from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.lag import watch_lag
 from trinity_bus.bus.received import Received, receive_all
 from trinity_bus.bus.stalls import Stalls, Standing
@@ -85,6 +87,8 @@ class Reader:
             for name, topic in self._topics.items()
             for partition in (range(topic.partitions) if partitions is None else partitions)
         ]
+        self._growing = [name for name, topic in self._topics.items() if topic.any_partition and partitions is None]
+        """Of which all partitions are read, also those that are added later."""
         self._running: AIOKafkaConsumer | None = None
         self._pending: asyncio.Task[dict[TopicPartition, list[_Raw]]] | None = None
         self._raw: deque[tuple[Topic, _Raw]] = deque()
@@ -112,6 +116,9 @@ class Reader:
         try:
             with kafka_errors(f"start reader of {', '.join(self._topics)}"):
                 await client.start()
+                if self._growing:
+                    await client_of(client).learn(set(self._growing))
+                self._assigned += self._added(client)
                 client.assign(self._assigned)
                 for position, offset in (await self._start_offsets(client)).items():
                     client.seek(position, offset)
@@ -238,6 +245,7 @@ class Reader:
         found = [
             (topic.name, len(client.partitions_for_topic(name) or ()), topic.partitions)
             for name, topic in self._topics.items()
+            if not topic.any_partition
         ]
         stalled = self._stalls.look(time.monotonic(), standings, found)
         for line in self._stalls.news():
@@ -291,11 +299,38 @@ class Reader:
 
     def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[_Raw]]]:
         # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
-        pending = asyncio.create_task(client.getmany(timeout_ms=round(_WAIT_S * 1000), max_records=self._max_records))
+        pending = asyncio.create_task(self._get(client))
         self._pending = pending
         if self._ahead:
             pending.add_done_callback(self._go_on)
         return pending
+
+    async def _get(self, client: AIOKafkaConsumer) -> dict[TopicPartition, list[_Raw]]:
+        """Return what has come; empty now and then, to see what partitions there are."""
+        if added := self._added(client):
+            begins = await log_offsets(client, self._settings, "beginning", added)
+            # Nothing of what the client has given out is pending here, so its positions are where to go on.
+            places = {position: await client.position(position) for position in self._assigned} | begins
+            self._assigned += added
+            client.assign(self._assigned)
+            for position, offset in places.items():
+                client.seek(position, offset)
+            self._next |= {self._place(position): offset for position, offset in begins.items()}
+            log.info("%s has more partitions: they are read, too", ", ".join({place.topic for place in added}))
+        wait_s = METADATA_S if self._growing else _WAIT_S
+        found: dict[TopicPartition, list[_Raw]] = await client.getmany(
+            timeout_ms=round(wait_s * 1000), max_records=self._max_records
+        )
+        return found
+
+    def _added(self, client: AIOKafkaConsumer) -> list[TopicPartition]:
+        """Return the partitions that are not read yet, as far as the client knows."""
+        return [
+            place
+            for name in self._growing
+            for partition in partitions_of(self._topics[name], client.partitions_for_topic(name))
+            if (place := TopicPartition(name, partition)) not in self._assigned
+        ]
 
     def _go_on(self, pending: asyncio.Task[dict[TopicPartition, list[_Raw]]]) -> None:
         """Queue what has come and ask for more, unless there is enough, or something is wrong: ``batch`` says what."""

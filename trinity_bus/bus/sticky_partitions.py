@@ -7,6 +7,8 @@ and the broker about as much, and in a transaction a marker too. Over many momen
 
 from typing import Final
 
+from trinity_bus.bus.growth import SETTLE_S
+
 MOMENT_S: Final = 0.005
 MOMENT_BYTES: Final = 256 << 10
 """After so much the next partition is taken at once: one partition takes one batch at a time."""
@@ -25,9 +27,23 @@ class StickyPartitions:
         self._current = first % partitions
         self._until = float("-inf")
         self._bytes = 0
+        self._grown_at: float | None = None
 
-    def place(self, size: int, now: float) -> int:
-        """Return the partition of a record of ``size`` bytes that is sent now, in seconds of any steady clock."""
+    def place(self, size: int, now: float, known: int) -> int:
+        """Return the partition of a record.
+
+        Args:
+            size: Bytes.
+            now: In seconds of any steady clock.
+            known: How many partitions the topic has by now. More than before are used a while later, when each broker
+                knows of them.
+        """
+        if known <= self._partitions:
+            self._grown_at = None
+        elif self._grown_at is None:
+            self._grown_at = now
+        elif now >= self._grown_at + SETTLE_S:
+            self._partitions, self._grown_at = known, None
         if now >= self._until or self._bytes + size > MOMENT_BYTES:
             self._current = (self._current + 1) % self._partitions
             self._until = now + MOMENT_S

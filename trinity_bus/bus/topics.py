@@ -110,7 +110,7 @@ def _min_in_sync(copies: int) -> int:
 def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> list[str]:
     """Return what makes an existing topic unusable for its records; empty if nothing.
 
-    Partitions must be equal: a key's partition depends on their number, and a topic with one has it for its order.
+    Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.growth`.
 
     Args:
         topic: As it should be.
@@ -118,7 +118,12 @@ def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> li
         max_message_bytes: What the settings say that it must take, at least.
     """
     wrong = []
-    if found.partitions != topic.partitions:
+    if topic.any_partition and found.partitions < topic.partitions:
+        wrong.append(
+            f"it has {found.partitions} partitions and needs {topic.partitions}: `trinity-bus topics grow {topic.name} "
+            f"{topic.partitions}`"
+        )
+    elif not topic.any_partition and found.partitions != topic.partitions:
         wrong.append(f"it has {found.partitions} partitions and needs exactly {topic.partitions}")
     if found.cleanup != topic.cleanup:
         wrong.append(f"its {_CLEANUP} is {found.cleanup} and must be {topic.cleanup}")

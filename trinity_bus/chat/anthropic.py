@@ -5,21 +5,19 @@ text, tool use and tool results become messages with text, tool calls and tools'
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError
-from trinity_bus.chat.openai import ChatRequest, read_body, read_objects, read_sampling
+from trinity_bus.chat.openai import ChatRequest, read_body, read_objects, read_sampling, tool_names
 from trinity_bus.chat.session import ModelReply
 
-_TAKEN: Final = frozenset({"messages", "system", "model", "tools", "max_tokens", "stop_sequences", "stream"})
+_TAKEN: Final = frozenset(
+    {"messages", "system", "model", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "thinking"}
+)
 _PASSED_OVER: Final = frozenset({"temperature", "top_p", "top_k", "metadata", "service_tier"})
-_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "thinking": ({"type": "disabled"},),
-}
 
 
 def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
@@ -32,20 +30,36 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
     Raises:
         ChatError: It is none, or asks for what cannot be had.
     """
-    asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
+    asked = read_body(body, _TAKEN | _PASSED_OVER, {})
     messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
     if asked.get("system"):
         messages.insert(0, {"role": "system", "content": _text(asked["system"])})
-    unused = asked.get("tool_choice") == {"type": "none"}
+    thinking = asked.get("thinking", {})
+    if not isinstance(thinking, dict):
+        raise ChatError("thinking is an object with a type")
+    tools = [_tool(one) for one in read_objects(asked, "tools")]
+    match asked.get("tool_choice", {"type": "auto"}):
+        case {"type": "auto"}:
+            required: list[str] = []
+        case {"type": "none"}:
+            required, tools = [], []
+        case {"type": "any"}:
+            required = tool_names(tools)
+        case {"type": "tool", "name": str(name)}:
+            required = tool_names(tools, name)
+        case other:
+            raise ChatError(f"tool_choice {json.dumps(other)[:100]} cannot be had here")
     return ChatRequest(
         model=str(asked.get("model", "")),
         messages=messages,
-        tools=None if unused else [_tool(one) for one in read_objects(asked, "tools")] or None,
+        tools=tools or None,
         sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop_sequences")),
         n=1,
         stream=bool(asked.get("stream")),
         include_usage=False,
         logprobs=False,
+        required=required,
+        shows_reasoning=thinking.get("type") in ("enabled", "adaptive"),
     )
 
 
@@ -96,44 +110,65 @@ def _text(content: Any) -> str:
     return "".join(block["text"] for block in blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageShape:
-    """An answer, in one piece or as the events of a stream.
+    """An answer, in one piece or as the events of a stream: ``start``, ``begin``, ``more`` ..., ``last``.
 
     Args:
         id: Of the answer.
         model: As it was asked for.
         prompt_tokens: How many the prompt has.
+        thinking: Whether reasoning is shown.
     """
 
     id: str
     model: str
     prompt_tokens: int
+    thinking: bool = False
+    _text_at: int | None = None
+    """Which block the text is."""
 
     def body(self, said: ModelReply) -> dict[str, Any]:
         """As one object."""
         text = [{"type": "text", "text": said.content}] if said.content or not said.tool_calls else []
         return {
-            **self._message([*text, *_uses(said)], said.tokens),
+            **self._message([*self._thoughts(said.reasoning), *text, *_uses(said)], said.tokens),
             "stop_reason": _stop_reason(said),
         }
 
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Begin."""
-        message = {**self._message([], 0), "stop_reason": None}
-        yield {"type": "message_start", "message": message}
-        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    @property
+    def silent(self) -> bool:
+        """Whether no block was begun."""
+        return self._text_at is None
+
+    def start(self) -> dict[str, Any]:
+        """Say that there is an answer."""
+        return {"type": "message_start", "message": {**self._message([], 0), "stop_reason": None}}
+
+    def begin(self, reasoning: str | None) -> Iterator[dict[str, Any]]:
+        """Show the reasoning, where it is asked for, and begin the text."""
+        thoughts = self._thoughts(reasoning)
+        for index, thought in enumerate(thoughts):
+            yield {"type": "content_block_start", "index": index, "content_block": {**thought, "thinking": ""}}
+            delta = {"type": "thinking_delta", "thinking": thought["thinking"]}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+            yield {"type": "content_block_stop", "index": index}
+        self._text_at = len(thoughts)
+        yield {"type": "content_block_start", "index": self._text_at, "content_block": {"type": "text", "text": ""}}
 
     def more(self, text: str) -> dict[str, Any]:
         """Say what is said more."""
-        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        return {"type": "content_block_delta", "index": self._text_at, "delta": {"type": "text_delta", "text": text}}
 
     def last(self, said: ModelReply, rest: str) -> Iterator[dict[str, Any]]:
         """Say what has not been said, and how it ended."""
+        if self._text_at is None:
+            yield from self.begin(said.reasoning)
+        text_at = self._text_at or 0
         if rest:
             yield self.more(rest)
-        yield {"type": "content_block_stop", "index": 0}
-        for index, use in enumerate(_uses(said), 1):
+        yield {"type": "content_block_stop", "index": text_at}
+        for index, use in enumerate(_uses(said), text_at + 1):
             yield {"type": "content_block_start", "index": index, "content_block": {**use, "input": {}}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
             yield {"type": "content_block_delta", "index": index, "delta": delta}
@@ -141,6 +176,9 @@ class MessageShape:
         ended = {"stop_reason": _stop_reason(said), "stop_sequence": None}
         yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": said.tokens}}
         yield {"type": "message_stop"}
+
+    def _thoughts(self, reasoning: str | None) -> list[dict[str, Any]]:
+        return [{"type": "thinking", "thinking": reasoning, "signature": ""}] if self.thinking and reasoning else []
 
     def _message(self, content: list[dict[str, Any]], drawn: int) -> dict[str, Any]:
         return {

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from schemas.record import Record
 from schemas.sampling import Sampling, StructuredOutputs
+from trinity_bus.chat.formats.call import OPENING_TOKENS, opens_reasoning
+from trinity_bus.chat.formats.required import required_call
 from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.options import TemplateOptions, read_options
 from trinity_bus.chat.protocols import Tokenizer
@@ -29,7 +31,7 @@ OPTIONS: Final = "chat_template_kwargs"
 """As vLLM calls them."""
 _TAKEN: Final = frozenset(
     {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
-    | {"logprobs", "response_format", OPTIONS}
+    | {"logprobs", "response_format", "tool_choice", OPTIONS}
 )
 _DRAWING: Final = frozenset(
     {
@@ -45,7 +47,6 @@ PASSED_OVER: Final = frozenset(
     }
 )
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "tool_choice": ("auto", "none"),
     "logit_bias": ({},),
     "modalities": (["text"],),
     "top_logprobs": (0,),
@@ -73,6 +74,27 @@ class ChatRequest:
     """Of the model's chat template."""
     drawing: Mapping[str, Any] = field(default_factory=dict)
     """How the client would have it drawn, as it came: for a model that is not trained."""
+    required: Sequence[str] = ()
+    """Names of tools, one of which is to be called; none: the model may call any, or none."""
+    shows_reasoning: bool = False
+    """Whether the answer is to have a block of reasoning, as Anthropic's have; how much is the model's to say."""
+
+    def drawn_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> Sampling:
+        """Return how the answer to a prompt is drawn: where it is to be a call, as one.
+
+        Args:
+            prompt: Token ids.
+            tokenizer: The model's.
+
+        Raises:
+            ChatError: Calls cannot be required of this model.
+        """
+        if not self.required:
+            return self.sampling
+        functions = [one for tool in self.tools or () if (one := tool.get("function", {})).get("name") in self.required]
+        opened = opens_reasoning(tokenizer.decode(list(prompt[-OPENING_TOKENS:])))
+        shape = required_call(str(tokenizer.chat_template), functions, opened=opened)
+        return self.sampling.model_copy(update={"structured_outputs": shape})
 
     def of_another_model(self) -> Sampling:
         """Return how a model draws that is not trained, whose answer is one text.
@@ -106,7 +128,10 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         ChatError: It is none, or asks for what cannot be had.
     """
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
-    tools = read_objects(asked, "tools") if asked.get("tool_choice") != "none" else []
+    tools = read_objects(asked, "tools")
+    required = _required(asked.get("tool_choice", "auto"), tools)
+    if asked.get("tool_choice") == "none":
+        tools = []
     options = asked.get("stream_options", {})
     if (shape := _structured(asked.get("response_format"))) is not None:
         if tools:
@@ -125,7 +150,32 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         logprobs=bool(asked.get("logprobs")),
         options=read_options(asked.get(OPTIONS, {})),
         drawing={name: value for name, value in asked.items() if name in _DRAWING},
+        required=required,
     )
+
+
+def _required(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    match choice:
+        case "auto" | "none":
+            return []
+        case "required":
+            return tool_names(tools)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return tool_names(tools, name)
+    raise ChatError(f"tool_choice {json.dumps(choice)[:100]} cannot be had here")
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) -> list[str]:
+    """Return the names of tools, one of which is to be called: of all, or of the one that is wanted.
+
+    Raises:
+        ChatError: There is none, or they have no names.
+    """
+    named = [tool["function"].get("name") for tool in tools if isinstance(tool.get("function"), dict)]
+    names = [name for name in named if isinstance(name, str) and wanted in (None, name)]
+    if not names:
+        raise ChatError("tool_choice requires a call of a tool that is not among the tools")
+    return names
 
 
 def _structured(shape: Any) -> StructuredOutputs | None:

@@ -257,7 +257,7 @@ class Session:
         stop: Sequence[str],
         drawn: Callable[[Sequence[int]], Sequence[Completion]],
         options: TemplateOptions | None = None,
-    ) -> None:
+    ) -> list[tuple[Completion, ModelReply]]:
         """Take the answers of a history that were given elsewhere, up to the first that is not what was drawn there.
 
         Args:
@@ -267,21 +267,26 @@ class Session:
             drawn: Returns what was drawn elsewhere after a prompt.
             options: Of the model's chat template.
 
+        Returns:
+            What was taken, and what it says.
+
         Raises:
             ChatError: They cannot be written as tokens of this model.
         """
+        taken: list[tuple[Completion, ModelReply]] = []
         digests = Digests(tools)
         for count, message in enumerate(messages):
             known = digests.add(message)
             if message.get("role") != "assistant" or known in self._points:
                 continue
             if not count:
-                return
+                break
             prompt = self.prompt(messages[:count], tools, options)
             same = next((one for one in drawn(prompt.token_ids) if self._would_be(prompt, one, stop) == known), None)
             if same is None:
-                return
-            self.add(prompt, same, stop)
+                break
+            taken.append((same, self.add(prompt, same, stop)))
+        return taken
 
     def add(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str] = (), sampling: Sampling | None = None

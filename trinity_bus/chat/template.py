@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity_bus.chat.formats import format_of, read_llama, split_reasoning
-from trinity_bus.chat.formats.call import opens_reasoning
+from trinity_bus.chat.formats.call import OPENING_TOKENS, opens_reasoning
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
@@ -22,8 +22,6 @@ from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, aft
 from trinity_bus.chat.speech import Speech
 
 _MARK = "turn-c0ffee5eed-that-was-drawn"
-_OPENING_TOKENS = 16
-"""At the end of a prompt, in which reasoning may be opened."""
 
 
 class TemplateRenderer:
@@ -80,7 +78,7 @@ class TemplateRenderer:
         return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, object_is_call=object_is_call)
 
     def _opens(self, prompt: Sequence[int]) -> bool:
-        return opens_reasoning(self._tokenizer.decode(list(prompt[-_OPENING_TOKENS:])))
+        return opens_reasoning(self._tokenizer.decode(list(prompt[-OPENING_TOKENS:])))
 
     def _end_of_turn(self, drawn: DrawnTurn, new: Sequence[int]) -> int:
         """Return how many of the tokens that follow are the turn's end, and were drawn."""

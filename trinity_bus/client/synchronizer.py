@@ -34,6 +34,7 @@ from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import within
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError
+from trinity_bus.training.companions import CONFIG
 from trinity_bus.view import MeshFollower, MeshState, VersionRow, follow
 
 if TYPE_CHECKING:
@@ -158,10 +159,14 @@ class Synchronizer:
         """Return the checkpoint of the version to be served; None where there is none.
 
         Args:
-            use_huggingface: No matter: every checkpoint is a Hugging Face folder.
+            use_huggingface: Return it only where it is a Hugging Face folder, seen from here: with
+                ``trainer.save_as_hf`` other than ``always`` not every checkpoint is.
         """
         announced = self._now().announced
-        return None if announced is None or announced.checkpoint is None else Path(announced.checkpoint)
+        if announced is None or announced.checkpoint is None:
+            return None
+        folder = Path(announced.checkpoint)
+        return folder if not use_huggingface or (folder / CONFIG).is_file() else None
 
     def versions(self) -> list[VersionRow]:
         """All versions that were ever published, oldest first."""

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.free_form import MAX_ITEMS
 from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds, Size
+from trinity_bus.config.values import Count, HostName, InstanceName, PortRange, Seconds, Size, ports_of
 
 
 class TrainerSettings(Section):
@@ -49,6 +49,15 @@ class TrainerSettings(Section):
     weights_port: PortRange = "0"
     """Port at which explorers ask for weights, or a range such as ``7000-7009``, of which the first free one is taken.
     0: any. With ``nccl``, gloo and NCCL listen on others beside, which the operating system chooses."""
+    ranks_host: HostName = "127.0.0.1"
+    """Where ranks that a launcher has started reach rank 0, and at which it listens, alone: a name or an address of its
+    machine. ``{host}`` in it is the host's name. See docs/operations.md."""
+    ranks_port: PortRange = "0"
+    """Port at which they ask for its orders, or a range of which the first free one is taken. 0: any. Stores, gloo and
+    NCCL listen on others beside, which the operating system chooses."""
+    ranks_key: SecretStr | None = None
+    """What ranks that a launcher has started, and rank 0, show each other: all have the same; 16 characters or more.
+    Ranks that the trainer starts itself need none."""
     bucket_mib: Count = 16
     """Weights are sent in pieces of at most this many MiB."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
@@ -191,7 +200,8 @@ class TrainerSettings(Section):
     on one rank, in float32; the other is tested against it. A checkpoint is read by the engine that wrote it."""
     tensor_parallel: Count = 1
     """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel`` times
-    ``context_parallel`` times ``data_parallel``, all on one machine, each with a GPU of its own where there are any."""
+    ``context_parallel`` times ``data_parallel``, each with a GPU of its own where there are any: all on this machine,
+    or on several if ``torchrun`` has started them."""
     sequence_parallel: bool = False
     """Also split what lies between layers over the ranks of ``tensor_parallel``, by tokens: less memory for activations
     (Korthikanti et al., arXiv:2205.05198). Models with experts that are split need it."""
@@ -251,5 +261,9 @@ class TrainerSettings(Section):
     @property
     def weights_ports(self) -> range:
         """``weights_port`` as numbers."""
-        first, _, last = self.weights_port.partition("-")
-        return range(int(first), int(last or first) + 1)
+        return ports_of(self.weights_port)
+
+    @property
+    def ranks_ports(self) -> range:
+        """``ranks_port`` as numbers."""
+        return ports_of(self.ranks_port)

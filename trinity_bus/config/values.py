@@ -43,6 +43,12 @@ def _named_host(value: object) -> object:
     return value.replace("{host}", socket.gethostname()) if isinstance(value, str) else value
 
 
+def ports_of(value: str) -> range:
+    """Return the numbers of a :data:`PortRange`."""
+    first, _, last = value.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 type ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 type Count = Annotated[int, Field(ge=1)]

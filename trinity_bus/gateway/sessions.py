@@ -161,8 +161,11 @@ class Sessions:
     ) -> None:
         """Note what an answer consists of: the sample and turn of each of its responses.
 
-        Nothing is noted of one that came when its conversation was contributed, or forgotten, already.
+        Nothing is noted of one that came when its conversation was contributed, or forgotten, already; nor of one that
+        is known, as two requests that recall the same would have it.
         """
+        if (conversation.owner, answer_id) in self._places:
+            return
         known = self._open.get((conversation.owner, conversation.name))
         if known is not conversation or conversation.session is not session:
             return

@@ -161,7 +161,8 @@ class Endpoint:
         prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         # An answer of a shape that was asked for (response_format) is not drawn as the others are.
-        wishes = asked.sampling if self._sampling is None else merge_sampling(self._sampling, asked.sampling)
+        asks = asked.drawn_after(prompt.token_ids, self.ctx.tokenizer)
+        wishes = asks if self._sampling is None else merge_sampling(self._sampling, asks)
         how = merge_sampling(self.ctx.sampling, wishes)
         for completion in await self.ctx.generate(prompt.token_ids, wishes, asked.n):
             said = self._session.add(prompt, completion, wishes.stop or (), how)

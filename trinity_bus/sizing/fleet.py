@@ -200,6 +200,7 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
             max(EXPERIENCES.partitions, math.ceil(bytes_s / 10e6)),
             "",
             f"10 MB/s each; made with {EXPERIENCES.partitions}",
+            "trinity-bus topics grow experiences" if bytes_s > EXPERIENCES.partitions * 10e6 else "",
         ),
         SizeFigure(
             "coordinator, processor",

@@ -33,8 +33,11 @@ module                 what it does
 ``megatron_engine``    Megatron-core, one rank of any layout: ``MegatronEngine``
 ``torch_engine``       transformers and a torch optimizer, the numeric reference: ``TorchEngine``
 ``rank_protocol``      what rank 0 tells the other ranks of a trainer, and what they answer
-``ranks``              rank 0's hold on their processes
-``rank``               the program that such a process runs
+``rank_lines``         on what they tell it
+``ranks``              rank 0's hold on them
+``rank``               such a rank, and the program of one that is a child process
+``launch``             what a launcher says of a process that it has started
+``shared_folder``      that ranks on several machines see one folder of checkpoints
 ``multi_rank_engine``  Megatron's engine with other ranks behind it: ``MultiRankEngine``
 =====================  ===============================================================================================
 

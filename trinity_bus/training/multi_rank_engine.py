@@ -6,16 +6,19 @@ Each is one call of ``rank_protocol``, within which all ranks meet in collective
 
 A step is planned here, and each rank is sent its shard of it: the samples that it trains on, and nothing of the others.
 
-Ranks are on one machine; they meet over the loopback interface, and on GPUs each takes the one of its number.
+Ranks meet in a store that rank 0 opens where its others can reach it: on the loopback interface where they are its
+children. On GPUs each takes the one of its number on its machine.
 
 Failures: ``RankError`` where another rank is lost, late, or elsewhere. After any error the engine is of no use; only
 ``leave`` is left, which kills the others where they cannot be asked.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -25,15 +28,14 @@ from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
 from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.rendezvous import serve_store
-from trinity_bus.training import parallel
+from trinity_bus.training import parallel, shared_folder
 from trinity_bus.training.checkpoint import TrainingProgress
-from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import ParallelError, RankError
+from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.parallel import World
-from trinity_bus.training.rank_protocol import LIMIT_S, Export, Gather, Join, Leave, Load, Save, train_order
+from trinity_bus.training.rank_protocol import LIMIT_S, Build, Export, Gather, Join, Leave, Load, Save, train_order
 from trinity_bus.training.ranks import Followers
 from trinity_bus.training.token_figures import SampleFigures
 
@@ -50,23 +52,32 @@ class MultiRankEngine(TrainingEngine):
     Raises:
         ConfigError: ``model_path`` is not set.
         ConversionError: The model cannot be read.
-        ParallelError: The model cannot be split so, or there are fewer GPUs than ranks.
-        RankError: A rank is lost.
+        ParallelError: The model cannot be split so, or there is no GPU for this rank.
+        RankError: A rank is lost, or cannot take part.
     """
 
     def __init__(self, settings: TrainerSettings, followers: Followers) -> None:
-        world_size = followers.world_size
-        if not on_cpu() and torch.cuda.device_count() < world_size:
-            raise ParallelError(
-                f"{world_size} ranks need a GPU each, and this machine has {torch.cuda.device_count()}: lower "
-                "TRINITY_BUS_TRAINER__TENSOR_PARALLEL, __PIPELINE_PARALLEL or __DATA_PARALLEL"
-            )
+        world_size, host = followers.world_size, followers.host
         self._followers = followers
-        store = serve_store(LOOPBACK, timeout_s=LIMIT_S)
-        followers.begin(Join(world_size, store.port, settings.model_dump_json().encode()))
+        self._join(settings.checkpoint_dir)
+        store = serve_store(host, timeout_s=LIMIT_S)
+        followers.begin(Build(world_size, host, store.port, settings.model_dump_json().encode()))
         with followers.explained():
-            self._engine = MegatronEngine(settings, parallel.initialize(settings, World(0, world_size, 0, store)))
+            world = World(0, world_size, 0, store, on_this_machine=host == LOOPBACK)
+            self._engine = MegatronEngine(settings, parallel.initialize(settings, world))
         self._settle()
+
+    def _join(self, directory: Path | None) -> None:
+        """Have the others show that they can take part, before anything is loaded."""
+        parallel.check_device(0)
+        with contextlib.ExitStack() as stack:
+            join = Join(version("trinity-bus"))
+            if directory is not None:
+                # As they are to find it: relative to where this process is, another one need not be.
+                folder = directory.absolute()
+                join = Join(join.version, str(folder), stack.enter_context(shared_folder.marked(folder)))
+            self._followers.begin(join)
+            self._followers.settle(0)
 
     @property
     def source(self) -> Path:

@@ -1,9 +1,9 @@
 """Process groups: one process alone, or one of many.
 
 Alone, the rendezvous is in memory and gloo listens on the loopback interface only. Among many, either the caller says
-which one this is and where all meet (the trainer service does, see ``ranks``; gloo listens on the loopback interface
-then, too), or ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` come from the environment,
-as launchers such as ``torchrun`` set them.
+which one this is and where all meet (the trainer service does, see ``ranks``; where all are known to be on one machine,
+gloo listens on the loopback interface then, too), or ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
+``MASTER_PORT`` come from the environment, as launchers such as ``torchrun`` set them.
 
 Every rank must then make the same calls on its engine, in the same order (``layout`` says what each does in them). Gloo
 on CPUs, NCCL (and gloo for host tensors) on GPUs.
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.launch import launch_of
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import (
     initialize_rng_tracker,
@@ -44,13 +45,9 @@ class World:
     local_rank: int = 0
     """Among those on this machine; says which GPU is this process's."""
     store: dist.Store | None = None
-    """Where they meet, all of them on this machine. Unset: in memory for one process, else where the environment says.
-    """
-
-    @property
-    def on_this_machine(self) -> bool:
-        """Whether no process is known to be on another one."""
-        return self.world_size == 1 or self.store is not None
+    """Where they meet. Unset: in memory for one process, else where the environment says."""
+    on_this_machine: bool = False
+    """Whether all are known to be on one machine."""
 
 
 def world_of_environment() -> World:
@@ -59,14 +56,24 @@ def world_of_environment() -> World:
     Raises:
         ParallelError: A variable is no number.
     """
-    return World(_from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1), _from_environment("LOCAL_RANK", 0))
+    launch = launch_of(os.environ)
+    return World() if launch is None else World(launch.rank, launch.world_size, launch.local_rank)
 
 
-def _from_environment(name: str, default: int) -> int:
-    value = os.environ.get(name, str(default))
-    if not value.isdigit():
-        raise ParallelError(f"{name}={value!r}: expected a number, as a launcher such as torchrun sets it")
-    return int(value)
+def check_device(local_rank: int) -> None:
+    """Pass where there is a device for a rank: a GPU of its own, or the CPU where there is none at all.
+
+    Args:
+        local_rank: Its number among those on this machine.
+
+    Raises:
+        ParallelError: There are fewer GPUs than ranks.
+    """
+    if not on_cpu() and (gpus := torch.cuda.device_count()) <= local_rank:
+        raise ParallelError(
+            f"each rank needs a GPU of its own, and this machine has {gpus} for {local_rank + 1} or more: lower "
+            "TRINITY_BUS_TRAINER__TENSOR_PARALLEL, __PIPELINE_PARALLEL or __DATA_PARALLEL"
+        )
 
 
 @contextlib.contextmanager
@@ -104,7 +111,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     device = torch.device("cpu") if on_cpu() else torch.device("cuda", world.local_rank)
     if not on_cpu():
         torch.cuda.set_device(device)
-    with _loopback_only() if world.on_this_machine else contextlib.nullcontext():
+    with _loopback_only() if world_size == 1 or world.on_this_machine else contextlib.nullcontext():
         if not dist.is_initialized():
             dist.init_process_group(
                 backend="gloo" if on_cpu() else "cpu:gloo,cuda:nccl",

@@ -1,15 +1,19 @@
-"""``python -m trinity_bus.training.rank SOCKET RANK LEVEL``: one rank of a trainer, but for the first.
+"""A rank of a trainer other than the first: it makes the calls that rank 0 orders, on a line to it (``rank_lines``).
 
-It builds an engine and makes the calls that rank 0 tells it to (``rank_protocol``); it knows of no log and publishes
-nothing.
+It builds an engine and does what it is told (``rank_protocol``); it knows of no log and publishes nothing.
 
 ::
 
-    WAITING --order--> CALLED --made: Done--> WAITING --Leave, or rank 0's end of the socket is closed--> ended: 0
-                          '--an error: Failed--------------------------------------------------------------> ended: 1
+    WAITING --order--> CALLED --made: Done--> WAITING --Leave-------------------------> LEFT
+       |                  '--an error: Failed-----------------------------------------> FAILED
+       '--rank 0 ends the line--> before Join: DISMISSED; within its training: ORPHANED
 
-Failures: an error ends it, after it has told rank 0 why. Rank 0 dies: the guard that this runs under kills it, also
-within a collective. SIGTERM and SIGINT are for rank 0 to act on, and ignored here.
+``python -m trinity_bus.training.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the other end
+of a socket pair.
+
+Failures: an error ends it, after it has told rank 0 why. Rank 0 dies: the guard that a child runs under kills it, also
+within a collective; a rank that a launcher has started sees to that itself. SIGTERM and SIGINT are for rank 0 to act
+on, and ignored here.
 """
 
 import logging
@@ -18,20 +22,23 @@ import socket
 import sys
 import warnings
 from collections import deque
+from enum import Enum, auto
+from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.frames import read_frame
+from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
-from trinity_bus.training import parallel, rank_protocol
+from trinity_bus.training import parallel, rank_protocol, shared_folder
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.rank_lines import PairLine, RankLine
 from trinity_bus.training.rank_protocol import (
+    Build,
     Call,
     Done,
     Export,
@@ -49,17 +56,32 @@ from trinity_bus.training.rank_protocol import (
 log = logging.getLogger(__name__)
 
 
+class Outcome(Enum):
+    """How following rank 0 came to its end."""
+
+    LEFT = auto()
+    """As it was told; another training may come."""
+    FAILED = auto()
+    """It could not make a call, and has said why."""
+    DISMISSED = auto()
+    """Rank 0 ended before it had begun."""
+    ORPHANED = auto()
+    """Rank 0 is gone, in the midst of training."""
+
+
 class Rank:
     """A follower rank, which makes the calls that the first orders.
 
     Args:
         rank: Its number.
-        orders: What rank 0 sends.
+        local_rank: Its number among those on this machine.
+        line: To rank 0.
     """
 
-    def __init__(self, rank: int, orders: IO[bytes]) -> None:
+    def __init__(self, rank: int, local_rank: int, line: RankLine) -> None:
         self._rank = rank
-        self._orders = orders
+        self._local_rank = local_rank
+        self._line = line
         self._engine: MegatronEngine | None = None
 
     def make(self, call: Call) -> Done:
@@ -76,17 +98,31 @@ class Rank:
             parallel.shut_down()
             return Done(0)
         if isinstance(call, Join):
-            self._engine = self._join(call)
+            self._join(call)
+            return Done(0)
+        if isinstance(call, Build):
+            self._engine = self._build(call)
         elif self._engine is None:
-            raise RankError(f"{type(call).__name__} came before Join")
+            raise RankError(f"{type(call).__name__} came before Build")
         else:
             self._follow(self._engine, call)
         return Done(self._engine.progress.step, self._engine.take_figures())
 
-    def _join(self, call: Join) -> MegatronEngine:
+    def _join(self, call: Join) -> None:
+        if call.version != (ours := version("trinity-bus")):
+            raise RankError(
+                f"this machine has trinity-bus {ours}, rank 0's has {call.version}: install one version on all machines"
+            )
+        if call.folder:
+            shared_folder.look_for(Path(call.folder), call.mark)
+        parallel.check_device(self._local_rank)
+
+    def _build(self, call: Build) -> MegatronEngine:
         settings = TrainerSettings.model_validate_json(call.settings)
-        store = join_store("127.0.0.1", call.store_port, timeout_s=rank_protocol.LIMIT_S)
-        world = parallel.World(self._rank, call.world_size, self._rank, store)
+        store = join_store(call.store_host, call.store_port, timeout_s=rank_protocol.LIMIT_S)
+        world = parallel.World(
+            self._rank, call.world_size, self._local_rank, store, on_this_machine=call.store_host == LOOPBACK
+        )
         return MegatronEngine(settings, parallel.initialize(settings, world))
 
     def _follow(self, engine: MegatronEngine, call: Load | Train | Save | Gather | Export) -> None:
@@ -103,48 +139,60 @@ class Rank:
                 engine.export_hf(Path(path))
 
     def _sample(self) -> TrainSample:
-        body = read_frame(self._orders, rank_protocol.SAMPLE_BYTES)
+        body = self._line.receive(rank_protocol.SAMPLE_BYTES)
         if body is None:
             raise RankError("rank 0 ended within a batch")
         return rank_protocol.decode_sample(body)
 
 
-def follow(channel: socket.socket, rank: int) -> int:
+def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
     """Make calls until told to leave, or until rank 0 is gone.
 
-    Returns:
-        Exit status.
+    Args:
+        line: To rank 0.
+        rank: Number of this one.
+        local_rank: Its number among those on this machine.
+
+    Raises:
+        ProtocolError: Rank 0 says what cannot be understood.
     """
     turns = Turns()
-    with channel, channel.makefile("rb") as orders:
-        follower = Rank(rank, orders)
-        while (body := read_frame(orders, rank_protocol.ORDERS.limit)) is not None:
-            order = rank_protocol.ORDERS.decode(body)
-            try:
-                turns.take(order)
-                result: Done | Failed = follower.make(order.call)
-            except Exception as error:
-                if not isinstance(error, TrinityError):
-                    log.exception("%s cannot be made", type(order.call).__name__)
-                result = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
-            try:
-                channel.sendall(rank_protocol.ANSWERS.frame(RankAnswer(order.number, result)))
-            except (BrokenPipeError, ConnectionResetError):
-                return 0  # rank 0 is gone
-            if isinstance(result, Failed) or isinstance(order.call, Leave):
-                return int(isinstance(result, Failed))
-    return 0
+    follower = Rank(rank, local_rank, line)
+    while (body := line.receive(rank_protocol.ORDERS.limit)) is not None:
+        order = rank_protocol.ORDERS.decode(body)
+        try:
+            turns.take(order)
+            result: Done | Failed = follower.make(order.call)
+        except Exception as error:
+            if not isinstance(error, TrinityError):
+                log.exception("%s cannot be made", type(order.call).__name__)
+            result = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
+        try:
+            line.send([rank_protocol.ANSWERS.encode(RankAnswer(order.number, result))])
+        except OSError:
+            break  # rank 0 is gone
+        if isinstance(result, Failed):
+            return Outcome.FAILED
+        if isinstance(order.call, Leave):
+            return Outcome.LEFT
+    return Outcome.ORPHANED if turns.last else Outcome.DISMISSED
 
 
-def main() -> None:
-    """Follow rank 0 at the other end of a socket."""
+def prepare(rank: int, level: int) -> None:
+    """Make this process one that follows: its log says which rank it is, and signals are for rank 0 to act on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    descriptor, rank, level = map(int, sys.argv[1:])
     console(level, template=FORMAT.replace("%(name)s", f"rank {rank} %(name)s"))
     # Rank 0 has the same to warn of.
     warnings.simplefilter("ignore")
-    sys.exit(follow(socket.socket(fileno=descriptor), rank))
+
+
+def main() -> None:
+    """Follow rank 0 at the other end of a socket pair."""
+    descriptor, rank, level = map(int, sys.argv[1:])
+    prepare(rank, level)
+    outcome = follow(PairLine(socket.socket(fileno=descriptor)), rank, rank)
+    sys.exit(int(outcome is Outcome.FAILED))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ decides which comes next, sends it to the others, and makes it itself; so all ma
 call is *settled* when every other rank has answered it, and none is sent before the one before it is settled::
 
     rank 0                                     rank 1, rank 2, ...
-      Order(1, Join) ----------------------->  join the process groups, build the engine
-      Order(2, Load) ----------------------->  go back to the newest checkpoint
-      Order(3, Train), sample, ... --------->  train on its shard of them   <--- collectives among all ranks --->
-      Order(4, Save) ----------------------->  write their part of the checkpoint
-      Order(5, Gather) --------------------->  give their part of the weights
-      Order(6, Export) --------------------->  the same
-      Order(7, Leave) ---------------------->  leave the process groups, end
+      Order(1, Join) ----------------------->  are of this version, see the same folder of checkpoints, have a device
+      Order(2, Build) ---------------------->  join the process groups, build the engine
+      Order(3, Load) ----------------------->  go back to the newest checkpoint
+      Order(4, Train), sample, ... --------->  train on its shard of them   <--- collectives among all ranks --->
+      Order(5, Save) ----------------------->  write their part of the checkpoint
+      Order(6, Gather) --------------------->  give their part of the weights
+      Order(7, Export) --------------------->  the same
+      Order(8, Leave) ---------------------->  leave the process groups, end
       <-- RankAnswer(n, Done(step)) after each, or RankAnswer(n, Failed(why)), after which the rank ends
 
     PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED
@@ -19,8 +20,8 @@ call is *settled* when every other rank has answered it, and none is sent before
                             '-------------------'--Failed, or an end: LOST, for good; RankError says rank and reason
     Turns (others):         Join first and once, then numbers that rise by one; else RankError, and the rank ends
 
-Both are frames (``trinity_bus.runtime.frames``). The samples of a rank's shard are frames of their own, update after
-update. The channel ends inside one machine and one user, so nothing is encrypted.
+Join has no collective in it: whoever cannot take part is refused before anything waits for it. All are messages on a
+line (``rank_lines``); the samples of a rank's shard are messages of their own, update after update.
 """
 
 import signal
@@ -42,17 +43,30 @@ from trinity_bus.training.token_figures import SampleFigures
 LIMIT_S: Final = 600.0
 """How long a rank may wait for the others, within a collective or for an answer, before it fails."""
 SAMPLE_BYTES: Final = 4 * ExperienceGroup.MAX_BYTES
-"""Most of one sample: advantages and log-probabilities of several policies come to what is on the log."""
+"""Most of one sample: advantages and log-probabilities of several policies come to what is on the log. No message is
+larger."""
 MAX_WHY: Final = 2000
 """Characters of the reason of a failure."""
 
 
 class Join(Struct, frozen=True, tag=True):
+    """Show that you can take part."""
+
+    version: str
+    """Of this project, which must be the same on all machines."""
+    folder: str = ""
+    """Of the checkpoints, which all machines share; empty where there are none."""
+    mark: str = ""
+    """In that folder; see ``shared_folder``."""
+
+
+class Build(Struct, frozen=True, tag=True):
     """Join the process groups and build the engine."""
 
     world_size: int
+    store_host: str
+    """Of the store in which all ranks meet."""
     store_port: int
-    """Of the store in which all ranks meet, on the loopback interface."""
     settings: bytes
     """``TrainerSettings`` as JSON."""
 
@@ -68,13 +82,13 @@ class UpdateShard(Struct, frozen=True):
     """A rank's shard of an update: see ``step_plan.Update``."""
 
     samples: int
-    """In the frames that follow."""
+    """In the messages that follow."""
     divisor: float
     weight: float
 
 
 class Train(Struct, frozen=True, tag=True):
-    """Train on the samples in the frames that follow."""
+    """Train on the samples in the messages that follow."""
 
     updates: tuple[UpdateShard, ...]
     trained_tokens: int
@@ -105,7 +119,7 @@ class Leave(Struct, frozen=True, tag=True):
     """Leave the process groups and end."""
 
 
-type Call = Join | Load | Train | Save | Gather | Export | Leave
+type Call = Join | Build | Load | Train | Save | Gather | Export | Leave
 
 
 class Order(Struct, frozen=True, array_like=True):
@@ -159,13 +173,13 @@ def step_of(order: Train, read: Callable[[], TrainSample]) -> StepPlan:
 
 
 def encode_sample(sample: TrainSample) -> bytes:
-    """Return a sample as the body of a frame."""
+    """Return a sample as a message."""
     values = {field.name: getattr(sample, field.name) for field in fields(sample)}
     return msgpack.encode({n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in values.items()})
 
 
 def decode_sample(body: bytes) -> TrainSample:
-    """Return the sample in a body that :func:`encode_sample` has made."""
+    """Return the sample in a message that :func:`encode_sample` has made."""
     values = msgpack.decode(body)
     arrays = {n: np.frombuffer(v, _DTYPES.get(n, np.float32)) if isinstance(v, bytes) else v for n, v in values.items()}
     if (routes := arrays["routes"]) is not None:
@@ -262,14 +276,18 @@ class PendingCalls:
         """Take note that what a rank sent cannot be read."""
         self._lose(rank, f"sent what cannot be read ({why})")
 
-    def ended(self, rank: int, pid: int, status: int) -> None:
-        """Take note that a rank's process has ended; after Leave that is as it should be."""
+    def ended(self, rank: int, how: str) -> None:
+        """Take note that a rank has ended; after Leave that is as it should be.
+
+        Args:
+            rank: Which.
+            how: Such as ``"(process 42) was ended by SIGKILL"``.
+        """
         if self.leaving:
             # A rank that died over it owes an answer no more.
             self._steps.setdefault(rank, 0)
             return
-        how = f"was ended by {_signal(-status)}" if status < 0 else f"ended with status {status}"
-        self._lose(rank, f"(process {pid}) {how}")
+        self._lose(rank, how)
 
     def check(self, step: int) -> None:
         """Whether all ranks are where rank 0 is, once a call is settled.
@@ -298,5 +316,9 @@ def _name(call: Call | None) -> str:
     return type(call).__name__
 
 
-def _signal(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+def how_ended(status: int) -> str:
+    """Return what a process's exit status says, or minus the signal's number where one killed it."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was ended by {name}"

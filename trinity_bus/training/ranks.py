@@ -1,7 +1,8 @@
-"""Rank 0's hold on the other ranks of a trainer: starting them, calling them, hearing of their deaths, ending them.
+"""Rank 0's hold on the other ranks of a trainer: calling them, hearing of their ends, ending them.
 
-The other ranks are child processes (``rank``), each at the far end of a socket pair; what is said over it is
-``rank_protocol``'s. They run under guards (:mod:`trinity_bus.runtime.process`): however this process ends, they do.
+Where they come from is a :class:`RankSource`: child processes of this one (:class:`ChildRanks`), or processes that a
+launcher has started on this and other machines, which connect to this one. Each is at the far end of a line
+(``rank_lines``); what is said on it is ``rank_protocol``'s.
 
 ::
 
@@ -10,13 +11,14 @@ The other ranks are child processes (``rank``), each at the far end of a socket 
        |                            '--no disarm() within ABORT_S-------------> ended by force, status 1
        '--end()-----------------> ENDED: a rank that was told to leave may take GRACE_S; what is left of them is killed
 
-A thread for each rank reads its answers, and alone touches its process. The end of the socket is the end of the rank:
-a death is noticed when it happens, whether or not a call is under way.
+A thread for each rank reads its answers, and alone sees to its end. The end of the line is the end of the rank: a death
+is noticed when it happens, whether or not a call is under way.
 
 Failures: a rank dies within a collective: gloo fails on rank 0 as well, NCCL may wait; that is what ABORT_S is for. A
 rank hangs: the collective fails after ``LIMIT_S``, and so does the wait for an answer. An error on rank 0 itself
-leaves its call unsettled, and the others in their collectives: ``end`` kills them. Nothing is tried again here:
-whoever runs the service starts it anew, and it goes on from its checkpoint.
+leaves its call unsettled, and the others in their collectives: ``end`` kills children, and cuts the lines of others,
+who end then. Children run under guards (:mod:`trinity_bus.runtime.process`): however this process ends, they do.
+Nothing is tried again here: whoever runs the service starts it anew, and it goes on from its checkpoint.
 """
 
 import asyncio
@@ -24,18 +26,20 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import IO, Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from trinity_bus.runtime.background import in_daemon_thread
-from trinity_bus.runtime.frames import ProtocolError, head_of, read_frame
+from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls
+from trinity_bus.training.rank_lines import PairLine, RankLine
+from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls, how_ended
 from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
@@ -48,23 +52,99 @@ _WORDS_S: Final = 5.0
 """How long to wait for news of a death after a collective has failed."""
 
 
-class _Follower:
-    """A rank other than the first, as the first knows it."""
+class Follower(ABC):
+    """A rank other than the first, as the first knows it.
+
+    Args:
+        rank: Its number.
+        line: To it.
+        where: It is, for people, such as ``"process 42"``.
+    """
+
+    def __init__(self, rank: int, line: RankLine, where: str) -> None:
+        self.rank = rank
+        self.line = line
+        self.where = where
+
+    @abstractmethod
+    def see_to_end(self, grace_s: float) -> str:
+        """Have it ended, now that its line has.
+
+        Args:
+            grace_s: How long it may take to do so by itself.
+
+        Returns:
+            How it ended, for people, such as ``"was ended by SIGKILL"``.
+        """
+
+
+class RankSource(Protocol):
+    """Where the other ranks come from. One set of them at a time."""
+
+    host: str
+    """Where stores listen in which all ranks can meet."""
+
+    def wait(self, world_size: int) -> None:
+        """Wait until so many ranks can be had, this one included. May be called from any thread.
+
+        Raises:
+            RankError: They cannot.
+        """
+        ...
+
+    def start(self, world_size: int) -> Sequence[Follower]:
+        """Return the others, in order.
+
+        Raises:
+            TrinityError: They cannot be had.
+        """
+        ...
+
+
+class _Child(Follower):
+    """A rank that is a child process of this one."""
 
     def __init__(self, rank: int, command: Sequence[str]) -> None:
-        self.rank = rank
-        self.socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         with theirs:
             self.child = Child(
                 [*command, str(theirs.fileno()), str(rank), str(log.getEffectiveLevel())],
                 pass_fds=[theirs.fileno()],
             )
-        # Of sends only: the thread that reads waits as long as it takes.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LIMIT_S), 0))
+        super().__init__(rank, PairLine(ours), f"process {self.child.pid}")
 
-    def send(self, frames: Sequence[bytes]) -> None:
-        for frame in frames:
-            self.socket.sendall(frame)
+    def see_to_end(self, grace_s: float) -> str:
+        """See :class:`Follower`."""
+        status = self.child.wait(grace_s)
+        return how_ended(self.child.kill() if status is None else status)
+
+
+class ChildRanks:
+    """Starts the other ranks on this machine, as child processes; see :class:`RankSource`.
+
+    Args:
+        command: What runs a rank; its socket, its number and its log level are added.
+    """
+
+    host = LOOPBACK
+
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "trinity_bus.training.rank")) -> None:
+        self._command = command
+        self.pids: list[int] = []
+        """Process ids of the other ranks, in order."""
+
+    def wait(self, world_size: int) -> None:
+        """See :class:`RankSource`."""
+
+    def start(self, world_size: int) -> list[_Child]:
+        """See :class:`RankSource`.
+
+        Raises:
+            ProcessError: One cannot be started.
+        """
+        children = [_Child(rank, self._command) for rank in range(1, world_size)]
+        self.pids = [one.child.pid for one in children]
+        return children
 
 
 class Followers:
@@ -72,33 +152,28 @@ class Followers:
 
     Args:
         world_size: Ranks, this one included.
-        command: What runs a rank; its socket, its number and its log level are added.
+        source: Where they come from.
 
     Raises:
-        ProcessError: One cannot be started.
+        TrinityError: One cannot be had.
     """
 
-    def __init__(
-        self, world_size: int, *, command: Sequence[str] = (sys.executable, "-m", "trinity_bus.training.rank")
-    ) -> None:
+    def __init__(self, world_size: int, source: RankSource) -> None:
         self.world_size = world_size
+        self.host = source.host
         self._roll = PendingCalls(world_size)
         self._changed = threading.Condition()
         self._ending = False
         self._abort: threading.Timer | None = None
-        self._followers = [_Follower(rank, command) for rank in range(1, world_size)]
+        self._followers = source.start(world_size)
         self._readers = [
             threading.Thread(target=self._read, args=(follower,), name=f"rank {follower.rank}", daemon=True)
             for follower in self._followers
         ]
         for reader in self._readers:
             reader.start()
-        log.info("training on %d ranks; the others are processes %s", world_size, self.pids)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the other ranks, in order."""
-        return [follower.child.pid for follower in self._followers]
+        where = ", ".join(follower.where for follower in self._followers)
+        log.info("training on %d ranks; the others: %s", world_size, where)
 
     # ------------------------------------------------------------------------------------------------------ calls
 
@@ -106,7 +181,7 @@ class Followers:
         """Has the other ranks make a call, which this one must then make, too.
 
         Args:
-            call: Which; or, for each rank, which, and the bodies of frames that come after it.
+            call: Which; or, for each rank, which, and the messages that come after it.
 
         Raises:
             RankError: One is lost, or has not answered the call before.
@@ -116,11 +191,8 @@ class Followers:
             number = self._roll.call(each[1][0])
         for follower in self._followers:
             theirs, bodies = each[follower.rank]
-            frames = [protocol.ORDERS.frame(Order(number, theirs))]
-            for body in bodies:
-                frames += [head_of(body, protocol.SAMPLE_BYTES), body]
             try:
-                follower.send(frames)
+                follower.line.send([protocol.ORDERS.encode(Order(number, theirs)), *bodies])
             except OSError as error:
                 self._explain(error, f"rank {follower.rank} of {self.world_size} does not listen: {error}")
 
@@ -180,7 +252,7 @@ class Followers:
         await in_daemon_thread(self._until_lost, name="watch ranks")
 
     def end(self) -> None:
-        """Wait for ranks that were told to leave, and kill the others. Safe to call twice; blocks for seconds."""
+        """Wait for ranks that were told to leave, and end the others. Safe to call twice; blocks for seconds."""
         with self._changed:
             self._ending = True
             leaving = self._roll.leaving and self._roll.settled
@@ -188,9 +260,8 @@ class Followers:
         for follower, reader in zip(self._followers, self._readers, strict=True):
             if leaving:
                 reader.join(GRACE_S)
-            # The reader takes this for the rank's end, and sees to its process.
-            with contextlib.suppress(OSError):
-                follower.socket.shutdown(socket.SHUT_RDWR)
+            # The reader takes this for the rank's end, and sees to that.
+            follower.line.end()
             reader.join()
 
     def disarm(self) -> None:
@@ -204,7 +275,7 @@ class Followers:
             if self._ending or self._roll.lost is None:
                 return
             reason = self._roll.lost
-            self._abort = threading.Timer(ABORT_S, _end_by_force, (reason,))
+            self._abort = threading.Timer(ABORT_S, end_by_force, (reason,))
             self._abort.daemon = True
             self._abort.start()
         log.error("%s: the trainer ends, and goes on from its checkpoint when it is started again", reason)
@@ -215,49 +286,52 @@ class Followers:
             self._changed.wait_for(lambda: self._roll.lost, _WORDS_S)
             raise RankError(self._roll.lost or otherwise) from error
 
-    def _read(self, follower: _Follower) -> None:
+    def _read(self, follower: Follower) -> None:
         """Note that what a rank says, until its end; then its end."""
-        with follower.socket.makefile("rb") as file:
-            self._hear(follower.rank, file)
+        self._hear(follower)
         with self._changed:
             grace_s = 0.0 if self._ending and not self._roll.leaving else GRACE_S
-        status = follower.child.wait(grace_s)
-        if status is None:
-            status = follower.child.kill()
+        follower.line.close()
+        how = follower.see_to_end(grace_s)
         with self._changed:
             if not self._ending:
-                self._roll.ended(follower.rank, follower.child.pid, status)
+                self._roll.ended(follower.rank, f"({follower.where}) {how}")
             self._changed.notify_all()
-        follower.socket.close()
 
-    def _hear(self, rank: int, file: IO[bytes]) -> None:
+    def _hear(self, follower: Follower) -> None:
         while True:
             try:
-                body = read_frame(file, protocol.ANSWERS.limit)
+                body = follower.line.receive(protocol.ANSWERS.limit)
                 answer = None if body is None else protocol.ANSWERS.decode(body)
             except ProtocolError as error:
                 with self._changed:
-                    self._roll.spoke_nonsense(rank, str(error))
+                    self._roll.spoke_nonsense(follower.rank, str(error))
                     self._changed.notify_all()
                 return
             if answer is None:
                 return
             with self._changed:
-                self._roll.answered(rank, answer)
+                self._roll.answered(follower.rank, answer)
                 self._changed.notify_all()
 
 
 @contextlib.asynccontextmanager
-async def followers_of(world_size: int) -> AsyncIterator[Followers | None]:
+async def followers_of(world_size: int, source: RankSource) -> AsyncIterator[Followers | None]:
     """Provide the other ranks, watched: within, the death of one cancels the block. None where there is one rank.
 
+    Args:
+        world_size: Ranks, this one included.
+        source: Where they come from.
+
     Raises:
+        RankError: They cannot be had.
         ExceptionGroup: Of RankError, where one was lost.
     """
     if world_size == 1:
         yield None
         return
-    followers = Followers(world_size)
+    await in_daemon_thread(lambda: source.wait(world_size), name="wait for ranks")
+    followers = Followers(world_size, source)
     try:
         async with asyncio.TaskGroup() as watching:
             watch = watching.create_task(followers.watch(), name="watch ranks")
@@ -268,7 +342,8 @@ async def followers_of(world_size: int) -> AsyncIterator[Followers | None]:
         followers.disarm()
 
 
-def _end_by_force(reason: str) -> None:
+def end_by_force(reason: str) -> NoReturn:
+    """End this process, whatever its threads wait for, and say why."""
     sys.stderr.write(f"{reason}: ended by force, because a collective still waits for it\n")
     sys.stderr.flush()
     os._exit(1)

@@ -19,7 +19,7 @@ without a setting that there is now  a line, ``not recorded -> value``; likewise
 without settings                     a line; nothing is compared
 ===================================  =================================================================================
 
-No secret is kept: no setting of ``trainer`` is one, and of the texts in ``trainer.objective_options``, which are for
+No secret is kept: the one of ``trainer`` is left out, and of the texts in ``trainer.objective_options``, which are for
 programs that are not known here, a checkpoint holds digests.
 """
 
@@ -56,6 +56,9 @@ _TELLS_WHERE_AND_WHEN = {
     "token_figures",
     "host",
     "weights_port",
+    "ranks_host",
+    "ranks_port",
+    "ranks_key",
     "bucket_mib",
 }
 _COMPARED_ELSEWHERE = {

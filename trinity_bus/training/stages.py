@@ -30,6 +30,7 @@ from trinity_bus.errors import ConfigError
 NAME: Final = "stage"
 _OF_THE_SERVICE: Final = frozenset(
     {"name", "role", "shadows", "stages", "model_path", "checkpoint_dir", "heartbeat_s", "host", "weights_port"}
+    | {"ranks_host", "ranks_port", "ranks_key"}
 )
 
 

@@ -12,7 +12,9 @@ the network, the other side or the time limit does, ``WireError`` for what is no
 """
 
 import contextlib
+import errno
 import os
+import select
 import socket
 import ssl
 import struct
@@ -58,6 +60,16 @@ class Channel:
     def secure(self, key: bytes, side: Side) -> None:
         """From now on, messages carry codes."""
         self._key, self._side = key, side
+
+    def half_for_sending(self) -> "Channel":
+        """Return a channel to the same side for another thread, which sends while this one's receives.
+
+        This one must send no more, and the other one must not receive. To close either is to close both.
+        """
+        half = Channel(self._connection.dup(), timeout_s=self._timeout_s, cancelled=self.cancelled)
+        half.secure(self._key, self._side)
+        half._sent = self._sent
+        return half
 
     def send(self, body: bytes) -> None:
         """Send a message.
@@ -112,7 +124,10 @@ class Channel:
                 self.watch()
                 try:
                     count = self._connection.recv_into(view[filled:])
-                except (TimeoutError, ssl.SSLWantReadError):
+                except (TimeoutError, ssl.SSLWantReadError) as error:
+                    if error.errno == errno.ETIMEDOUT:
+                        # Not this slice: the kernel has given the other machine up.
+                        raise LinkError("the other side is not reached any more") from error
                     if time.monotonic() > (silent_at if deadline is None else min(silent_at, deadline)):
                         raise LinkError("the deadline passed while the other side was silent") from None
                     continue
@@ -158,6 +173,40 @@ class Channel:
             return self._connection.recv(1, socket.MSG_PEEK) != b""
         except (OSError, ValueError):
             return False
+
+    def wait(self) -> None:
+        """Wait, however long, until the other side says something, or the connection ends in whatever way."""
+        self._poll(select.POLLIN)
+
+    def wait_for_end(self) -> None:
+        """Wait, however long, until the connection ends, whatever the other side still says."""
+        self._poll(select.POLLRDHUP)
+
+    def notice_silence(self, limit_s: int) -> None:
+        """Have a machine that is gone without a word be an end of the connection, after so many seconds.
+
+        Raises:
+            LinkError: It is broken already.
+        """
+        try:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            # Asked after half of the time, thrice; and what was sent is to be acknowledged within it.
+            for option, value in (
+                (socket.TCP_KEEPIDLE, max(1, limit_s // 2)),
+                (socket.TCP_KEEPINTVL, max(1, limit_s // 6)),
+                (socket.TCP_KEEPCNT, 3),
+                (socket.TCP_USER_TIMEOUT, limit_s * 1000),
+            ):
+                self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        except OSError as error:
+            raise LinkError(f"the connection broke: {error}") from error
+
+    def _poll(self, event: int) -> None:
+        waiting = select.poll()
+        # Its descriptor is -1 where this side has closed it.
+        with contextlib.suppress(ValueError):
+            waiting.register(self._connection, event)
+            waiting.poll()
 
     def has_more(self) -> bool:
         """Whether the other side has said something that was not read yet."""

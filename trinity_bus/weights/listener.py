@@ -129,6 +129,7 @@ class PeerListener:
         tls: Where given, connections are TLS.
         together: Whether ``PER_MEMBER`` connections are all that there may be: who is let in under any name may take
             as many as it likes.
+        what: What connections are for, as it is said to people.
 
     Raises:
         LinkError: Nothing can listen there.
@@ -144,9 +145,11 @@ class PeerListener:
         secrets: Secrets,
         tls: ssl.SSLContext | None = None,
         together: bool = False,
+        what: str = "weights",
     ) -> None:
         self._secrets = secrets
         self._together = together
+        self._what = what
         self._host = host
         self._timeout_s = timeout_s
         self._attend = attend
@@ -156,9 +159,9 @@ class PeerListener:
         self._members: dict[str, list[Channel]] = {}
         self._closed = threading.Event()
         self._silent_until = 0.0
-        self._listener = _listen(host, ports)
+        self._listener = _listen(host, ports, what)
         self._port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="weights-control", daemon=True).start()
+        threading.Thread(target=self._accept, name=f"{what}-control", daemon=True).start()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -204,7 +207,7 @@ class PeerListener:
             if self._closed.is_set():
                 _shut(connection)
             threading.Thread(
-                target=self._serve, args=(connection, str(address[0])), name="serve-weights-to", daemon=True
+                target=self._serve, args=(connection, str(address[0])), name=f"serve-{self._what}-to", daemon=True
             ).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
@@ -223,7 +226,7 @@ class PeerListener:
             self._let_in(connection, channel, who)
             kept = self._attend(channel, who)
         except (WeightTransferError, OSError) as error:
-            self._say(f"a connection for weights from {address} came to nothing: {printable(str(error))}")
+            self._say(f"a connection for {self._what} from {address} came to nothing: {printable(str(error))}")
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)
@@ -262,7 +265,7 @@ class PeerListener:
     def _let_in(self, connection: socket.socket, channel: Channel, who: str) -> None:
         with self._lock:
             if self._closed.is_set():
-                raise LinkError("the trainer ends")
+                raise LinkError("this side ends")
             self._strangers.pop(connection, None)
             known = self._members.setdefault("" if self._together else who, [])
             known.append(channel)
@@ -272,7 +275,7 @@ class PeerListener:
             old.close()
 
 
-def _listen(host: str, ports: Sequence[int]) -> socket.socket:
+def _listen(host: str, ports: Sequence[int], what: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     refused: OSError | None = None
     for port in ports:
@@ -280,7 +283,7 @@ def _listen(host: str, ports: Sequence[int]) -> socket.socket:
             return socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
         except OSError as error:
             refused = error
-    raise LinkError(f"cannot listen on {host!r} for weight transfers, port {_range(ports)}: {refused}") from refused
+    raise LinkError(f"cannot listen on {host!r} for {what}, port {_range(ports)}: {refused}") from refused
 
 
 def _range(ports: Sequence[int]) -> str:

@@ -1,6 +1,8 @@
 """``trinity-bus run``: one service of the mesh, in the foreground."""
 
 import importlib
+import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -13,6 +15,7 @@ from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
+from trinity_bus.training.launch import Launch, launch_of
 from workers.cli.connection import connected_settings
 from workers.cli.set_option import set_option
 
@@ -21,6 +24,13 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run one serv
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.", envvar="LOG_LEVEL")]
 
 _LEVELS = ("debug", "info", "warning", "error")
+
+
+def _level(log_level: str) -> int:
+    """Return the level that was asked for."""
+    if log_level.lower() not in _LEVELS:
+        raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
+    return logging.getLevelNamesMapping()[log_level.upper()]
 
 
 def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None:
@@ -32,9 +42,7 @@ def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None
         log_level: As given.
         more: What this service alone is told.
     """
-    if log_level.lower() not in _LEVELS:
-        raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
-    log_to_terminal(log_level.upper())
+    log_to_terminal(_level(log_level))
     keep_secrets()
     with importing():
         service: Callable[..., Coroutine[Any, Any, None]]
@@ -69,8 +77,25 @@ def explorer(
 
 @app.command()
 def trainer(log_level: LogLevel = "info") -> None:
-    """Train on finalized batches with Megatron-core and publish model versions."""
-    _serve("trainer", connected_settings(), log_level)
+    """Train on finalized batches with Megatron-core and publish model versions.
+
+    Started by torchrun, on one machine or several, rank 0 does so, and the others help it.
+    """
+    launch = launch_of(os.environ)
+    if launch is None or launch.rank == 0:
+        _serve("trainer", connected_settings(), log_level)
+    else:
+        raise typer.Exit(_follow(launch, log_level))
+
+
+def _follow(launch: Launch, log_level: str) -> int:
+    """Be a rank of the trainer other than the first: it needs no broker, and its health is rank 0's."""
+    settings, level = Settings(), _level(log_level)
+    keep_secrets()
+    with importing():
+        follow: Callable[[Settings, Launch, int], int]
+        follow = importlib.import_module("workers.trainer.launched_ranks").follow
+    return follow(settings, launch, level)
 
 
 @app.command()

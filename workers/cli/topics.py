@@ -10,7 +10,8 @@ from rich.table import Table
 from schemas.topic import Topic
 from schemas.topics import TOPICS
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import administrator, kafka_errors
+from trinity_bus.bus.connection import METADATA_S, administrator, kafka_errors
+from trinity_bus.bus.growth import SETTLE_S
 from trinity_bus.bus.topics import config_of
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
@@ -56,14 +57,16 @@ def list_topics() -> None:
         table = Table("topic", "partitions", "kept", "offsets")
         for topic in TOPICS:
             name = topic.full_name(bus.settings.namespace)
+            partitions = topic.partitions
             if name in present:
                 first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
                 # Not a number of records: transactions and compaction leave gaps.
+                partitions = len(end)
                 offsets = f"{sum(end.values()) - sum(first.values()):,}"
             else:
                 offsets = "absent"
             kept = "compacted" if topic.cleanup == "compact" else "by time" if topic.keep_ms is None else "by position"
-            table.add_row(name, str(topic.partitions), kept, offsets)
+            table.add_row(name, str(partitions), kept, offsets)
         out.print(table)
 
     _with_bus(show)
@@ -78,6 +81,24 @@ def create() -> None:
         out.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
 
     _with_bus(ensure)
+
+
+@app.command()
+def grow(
+    topic_name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
+    partitions: Annotated[int, typer.Argument(min=1, help="How many partitions it is to have.")],
+) -> None:
+    """Give a topic more partitions, while the mesh runs. Only one in whose records any partition will do can grow."""
+    topic = _known(topic_name)
+
+    async def more(bus: Bus) -> None:
+        had = await bus.grow(topic, partitions)
+        out.print(
+            f"{topic.full_name(bus.settings.namespace)} had {had} partitions, and has {partitions}: services use them "
+            f"within {METADATA_S + SETTLE_S:g} s"
+        )
+
+    _with_bus(more)
 
 
 @app.command()

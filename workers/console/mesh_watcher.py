@@ -129,7 +129,7 @@ class MeshWatcher:
                 error = first_error(errors) or errors
                 if isinstance(error, UnknownTopicError):
                     namespace = self._settings.kafka.namespace
-                    self._say(f"There is no such run yet, of namespace {namespace!r}: {one_line(str(error))}")
+                    self._say(f"There is no such run, of namespace {namespace!r}: {one_line(str(error))}")
                 else:
                     self._gone(error)
             await asyncio.sleep(_AGAIN_S)
@@ -169,6 +169,9 @@ class MeshWatcher:
             try:
                 self.lag = await coordinator_lag(bus)
                 self._away = ""
+            except UnknownTopicError:
+                # Another run may be made under this name: nothing of this one is taken over to it.
+                raise
             except BusError as error:
                 # The follower rides it out; pages say that it does.
                 self._gone(error)

@@ -1,14 +1,16 @@
 """Samples, groups and tasks: what the model said, and what became of it."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from schemas import ExperienceGroup
+from schemas.token_figures import Float16
 from trinity_bus.console.index import (
     GroupRow,
     Index,
@@ -44,7 +46,36 @@ _RUNS: Final = 64
 _STEPS: Final = 4
 """That trained on a sample, whose means are shown beside it."""
 _OF_TOKENS: Final = ("entropy", "mismatch_k3")
-_SHADES: Final = (("logprob", "log-probability"), ("version", "version"), ("mask", "mask"), ("teacher", "teacher"))
+_SHADES: Final = (
+    ("logprob", "log-probability"),
+    ("entropy", "entropy"),
+    ("mismatch", "trainer over engine"),
+    ("version", "version"),
+    ("mask", "mask"),
+    ("teacher", "teacher"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiguresView:
+    """What a trainer has told of a sample's tokens, or why there is nothing."""
+
+    of: StepName | None = None
+    """The step that has."""
+    gaps: Float16 | None = None
+    entropies: Float16 | None = None
+    updates: int = 0
+    """Of that step, before."""
+    others: Sequence[tuple[StepName, int]] = ()
+    """Other steps that have told of it, and by which number to ask for what."""
+    trouble: str = ""
+    again: int | None = None
+    """A step of a live trainer to be trained once more."""
+
+    @property
+    def told(self) -> bool:
+        """Whether there is something."""
+        return self.gaps is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +174,14 @@ class RolloutPages:
                 "turns": [],
                 "sampled_with": "",
                 "advantage": None,
+                "figures": FiguresView(),
+                "missing": (),
             }
-            shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False, "has_teacher": False}
+            shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
             try:
                 record = await self._record(found.group)
-                shown = await asyncio.to_thread(self._tokens, record, place.number, first)
+                figures = await self._figures(found, count(frame, "of"))
+                shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
             except TrinityError as error:
                 shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
             samples = found.group.samples
@@ -170,8 +204,37 @@ class RolloutPages:
 
         return await self._context.show(request, "sample.html", values)
 
-    def _tokens(self, record: ExperienceGroup, at: int, first: int) -> Mapping[str, Any]:
+    async def _figures(self, sample: SampleDetail, wanted: int | None) -> FiguresView:
+        """Return what a step has told of a sample's tokens.
+
+        Args:
+            sample: Which.
+            wanted: The offset of the record; of another sample's page, or None, that of the first step that has told.
+        """
+        told = [(use.step, use.figures) for use in sample.fates if use.figures is not None]
+        if not told:
+            trained = (use.step for use in sample.fates if use.left_out is None and use.step.follows is None)
+            return FiguresView(again=next((step.step for step in trained), None))
+        step, place = next((one for one in told if one[1].offset == wanted), told[0])
+        others = [(one, at.offset) for one, at in told if at != place]
+        try:
+            found = (await self._context.feed.records.figures(place)).of(sample.row.place.number)
+        except TrinityError as error:
+            return FiguresView(of=step, others=others, trouble=str(error))
+        if found is None:
+            return FiguresView()
+        if len(found[0]) != sample.row.response_tokens:
+            return FiguresView(of=step, others=others, trouble=f"{place} is of other tokens")
+        gaps, entropies, updates = found
+        return FiguresView(of=step, gaps=gaps, entropies=entropies, updates=updates, others=others)
+
+    def _tokens(self, record: ExperienceGroup, at: int, first: int, by: str, figures: FiguresView) -> Mapping[str, Any]:
         sample = list(record.samples())[at]
+        others, other = sample.teacher_logprobs, "teacher"
+        if figures.gaps is not None and (others is None or by == "mismatch"):
+            others, other = sample.logprobs + figures.gaps.astype(np.float64), "trainer"
+        missing = [] if figures.told else ["entropy", "mismatch"]
+        missing += [] if sample.teacher_logprobs is not None else ["teacher"]
         page = sample.tokens[first : first + PAGE_TOKENS].tolist()
         texts = self._index.texts
         metrics = record.metrics[at] if at < len(record.metrics) else {}
@@ -184,7 +247,9 @@ class RolloutPages:
                 mask=sample.mask,
                 versions=[(start, version) for owner, start, version in record.versions.tolist() if owner == at],
                 turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
-                others=sample.teacher_logprobs,
+                others=others,
+                other=other,
+                entropies=figures.entropies,
                 texts=None if texts is None else texts([[token] for token in page]),
                 first=first,
             ),
@@ -193,7 +258,8 @@ class RolloutPages:
             if texts is None
             else prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
             "turns": turns_of(sample, texts, texts.read) if texts is not None else [],
-            "has_teacher": sample.teacher_logprobs is not None,
+            "figures": figures,
+            "missing": missing,
             "sampled_with": way_of_drawing(sample.sampling),
             "advantage": group_advantages(record.rewards.tolist())[at],
             "more": first + PAGE_TOKENS < len(sample.tokens),

@@ -154,7 +154,7 @@ class Keeper:
         weighed = (*_TRIMMED, *_NEVER_TRIMMED)
         sizes, budgets = await self._bus.sizes(weighed), await self._bus.budgets(weighed)
         for topic in weighed:
-            needed = dict.fromkeys(range(topic.partitions), 1.0)
+            needed = {p: 1.0 for name, p in sizes if name == topic.name} | dict.fromkeys(range(topic.partitions), 1.0)
             if topic in _TRIMMED:
                 begins, ends = await self._bus.beginning_offsets(topic), await self._bus.end_offsets(topic)
                 needed = {

@@ -42,8 +42,9 @@ class OpenAI:
         prompt = await talk.prompt(len(body), asked)
         if asked.stream:
             return await self._stream_chat(request, talk, asked, prompt)
-        drawings = await talk.draw(prompt.token_ids, asked.sampling, asked.n)
-        said = talk.said(prompt, asked.sampling, drawings)
+        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
+        drawings = await talk.draw(prompt.token_ids, sampling, asked.n)
+        said = talk.said(prompt, sampling, drawings)
         choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
         answer = ChatAnswer(talk.id, talk.created, self._context.model, len(prompt.token_ids), choices)
         return json_response(answer.body())
@@ -85,10 +86,11 @@ class OpenAI:
             yield from stream.last(index, said, speeches[index].end(said.content), self._logprobs(asked, drawing))
 
         events = Events(request, _failed)
-        drawings = await talk.stream(prompt.token_ids, asked.sampling, asked.n, events=events, hear=hear)
+        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
+        drawings = await talk.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
-        said = talk.said(prompt, asked.sampling, drawings)
+        said = talk.said(prompt, sampling, drawings)
         ends = [end for i, one in enumerate(said) for end in last(i, one, drawings[i])]
         if asked.include_usage:
             ends.append(stream.usage(len(prompt.token_ids), _drawn(drawings)))

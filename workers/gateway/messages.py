@@ -6,6 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
+from trinity_bus.chat.renderer import DrawnTurn
 from trinity_bus.errors import TrinityError
 from workers.gateway.request_gate import json_response, status_of
 from workers.gateway.request_run import Events, RequestContext
@@ -29,26 +30,34 @@ class Anthropic:
         talk = self._context.begin(request, "msg_")
         stop = asked.sampling.stop or ()
         prompt = await talk.prompt(len(body), asked)
-        shape = MessageShape(talk.id, self._context.model, len(prompt.token_ids))
+        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
+        shape = MessageShape(talk.id, self._context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
         if not asked.stream:
-            (said,) = talk.said(prompt, asked.sampling, await talk.draw(prompt.token_ids, asked.sampling, 1))
+            (said,) = talk.said(prompt, sampling, await talk.draw(prompt.token_ids, sampling, 1))
             return json_response(shape.body(said))
         speech = talk.session.speech(prompt, stop)
         events = Events(request, _failed, name=lambda event: str(event["type"]))
 
+        drawn: list[int] = []
+
         def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
             del index
+            drawn.extend(token_ids)
             if not events.begun:
-                yield from shape.first()
+                yield shape.start()
             if text := speech.hear(token_ids):
+                if shape.silent:
+                    # What is shown comes after the reasoning, which is whole by now.
+                    so_far = prompt.renderer.read(DrawnTurn(prompt.token_ids, drawn, ended=False), asked.tools)
+                    yield from shape.begin(so_far.reasoning)
                 yield shape.more(text)
 
-        drawings = await talk.stream(prompt.token_ids, asked.sampling, 1, events=events, hear=hear)
+        drawings = await talk.stream(prompt.token_ids, sampling, 1, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
         begun = events.begun
-        (said,) = talk.said(prompt, asked.sampling, drawings)
-        ends = [*(() if begun else shape.first()), *shape.last(said, speech.end(said.content))]
+        (said,) = talk.said(prompt, sampling, drawings)
+        ends = [*(() if begun else [shape.start()]), *shape.last(said, speech.end(said.content))]
         return await events.send(ends)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:

@@ -110,7 +110,11 @@ class RequestRun:
         of, context = self.conversation, self.context
         messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
-            of.fruitless += not await context.recall.into(self.session, of.task_id, asked)
+            recalled = await context.recall.into(self.session, of.task_id, asked)
+            of.fruitless += not recalled
+            for one in recalled:
+                if one.id is not None:
+                    context.sessions.answered(of, self.session, one.id, [one.place])
         return await context.written(size, self.session.prompt, messages, tools, options)
 
     async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
@@ -167,7 +171,7 @@ class RequestRun:
         self.context.sessions.answered(self.conversation, self.session, self.id, places)
         # Another gateway could not know that it was drawn otherwise, and would have it trained on.
         if kept:
-            self.context.turns.keep(task_id, number, prompt, drawings)
+            self.context.turns.keep(task_id, number, prompt, drawings, answer_id=self.id)
         self.context.tokens["prompt"] += len(prompt)
         self.context.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 

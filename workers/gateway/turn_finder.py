@@ -3,7 +3,7 @@
 ::
 
     a history whose last answer this gateway has not given --find--> ``turns`` of the session, of the last ``session_s``
-        --Session.recall--> as far as they are what was drawn: the same samples as there      (the agent goes on)
+        --Session.recall--> as far as they are what was drawn: the same samples as there, known by the same ids
         '--no such turns, or none in time: the history was rewritten, as far as can be known--> another sample
 
 A turn is on the log soon after its answer, so it is looked for twice. After ``MOST_LOOKS`` times in vain nothing is
@@ -16,6 +16,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -25,7 +26,7 @@ from trinity_bus.bus import Bus, partition_of
 from trinity_bus.chat import Completion, Session
 from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.errors import BusError
-from trinity_bus.rollout.turns import kept_completion
+from trinity_bus.rollout.turns import KeptCompletion, kept_completion
 from workers.gateway.turns import question_of
 
 log = logging.getLogger("workers.gateway")
@@ -37,6 +38,21 @@ MOST_HANGING: Final = 16
 LIMIT_S: Final = 0.5
 """Of both looks: by so much a broker can delay an answer."""
 _AGAIN_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found(KeptCompletion):
+    answer_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledAnswer:
+    """What another gateway has answered."""
+
+    id: str | None
+    """None: its gateway has not told it."""
+    place: tuple[int, int]
+    """Sample and turn, of the response that the agent has gone on with."""
 
 
 class TurnFinder:
@@ -52,18 +68,19 @@ class TurnFinder:
         self._bus = bus
         self._workflow = workflow
         self._keep_s = keep_s
-        self._looks: set[asyncio.Task[dict[str, Sequence[Completion]]]] = set()
+        self._looks: set[asyncio.Task[dict[str, Sequence[_Found]]]] = set()
         """Under way, those among them that nobody waits for any more."""
         self.recalled = 0
         """Answers of other gateways that were found."""
 
-    async def into(self, session: Session, task_id: str, asked: ChatRequest) -> bool:
-        """Take into a session what others have answered of a history; return whether that is all of it.
+    async def into(self, session: Session, task_id: str, asked: ChatRequest) -> list[RecalledAnswer]:
+        """Take into a session what others have answered of a history; return it.
 
         Raises:
             ChatError: The history cannot be written as tokens.
         """
-        before, until = session.turns, time.monotonic() + LIMIT_S
+        recalled: list[RecalledAnswer] = []
+        until = time.monotonic() + LIMIT_S
         for look in range(2):
             if look:
                 await asyncio.sleep(_AGAIN_S)
@@ -73,13 +90,18 @@ class TurnFinder:
                 log.warning("turns of session %s cannot be looked for, which may begin a sample: %s", task_id, error)
                 break
             stop = asked.sampling.stop or ()
-            session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
+            taken = session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
+            recalled += [
+                RecalledAnswer(drawn.answer_id, (said.sample, said.turn))
+                for drawn, said in taken
+                if isinstance(drawn, _Found)
+            ]
             if not session.misses(asked.messages, asked.tools):
                 break
-        self.recalled += session.turns - before
-        return session.turns > before
+        self.recalled += len(recalled)
+        return recalled
 
-    async def _look(self, task_id: str, limit_s: float) -> dict[str, Sequence[Completion]]:
+    async def _look(self, task_id: str, limit_s: float) -> dict[str, Sequence[_Found]]:
         """Return what is found in time; a reader that cannot even be closed is not waited for.
 
         Raises:
@@ -99,18 +121,18 @@ class TurnFinder:
             raise TimeoutError(f"the broker takes longer than {LIMIT_S:g} s")
         return look.result()
 
-    def _looked(self, look: asyncio.Task[dict[str, Sequence[Completion]]]) -> None:
+    def _looked(self, look: asyncio.Task[dict[str, Sequence[_Found]]]) -> None:
         self._looks.discard(look)
         if not look.cancelled():
             # Otherwise asyncio tells of an error that nobody has waited for.
             look.exception()
 
-    async def _find(self, task_id: str) -> dict[str, Sequence[Completion]]:
+    async def _find(self, task_id: str) -> dict[str, Sequence[_Found]]:
         """Return what was drawn in a session, by the question of its prompt."""
         partition = partition_of(task_id, TURNS.partitions)
         since = await self._bus.offsets_from(TURNS, round((time.time() - self._keep_s) * 1000))
         start = {(TURNS.name, partition): since[partition]}
-        found: defaultdict[str, list[Completion]] = defaultdict(list)
+        found: defaultdict[str, list[_Found]] = defaultdict(list)
         size = 0
         async with self._bus.reader(TURNS, partitions=[partition], start=start, key=task_id) as reader:
             async for received in reader.replay():
@@ -122,13 +144,14 @@ class TurnFinder:
                     log.warning("session %s has more turns than are recalled", task_id)
                     break
                 for answer in turn.answers:
-                    found[answer.question] += [kept_completion(one) for one in _responses(answer.responses)]
+                    found[answer.question] += [_found(one, turn) for one in answer.responses or ()]
         return dict(found)
 
 
-def _drawn(found: Mapping[str, Sequence[Completion]], prompt: Sequence[int]) -> Sequence[Completion]:
+def _drawn(found: Mapping[str, Sequence[_Found]], prompt: Sequence[int]) -> Sequence[Completion]:
     return found.get(question_of(prompt), ())
 
 
-def _responses(given: Sequence[DrawnResponse] | None) -> Sequence[DrawnResponse]:
-    return () if given is None else given
+def _found(drawn: DrawnResponse, turn: Turn) -> _Found:
+    kept = kept_completion(drawn)
+    return _Found(kept.token_ids, kept.logprobs, kept.finish_reason, kept.versions, answer_id=turn.answer_id)

@@ -58,7 +58,9 @@ class TurnLog:
         self.passed_over = 0
         """Turns that are not on the log."""
 
-    def keep(self, task_id: str, number: int, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
+    def keep(
+        self, task_id: str, number: int, prompt: Sequence[int], drawings: Sequence[Drawing], *, answer_id: str
+    ) -> None:
         """Take a turn, to be sent soon."""
         size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings)
         if self._waiting.full() or self._bytes + size > MOST_BYTES:
@@ -87,6 +89,7 @@ class TurnLog:
                     ],
                 )
             ],
+            answer_id=answer_id,
         )
         self._waiting.put_nowait((turn, size))
         self._bytes += size

@@ -71,6 +71,7 @@ def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Tas
         parts = files(path)
     except (FormatError, RowError) as error:
         raise DatasetError(f"{path}: {error}") from error
+    several = len(parts) > 1 or "*" in str(source.path)
     for file in parts:
         try:
             # A pipe or a device would never end.
@@ -80,11 +81,11 @@ def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Tas
         except OSError as error:
             raise DatasetError(f"{file} cannot be read: {error.strerror}") from error
         found.digest += raw if len(parts) == 1 else hashlib.sha256(raw).digest()
-        for number, task, row in _tasks(source, file, raw):
+        for number, task, row in _tasks(source, file, raw, several=several):
             yield f"{file}:{number}", task, row
 
 
-def _tasks(source: RowSource, file: Path, raw: bytes) -> Iterator[tuple[int, Task, Row]]:
+def _tasks(source: RowSource, file: Path, raw: bytes, *, several: bool) -> Iterator[tuple[int, Task, Row]]:
     """Return the tasks of a file with the number and the content of their rows."""
     if source.workflow is None and source.formatter is None and file.suffix == ".jsonl":
         for line in parse(raw.splitlines(), Task):
@@ -96,7 +97,7 @@ def _tasks(source: RowSource, file: Path, raw: bytes) -> Iterator[tuple[int, Tas
     number: int | None = None
     try:
         for number, row in rows(file.suffix, raw):
-            default_id = str(number) if "*" not in str(source.path) else f"{file.stem}/{number}"
+            default_id = f"{file.stem}/{number}" if several else str(number)
             yield number, task_of(source, fields_of(row), default_id), row
     except RowError as error:
         raise DatasetError(f"{file}{'' if error.number is None else f':{error.number}'}: {error}") from error

@@ -9,7 +9,7 @@ path                   read with                                      the number
 ``*.csv``              the standard library; the first line names     the line that it ends in
                        the columns
 ``*.parquet``          pyarrow                                        its place in the file, from 1
-a folder               pyarrow: what ``datasets`` has saved           likewise, in all of the folder
+a folder               pyarrow: what ``datasets`` has saved           likewise, after the file's name, if several
                        (``Dataset.save_to_disk``)
 =====================  =============================================  ================================================
 

@@ -44,7 +44,7 @@ from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.ranks import followers_of
+from trinity_bus.training.ranks import RankSource, followers_of
 from trinity_bus.training.token_figures import SampleFigures
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import StartingPoint, load_engine
@@ -244,6 +244,7 @@ async def train_quietly(
     directory: Path,
     writer: str,
     bus: Bus,
+    ranks: RankSource,
     origin: StartingPoint | None = None,
 ) -> None:
     """Run one incarnation of a trainer that publishes nothing.
@@ -255,10 +256,11 @@ async def train_quietly(
         directory: Of the checkpoints, held.
         writer: Who writes its steps on ``steps``.
         bus: Connected, with its topics.
+        ranks: Where others than this one come from.
         origin: Where it begins, where the directory has no checkpoint yet; absent: with the model.
     """
     identity = await bus.identity(topic)
-    async with followers_of(settings.trainer.ranks) as followers, EngineThread() as thread:
+    async with followers_of(settings.trainer.ranks, ranks) as followers, EngineThread() as thread:
         engine = await thread.call(lambda: load_engine(settings, directory, followers, identity, origin))
         try:
             async with bus.producer() as producer, FigureLog(bus) as figures:

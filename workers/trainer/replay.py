@@ -34,6 +34,7 @@ from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.ranks import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
 from workers.trainer.engines import StartingPoint
@@ -273,5 +274,6 @@ async def _train(request: ReplayRequest, part: ReplayPart, origin: StartingPoint
             directory=stage.directory,
             writer=stage.writer,
             bus=bus,
+            ranks=ChildRanks(),
             origin=origin,
         )

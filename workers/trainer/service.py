@@ -47,13 +47,15 @@ each begins with the newest checkpoint of the one before it, which is its last.
 
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
-With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0,
-and starts the others before anything else: they make every call of the engine along with it (``training/ranks.py``),
-and none of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
+With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0. It starts the others
+itself, or they are started with it, here and on other machines, by a launcher such as ``torchrun``
+(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks.py``), and none of the rest.
+It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from schemas import Rollback
@@ -70,7 +72,7 @@ from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training.errors import CheckpointError, ParallelError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives.needs import Need
-from trinity_bus.training.ranks import followers_of
+from trinity_bus.training.ranks import RankSource, followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
 from workers.trainer.engine_thread import EngineThread
@@ -78,6 +80,7 @@ from workers.trainer.engines import check, load
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.examples import examples_of
 from workers.trainer.figure_log import FigureLog
+from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
 from workers.trainer.offline import ExampleSteps
 from workers.trainer.quiet import train_quietly
@@ -100,23 +103,29 @@ async def run(settings: Settings) -> None:
     telemetry = setup_telemetry(
         "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
     )
-    model: Path | None = None
     try:
-        for plan, topic in stages:
-            stage = plan if model is None else plan.starting_from(model)
-            if stage.name:
-                log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
-            with checkpoint.exclusive(stage.directory):
-                watch_folder("checkpoints", stage.directory)
-                if trainer.role == "shadow":
-                    await _shadow(topic, stage)
-                    return
-                if topic is BATCHES:
-                    await _follow_batches(stage, policy)
-                    return
-                model = await _learn_from(topic, stage)
+        async with ranks_of(settings) as ranks:
+            await _train(stages, policy, ranks)
     finally:
         telemetry.shutdown()
+
+
+async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, ranks: RankSource) -> None:
+    """Train one stage after another."""
+    model: Path | None = None
+    for plan, topic in stages:
+        stage = plan if model is None else plan.starting_from(model)
+        if stage.name:
+            log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
+        with checkpoint.exclusive(stage.directory):
+            watch_folder("checkpoints", stage.directory)
+            if stage.settings.trainer.role == "shadow":
+                await _shadow(topic, stage, ranks)
+                return
+            if topic is BATCHES:
+                await _follow_batches(stage, policy, ranks)
+                return
+            model = await _learn_from(topic, stage, ranks)
 
 
 def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
@@ -176,12 +185,12 @@ def learned_from(stage: Stage) -> Topic:
     return {"experiences": BATCHES, "demonstrations": DEMONSTRATIONS, "preferences": PREFERENCES}[kind]
 
 
-async def _follow_batches(stage: Stage, policy: SyncPolicy) -> None:
+async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -> None:
     """Train on batches, one incarnation after another."""
     while True:
         rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
         try:
-            await _run(stage, policy, rollback)
+            await _run(stage, policy, rollback, ranks)
         except BaseExceptionGroup as group:
             ended = first_error(group)
             if not isinstance(ended, LineageEndedError):
@@ -191,7 +200,7 @@ async def _follow_batches(stage: Stage, policy: SyncPolicy) -> None:
             return
 
 
-async def _learn_from(topic: Topic, stage: Stage) -> Path:
+async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
     """Train on examples, to the end of a stage.
 
     Returns:
@@ -205,14 +214,16 @@ async def _learn_from(topic: Topic, stage: Stage) -> Path:
             await asyncio.to_thread(check, settings, directory, await bus.identity(topic))
             log.info("its %d steps are trained", last)
         else:
-            await train_quietly(settings, topic, ExampleSteps, directory=directory, writer=stage.writer, bus=bus)
+            await train_quietly(
+                settings, topic, ExampleSteps, directory=directory, writer=stage.writer, bus=bus, ranks=ranks
+            )
     found = checkpoint.latest(directory)
     if found is None:
         raise CheckpointError(f"{directory} has no checkpoint, though its steps are trained")
     return found
 
 
-async def _shadow(topic: Topic, stage: Stage) -> None:
+async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
     """Follow another trainer."""
     settings = stage.settings
     async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
@@ -225,10 +236,11 @@ async def _shadow(topic: Topic, stage: Stage) -> None:
                 directory=stage.directory,
                 writer=stage.writer,
                 bus=bus,
+                ranks=ranks,
             )
 
 
-async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> None:
+async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, ranks: RankSource) -> None:
     """Run one incarnation of the trainer.
 
     Raises:
@@ -237,7 +249,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None) -> N
     settings, directory = stage.settings, stage.directory
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus,
-        followers_of(settings.trainer.ranks) as followers,
+        followers_of(settings.trainer.ranks, ranks) as followers,
         EngineThread() as thread,
     ):
         await bus.ensure_topics()

@@ -8,6 +8,9 @@ The pod of a service. Given are:
   secrets  variable of a setting -> key of the Secret `keys.secret`
   env      variables with values that the chart knows
   volumes, mounts, ports   more of each
+  command  in the place of the image's own
+  args     in the place of `run` and the name
+  unasked  whether it answers no probes
 
 Secrets are files, and variables say where: nothing secret is in the environment.
 */}}
@@ -70,7 +73,10 @@ spec:
     - name: {{ .name }}
       image: {{ include "service.image" . }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      args: ["run", {{ .name | quote }}]
+      {{- with .command }}
+      command: {{ toJson . }}
+      {{- end }}
+      args: {{ .args | default (list "run" .name) | toJson }}
       securityContext: {{- include "container.security" $root | nindent 8 }}
       env:
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
@@ -102,6 +108,7 @@ spec:
         {{- range $name, $port := .ports }}
         - {name: {{ $name }}, containerPort: {{ $port }}}
         {{- end }}
+      {{- if not .unasked }}
       # A lost broker is no reason to restart: that makes a service not ready, and never not alive.
       startupProbe:
         httpGet: {path: /livez, port: health}
@@ -117,6 +124,7 @@ spec:
         httpGet: {path: /readyz, port: health}
         periodSeconds: 5
         timeoutSeconds: 15
+      {{- end }}
       {{- if eq .name "gateway" }}
       # Whoever still sends here has heard by then that it goes.
       lifecycle: {preStop: {exec: {command: [sleep, "5"]}}}
@@ -147,7 +155,7 @@ spec:
               items: [{key: ca.crt, path: kafka-ca.crt}]
           {{- with .secrets }}
           - secret:
-              name: {{ required "keys.secret: the Secret with the keys of gateway, explorers and console" $root.Values.keys.secret }}
+              name: {{ required "keys.secret: the Secret with the keys of gateway, explorers, console and ranks" $root.Values.keys.secret }}
               items:
                 {{- range $variable, $key := . }}
                 - {key: {{ $key }}, path: {{ $key }}}

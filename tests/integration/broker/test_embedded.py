@@ -217,6 +217,10 @@ def test_a_background_broker_from_start_to_reset(environment: dict[str, str], se
     assert cli(environment, "topics", "create").returncode == 0
     assert "absent" not in cli(environment, "topics", "list").stdout
     assert "cleanup.policy" in cli(environment, "topics", "describe", "batches").stdout
+    assert "had 8 partitions, and has 12" in cli(environment, "topics", "grow", "results", "12").stdout
+    fixed = cli(environment, "topics", "grow", "tasks", "12")
+    assert (fixed.returncode, fixed.stdout, fixed.stderr.count("\n")) == (2, "", 1)
+    assert fixed.stderr.startswith("trinity-bus: tasks has 8 partitions for good")
 
     refused = cli(environment, "broker", "reset", "--yes")
     assert refused.returncode == 2

@@ -88,6 +88,11 @@ def settings(kafka: KafkaSettings) -> KafkaSettings:
 
 
 async def make_anew(settings: KafkaSettings, bus: Bus, topic: Topic) -> None:
+    await delete(settings, topic)
+    await bus.ensure_topics()
+
+
+async def delete(settings: KafkaSettings, topic: Topic) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
     await admin.start()
     try:
@@ -97,7 +102,6 @@ async def make_anew(settings: KafkaSettings, bus: Bus, topic: Topic) -> None:
                 await asyncio.sleep(0.1)
     finally:
         await admin.close()
-    await bus.ensure_topics()
 
 
 async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path: Path) -> None:
@@ -124,6 +128,14 @@ async def test_of_a_namespace_that_is_mistyped_nothing_is_made(settings: KafkaSe
             await bus.ensure_topics()
             await until(lambda: not feed.trouble or following.done(), 60)
             assert not following.done()
+            # A run whose topics are deleted is not a broker that is away, and the next one of its name is another.
+            former = feed.state
+            await delete(settings, TASKS)
+            await until(lambda: "There is no such run" in feed.trouble or following.done(), 60)
+            await bus.ensure_topics()
+            await until(lambda: not feed.trouble or following.done(), 60)
+            assert not following.done()
+            assert feed.state is not former
     finally:
         following.cancel()
         await asyncio.wait([following])

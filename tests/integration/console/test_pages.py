@@ -76,6 +76,34 @@ async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
                 await asyncio.wait([following])
 
 
+async def test_tokens_by_what_a_trainer_has_told_of_them(site: Site) -> None:
+    first, second, third = (
+        "/samples/{0.partition}-{0.offset}".format(site.places[task]) for task in (FIRST_TASK, "task/2/0", "task/2/1")
+    )
+
+    for sample in (first, second, third):
+        async with asyncio.timeout(60):
+            while "are not on the log" in await site.page(f"{sample}-0"):  # noqa: ASYNC110 - the page is what tells
+                await asyncio.sleep(0.05)
+    entropy = await site.page(f"{first}-0?by=entropy")
+    assert re.search(r'class="[^"]*\ben3\b[^"]*" title="[^"]*entropy 0\.500', entropy)
+    assert all(text in entropy for text in ("tokens by-entropy", "in nats", "before its first update"))
+    mismatch = await site.page(f"{first}-1?by=mismatch")
+    assert re.search(r'class="[^"]*\bgap3\b[^"]*" title="[^"]*trainer \+0\.250', mismatch)
+    assert all(text in mismatch for text in ("tokens by-gap", "after 1 of its updates"))
+    of_replay = await site.page(f"{second}-0?by=mismatch")
+    assert "trainer +0.500" in of_replay
+    assert "/steps/2?trainer=replay-2" in of_replay
+    none = await site.page(f"{first}-3?by=entropy")
+    assert "replay --from-step 1 --to-step 1 --set trainer.token_figures=all" in none
+    assert 'href="/samples' in none
+    assert "by=mismatch" not in none
+    others = unescape(await site.page(f"{third}-0?by=entropy"))
+    assert "cannot be had: token-figures/0@2 is of other tokens" in others
+    assert " en3" not in others
+    await site.page(f"{first}-0?by=nothing", 400)
+
+
 async def test_every_page_and_every_link_of_it(site: Site) -> None:
     """One log and one console for all pages: what makes them costs more than they do."""
     assert "the mesh" in await readings(), "it is not ready while that stands still"
@@ -96,7 +124,7 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         "/samples?low=0.5&high=0.8": ["0.67"],
         f"/samples?task={FIRST_TASK}": [group],
         f"/groups/{group}": ["run 3", "0.67", "+0.4", "math", "step 1", "42"],
-        f"/samples/{group}-0": ["0.67", "trained on.", "log-probability", "42", "next run", "not on the log"],
+        f"/samples/{group}-0": ["0.67", "trained on.", "log-probability", "42", "next run"],
         f"/samples/{group}-0?by=version&ids=1": ["drawn by version 0"],
         f"/tasks/{FIRST_TASK}": ["completed", "dispatched", "attempt 1", "step 1", "42"],
         "/versions": ["step", "served", "train-2", "Serve", "batches were passed over"],

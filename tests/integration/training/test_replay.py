@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from schemas import Position, ResultPart, StepBegun, StepEnded, StepGroup, StepTrained
+from schemas import Position, ResultPart, StepBegun, StepEnded, StepGroup, StepTrained, TrainerHeartbeat
 from schemas.step import step_key
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
@@ -28,9 +29,12 @@ from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
     batches_of,
+    begun,
     deterministic,
     produce,
+    step_is,
     train_to_the_end,
+    until,
 )
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
@@ -56,6 +60,8 @@ class Run:
     live: Trainer
     shadow: Trainer
     said: Mapping[int, StepTrained]
+    alone: Mapping[str, Any]
+    """What was said of a run of the same without a shadow beside it; see :func:`said_of`."""
     bytes: Mapping[str, Any]
     """Of all that is the live run's, when it had ended."""
 
@@ -88,11 +94,48 @@ async def of_the_live_run(bus: Bus, live: Trainer) -> dict[str, Any]:
     return {**log, "files": files(live.folder / "checkpoints")}
 
 
+async def said_of(bus: Bus, live: Trainer) -> dict[str, Any]:
+    """Return all that the live trainer has said and kept, less what names a life, its places and times."""
+    named: dict[str, Any] = {
+        "incarnation": "",
+        "run": "",
+        "seconds": 0.0,
+        "metrics": {},
+        "master_port": 0,
+        "checkpoint": None,
+    }
+    spoken: list[Any] = []
+    for topic in (STEPS, TRAINER_EVENTS):
+        async with bus.reader(topic, start="beginning") as reader:
+            spoken += [one.record async for one in reader.replay()]
+    own = [each for each in spoken if each.trainer == "trainer-0" and not isinstance(each, TrainerHeartbeat)]
+    told = []
+    for each in own:
+        without = {name: value for name, value in named.items() if name in type(each).model_fields}
+        if isinstance(each, StepBegun):
+            without["groups"] = [
+                replace(group, parts=[replace(part, position=None) for part in group.parts]) for group in each.groups
+            ]
+        told.append(each.model_copy(update=without))
+    found = files(live.folder / "checkpoints")
+    return {
+        "told": told,
+        "figures": [deterministic(each) for each in own if isinstance(each, StepTrained)],
+        "kept": {name: digest for name, digest in found.items() if name.endswith(".safetensors")},
+    }
+
+
 async def recorded(kafka: KafkaSettings, folder: Path) -> Run:
     model, own = write_model(folder / "model"), {"engine": "torch", "total_steps": STEPS_TRAINED}
     batches = batches_of(STEPS_TRAINED)
     batches[1].append(drawn(make_group(seed=901, task_id="limited", version=1), top_p=0.5))
     batches[3] = []  # all its tasks failed
+    apart = kafka.model_copy(update={"namespace": f"{kafka.namespace}-alone"})
+    undisturbed = Trainer(apart, folder / "alone", model, keep_checkpoints=KEPT, **own)
+    async with Bus(apart, client_id="test") as bus:
+        await produce(bus, batches)
+        await train_to_the_end(bus, undisturbed, STEPS_TRAINED)
+        alone = await said_of(bus, undisturbed)
     live = Trainer(kafka, folder / "live", model, keep_checkpoints=KEPT, **own)
     shadow = Trainer(kafka, folder / "shadow", model, name="shadow-0", role="shadow", **own, **GSPO)
     async with Bus(kafka, client_id="test") as bus:
@@ -104,7 +147,7 @@ async def recorded(kafka: KafkaSettings, folder: Path) -> Run:
         written = await of_the_live_run(bus, live)
         with shadow.running() as process:
             assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, shadow.log.read_text()
-    return Run(kafka, live, shadow, {step.step: step for step in said}, written)
+    return Run(kafka, live, shadow, {step.step: step for step in said}, alone, written)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +198,38 @@ async def test_with_nothing_changed_it_is_the_live_run_bit_for_bit(run: Run, tmp
         await replay(ReplayRequest(live, live, "again", tmp_path, 2))
 
 
+async def test_beside_a_live_run_on_megatron_with_a_critic_and_groups_once_more_it_is_that_bit_for_bit(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    ours, batches = kafka.model_copy(update={"namespace": f"beside-{uuid.uuid4().hex[:8]}"}), batches_of(4)
+    live = Trainer(
+        *(ours, tmp_path / "live", write_model(tmp_path / "model")),
+        advantage="gae",
+        strategy="priority",
+        replay_groups=2,
+        old_logprobs="recompute",
+    )
+    async with Bus(ours, client_id="test") as bus:
+        await produce(bus, batches[:2])
+        async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
+            with live.running() as process:
+                said = await until(events, step_is(2), process)
+                its = settings(live)
+                replaying = asyncio.create_task(replay(ReplayRequest(its, its, "again", tmp_path / "again", 1, 2)))
+                await produce(bus, batches[2:3], first=3)
+                assert await replaying == 2
+                await produce(bus, batches[3:], first=4)
+                await until(events, step_is(4), process)
+                process.terminate()
+                assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, live.log.read_text()
+        assert [len(step.replayed) for step in await begun(bus) if step.trainer == "again"] == [0, 2]
+    steps = {each.step: deterministic(each) for each in said if isinstance(each, StepTrained) and each.step}
+    was = {number: {n: v for n, v in one.items() if n != "weights_mismatched"} for number, one in steps.items()}
+    assert figures(tmp_path / "again") == was
+    assert "critic_loss" in was[2]
+    assert weights(tmp_path / "again", 2) == weights(live.folder / "checkpoints", 2)
+
+
 async def test_other_settings_begin_with_the_weights_that_the_live_run_had(run: Run, tmp_path: Path) -> None:
     live, changed = settings(run.live), settings(run.live, **GSPO)
     await replay(ReplayRequest(live, changed, "later", tmp_path / "later", 3))
@@ -173,7 +248,8 @@ async def test_a_shadow_leaves_the_live_run_as_it_is(run: Run) -> None:
     assert follows[0] == "1"
     assert follows[1] in {"2", "3"}, "it was killed in that one, while the checkpoint before was perhaps being written"
     async with Bus(run.kafka, client_id="test") as bus:
-        assert await of_the_live_run(bus, run.live) == run.bytes
+        assert await said_of(bus, run.live) == run.alone, "as if there had been no shadow"
+        assert await of_the_live_run(bus, run.live) == run.bytes, "nor has the shadow changed it after its end"
         assert await ended(bus, "shadow-0") == figures(run.shadow.folder / "checkpoints")
         async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
             speakers = {received.key async for received in events.replay()}

@@ -33,9 +33,11 @@ from trinity_bus.config import KafkaSettings, TrainerSettings
 from trinity_bus.runtime.process import start_time
 from trinity_bus.training import parallel
 from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.multi_rank_engine import MultiRankEngine
+from trinity_bus.training.ranks import ChildRanks, Followers, followers_of
 from trinity_bus.training.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
-from workers.trainer.published import read_tensors
+from workers.trainer.published import AdapterAlone, published_of, read_tensors
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -55,7 +57,7 @@ def checksum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def other_ranks(trainer: Trainer) -> list[int]:
     """The process that was rank 1 of each incarnation so far."""
-    return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
+    return [int(pid) for pid in re.findall(r"the others: process (\d+)", trainer.log.read_text())]
 
 
 def compare(told: dict[str, TokenFigures], alone: list[SampleFigures], groups: list[ExperienceGroup]) -> None:
@@ -152,3 +154,35 @@ async def test_a_stop_amid_a_step_ends_all_ranks_in_order(
     assert await scenario() == 0, trainer.log.read_text()
     assert "Error" not in trainer.log.read_text()
     assert [start_time(pid) for pid in other_ranks(trainer)] == [None], "no rank outlives the service"
+
+
+async def test_an_adapter_of_two_ranks_is_published_as_its_checkpoint_has_it(tmp_path: Path) -> None:
+    settings = TrainerSettings(
+        model_path=str(write_model(tmp_path / "model")),
+        lora_rank=2,
+        lora_alpha=6.0,
+        adapter_rank=4,
+        tensor_parallel=2,
+        learning_rate=1e-2,
+    )
+
+    # Tests of one rank that ran before in this process may have left their groups.
+    parallel.shut_down()
+
+    def publish(followers: Followers) -> None:
+        engine = MultiRankEngine(settings, followers)
+        published = published_of(engine, settings)
+        assert isinstance(published, AdapterAlone)
+        untrained = checksum_of(published.now())
+        engine.train_step(batches_of(1)[0])
+        kept = engine.save_checkpoint(tmp_path / "checkpoints", engine.progress).result()
+        first = checksum_of(published.now())
+        assert checksum_of(published.of_checkpoint(kept)) == first != untrained
+        engine.train_step(batches_of(2)[1])
+        assert checksum_of(published.now()) != first
+        assert checksum_of(published.of_checkpoint(kept)) == first
+        engine.leave()
+
+    async with followers_of(settings.ranks, ChildRanks()) as followers:
+        assert followers is not None
+        await asyncio.to_thread(publish, followers)

@@ -71,6 +71,8 @@ def arm(point: str, step: int) -> None:
 
 
 def report_points(pipe: int) -> None:
+    from trinity_bus.training.megatron_engine import MegatronEngine
+
     def reporting(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
         function: Callable[..., Any] = getattr(owner, name)
 
@@ -89,8 +91,9 @@ def report_points(pipe: int) -> None:
         os.write(pipe, b"a")
 
     Announcer.tell = telling  # type: ignore[method-assign]  # the point of it
-    reporting(TorchEngine, "train_step", before="b", after="t")
-    reporting(TorchEngine, "hf_tensors", before="s")
+    reporting(RankEngine, "train_step", before="b", after="t")
+    for engine in (TorchEngine, MegatronEngine):
+        reporting(engine, "hf_tensors", before="s")
     reporting(saving.Snapshot, "write", before="c")
     reporting(hf_folder, "write_weights", before="w")
     reporting(Path, "rename", before="u")

@@ -7,6 +7,8 @@ What a model would have written stands in ids and metrics, too: all of it may be
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -22,10 +24,12 @@ from schemas import (
     StepTrained,
     Task,
     TaskResult,
+    TokenFigures,
     WeightsSynced,
 )
 from schemas.batch import ResultPart
 from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup, ended_key, step_key
+from schemas.token_figures import FLOAT16
 from schemas.topic import Topic
 from schemas.topics import (
     BATCHES,
@@ -38,6 +42,7 @@ from schemas.topics import (
     ROLLOUTS,
     STEPS,
     TASKS,
+    TOKEN_FIGURES,
     TRAINER_EVENTS,
     VERSION_HISTORY,
 )
@@ -104,6 +109,8 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
         left_out=left_out,
     )
     await log.write(STEPS, step_key("trainer-0", step), begun)
+    if step == 1:
+        await _figures(log, places[tasks[0]], {"trainer": "trainer-0", "run": "run", "step": step}, 0.25)
     metrics = {"loss": 0.5 / step, "entropy": 2.0, "tokens": 96.0, "seconds": 0.5, "reward_mean": 0.5, "groups": 2.0}
     address = {"master_address": "127.0.0.1", "master_port": 1}
     version = {"version": step, "step": step, "batch_id": batch_id, "checksum": "c" * 64, "seconds": 0.5}
@@ -144,8 +151,29 @@ async def _replay(log: _Writer, places: dict[str, Position]) -> None:
     groups = [StepGroup(task_id=task_id, parts=[_part(places[task_id])]) for task_id in tasks]
     begun = StepBegun(**who, sequence=2, next_offset=1, groups=groups)
     await log.write(STEPS, step_key(REPLAY, 2), begun)
+    # Of groups that the live run has told nothing of; and of one, of more tokens than there are.
+    replayed = {"trainer": REPLAY, "run": "other", "step": 2}
+    await _figures(log, places[tasks[0]], replayed, 0.5)
+    await _figures(log, places[tasks[1]], replayed, 0.5, longer=True)
     ended = StepEnded(**who, metrics={"loss": 0.125}, seconds=0.5)
     await log.write(STEPS, ended_key(REPLAY, 2), ended)
+
+
+async def _figures(log: _Writer, place: Position, step: dict[str, Any], gap: float, *, longer: bool = False) -> None:
+    """What a step tells of all tokens of a group but its last sample's: at each the same."""
+    group = make_group(rewards=REWARDS)
+    responses = (group.lengths - group.prompt_lengths + longer).tolist()[:-1]
+    figures = TokenFigures(
+        **step,
+        task_id=FIRST_TASK,
+        position=place,
+        samples=list(range(len(REWARDS) - 1)),
+        lengths=responses,
+        updates_before=[0, 1, 0],
+        gaps=np.full(sum(responses), gap, FLOAT16).tobytes(),
+        entropies=np.full(sum(responses), 2 * gap, FLOAT16).tobytes(),
+    )
+    await log.write(TOKEN_FIGURES, FIRST_TASK, figures)
 
 
 async def _task(log: _Writer, task_id: str, batch_id: str, version: int) -> Position:

@@ -166,5 +166,12 @@ async def test_what_the_reference_takes_by_position_is_taken_by_position() -> No
     await rig.say(announced(3))
     async with rig.client as client:
         assert await client.wait_new_model_state_dict(3, True) == 3
-        # Every checkpoint is a Hugging Face folder.
-        assert client.get_latest_model_path(True) == client.get_latest_model_path()
+
+
+async def test_a_checkpoint_without_a_configuration_is_no_hugging_face_folder(tmp_path: Path) -> None:
+    rig = Rig()
+    await rig.say(announced(3, checkpoint=str(tmp_path)))
+    async with rig.client as client:
+        assert (client.get_latest_model_path(), client.get_latest_model_path(True)) == (tmp_path, None)
+        (tmp_path / "config.json").write_text("{}")
+        assert client.get_latest_model_path(True) == tmp_path

@@ -32,6 +32,23 @@ def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
     assert "teacher +9.0" in last.told
 
 
+def test_what_a_trainer_has_told_has_shades_of_its_own() -> None:
+    prompt, sure, unsure = token_views(
+        [5, 6, 7],
+        1,
+        logprobs=[-1.0, -2.0],
+        mask=[True, False],
+        others=[-1.5, -2.0],
+        other="trainer",
+        entropies=[0.0, 3.0],
+    )
+    assert prompt.entropy is None
+    assert {"en0", "gap4"} <= set(sure.classes.split())
+    assert "trainer -0.500, entropy 0.000" in sure.told
+    assert "en6" in unsure.classes
+    assert unsure.gap is None, "nobody drew it"
+
+
 def test_a_page_of_a_long_sample_has_so_many_tokens() -> None:
     views = token_views([1] * 10_000, 10, logprobs=[-1.0] * 9_990, mask=[True] * 9_990, first=4_000)
     assert (len(views), views[0].place) == (4_000, 4_000)

@@ -42,7 +42,11 @@ def test_every_rank_and_every_explorer_has_the_gpus_that_its_settings_ask_for(si
     trainer, explorer = given["settings"]["trainer"], given["settings"]["explorer"]
     ranks = trainer.get("tensor_parallel", 1) * trainer.get("data_parallel", 1)
     limits = [given[name]["resources"]["limits"].get("nvidia.com/gpu", 0) for name in ("trainer", "explorer")]
-    asked = [ranks, explorer.get("tensor_parallel_size", 1)] if given["device"] == "gpu" else [0, 0]
+    asked = (
+        [ranks // given["trainer"]["nodes"], explorer.get("tensor_parallel_size", 1)]
+        if given["device"] == "gpu"
+        else [0, 0]
+    )
     assert limits == asked
 
 
@@ -51,7 +55,8 @@ def test_a_size_uses_the_gpus_that_its_name_says(size: str, gpus: int) -> None:
     given = values(size)
     explorers = given["scaling"]["max"] if given["scaling"]["enabled"] else given["explorer"]["replicas"]
     each = given["explorer"]["resources"]["limits"]["nvidia.com/gpu"]
-    assert given["trainer"]["resources"]["limits"]["nvidia.com/gpu"] + explorers * each == gpus
+    trainer = given["trainer"]["resources"]["limits"]["nvidia.com/gpu"] * given["trainer"]["nodes"]
+    assert trainer + explorers * each == gpus
 
 
 def test_the_images_have_the_version_of_the_package() -> None:
@@ -72,7 +77,7 @@ def test_every_secret_is_a_file() -> None:
 
 
 def test_every_role_is_a_user() -> None:
-    services = set(re.findall(r'"service.pod" \(dict "root" \. "name" "(\w+)"(?! "role")', TEMPLATES))
+    services = set(re.findall(r'(?:"service.pod" \(|pod := )dict "root" \. "name" "(\w+)"(?! "role")', TEMPLATES))
     assert services == {"coordinator", "explorer", "trainer", "gateway", "taskset"}
     assert services | set(re.findall(r'"role" "(\w+)"', TEMPLATES)) <= set(USERS)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import aiohttp
 import anthropic
+import openai
 import pytest
 
 from schemas import ExperienceGroup, Turn
@@ -133,3 +134,48 @@ async def test_anthropics_client_is_answered_in_its_own_words() -> None:
             assert refused.value.status_code in (400, 404)
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="wrong").messages.create(**asked)
+
+
+async def test_a_call_can_be_required_by_either_client_and_is_noted() -> None:
+    function: Any = {"name": "add", "parameters": {"type": "object"}}
+    async with rig() as here, here.client(session="s") as client:
+        here.engines["explorer-0"].answer = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        choices: list[Any] = ["required", {"type": "function", "function": {"name": "add"}}]
+        for choice in choices:
+            asked: Any = {"messages": ASKED, "tools": [{"type": "function", "function": function}]}
+            answer = await client.chat.completions.create(model="policy", tool_choice=choice, **asked)
+            assert answer.choices[0].finish_reason == "tool_calls"
+        with pytest.raises(openai.BadRequestError, match="not among the tools"):
+            await client.chat.completions.create(model="policy", messages=ASKED, tool_choice="required")
+        await post(here, "/feedback", session="s", reward=1)
+        (task,) = here.gateway._sessions.pending("me")
+        assert [one.sampling.altered_by for one in task.rollouts if one.sampling] == [("structured_outputs",)] * 2
+    async with rig() as here, anthropic.AsyncAnthropic(base_url=here.url, api_key=KEY, max_retries=0) as other:
+        here.engines["explorer-0"].answer = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        tools: Any = [{"name": "add", "input_schema": {"type": "object"}}]
+        for wanted in ({"type": "any"}, {"type": "tool", "name": "add"}, {"type": "auto"}):
+            how: Any = {"max_tokens": 99, "messages": ASKED, "tools": tools, "tool_choice": wanted}
+            message = await other.messages.create(model="policy", **how)
+            assert message.stop_reason == "tool_use"
+        with pytest.raises(anthropic.BadRequestError, match="not among the tools"):
+            await other.messages.create(**{**how, "model": "policy", "tool_choice": {"type": "tool", "name": "sub"}})
+
+
+async def test_reasoning_is_a_block_of_its_own_where_anthropics_client_asks_for_it() -> None:
+    async with rig() as here, anthropic.AsyncAnthropic(base_url=here.url, api_key=KEY, max_retries=0) as client:
+        here.engines["explorer-0"].answer = "<think>Six times seven.</think>42"
+        asked: Any = {"model": "policy", "max_tokens": 2048, "messages": ASKED}
+        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+        plain = await client.messages.create(**asked)
+        assert [block.type for block in plain.content] == ["text"]
+        message = await client.messages.create(**asked, thinking=thinking)
+        async with client.messages.stream(**asked, thinking=thinking) as stream:
+            assert [text async for text in stream.text_stream] == ["4", "2"]
+            streamed = await stream.get_final_message()
+        for said in (message, streamed):
+            blocks = [block.model_dump() for block in said.content]
+            assert [block["type"] for block in blocks] == ["thinking", "text"]
+            assert (blocks[0]["thinking"], blocks[1]["text"]) == ("Six times seven.", "42")
+        # Sent back, it is passed over: what was drawn is known.
+        back = [{"role": "assistant", "content": [block.model_dump() for block in message.content]}]
+        await client.messages.create(**{**asked, "messages": [*ASKED, *back, *ASKED]}, thinking=thinking)

@@ -10,6 +10,7 @@ import pytest
 
 from schemas.topics import TURNS
 from tests.support.gateway.rig import OTHERS_KEY, Rig, rig
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_feedback import post
 from tests.unit.gateway.test_gateway import ASKED
@@ -57,6 +58,23 @@ async def test_a_session_goes_on_at_any_gateway_with_the_tokens_that_were_drawn(
             ((rollout,),) = [one.rollouts for one in gateway.gateway._sessions.pending("me")]
             assert rollout.turn_starts is not None
             assert len(rollout.turn_starts) == turns
+
+
+async def test_answers_of_another_gateway_are_known_by_their_ids_where_the_session_went_on() -> None:
+    async with two() as (here, there):
+        async with here.client(session="s") as client:
+            answer = await client.chat.completions.create(model="policy", messages=ASKED)
+        await on_the_log(here, 1)
+        said = [*ASKED, answer.choices[0].message.model_dump(exclude_none=True), MORE]
+        assert (await post(there, "/feedback", msg_ids=[answer.id], reward=1))[0] == 404
+        await ask(there, said)
+        for counted in (1, 0):
+            assert (await post(there, "/feedback", msg_ids=[answer.id], reward=1))[1]["counted"] == counted
+        ((rollout,),) = [one.rollouts for one in there.gateway._sessions.pending("me")]
+        assert rollout.turn_rewards is not None
+        assert rollout.turn_rewards[0] == 1.0
+        await on_the_log(here, 2)
+        assert [record_of(turn).number for turn in here.log.all(TURNS)] == [0, 1]
 
 
 async def test_what_was_said_to_another_client_or_rewritten_is_another_sample(monkeypatch: pytest.MonkeyPatch) -> None:

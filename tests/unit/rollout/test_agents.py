@@ -136,7 +136,7 @@ def test_what_a_request_may_say() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"tool_choice": "required"}, 'tool_choice "required" cannot be had'),
+        ({"tool_choice": "required"}, "not among the tools"),
         ({"response_format": {"type": "grammar"}}, 'response_format {"type": "grammar"} cannot be had'),
         ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "cannot be had together with tools"),
         ({"top_logprobs": 3}, "top_logprobs 3"),

@@ -48,7 +48,7 @@ async def smolagents(url: str, key: str, add: Callable[[int, int], int]) -> str:
     from smolagents import OpenAIModel, ToolCallingAgent
     from smolagents import tool as function_as_tool
 
-    # It would insist on a call at every turn (tool_choice="required"), which cannot be had.
+    # It would insist on a call at every turn (tool_choice="required"), and this engine follows a script.
     model = OpenAIModel("policy", api_base=url, api_key=key, tool_choice="auto")
     agent = ToolCallingAgent(tools=[function_as_tool(add)], model=model, verbosity_level=0)
     with model.client:

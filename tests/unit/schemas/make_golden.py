@@ -433,6 +433,17 @@ NEWER: dict[str, Record | ExperienceGroup] = {
     "event.explorer_heartbeat.v1.http_requests.msgpack": ExplorerHeartbeat(
         explorer="explorer-0", incarnation="life", state="ready", slots=4, http_requests=3
     ),
+    "turn.v1.answer_id.msgpack": Turn(
+        task_id="me/s-1",
+        attempt=1,
+        run_id=0,
+        number=0,
+        workflow="gateway",
+        explorer="gateway-0",
+        incarnation="life-1",
+        answers=[],
+        answer_id="chatcmpl-1",
+    ),
     "event.trainer_heartbeat.v1.settings.msgpack": TrainerHeartbeat(
         trainer="trainer-0",
         incarnation="life",

@@ -6,6 +6,7 @@ from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_protocol import (
+    Build,
     Call,
     Done,
     Export,
@@ -25,13 +26,14 @@ from trinity_bus.training.rank_protocol import (
 from trinity_bus.training.token_figures import SampleFigures
 
 FIGURES = SampleFigures(3, 1, b"ab", b"cd")
-JOIN = Join(world_size=3, store_port=1, settings=b"{}")
+JOIN = Join("1.0", "/checkpoints", "0123456789abcdef")
 
 
 @pytest.mark.parametrize(
     "call",
     [
         JOIN,
+        Build(3, "127.0.0.1", 1, b"{}"),
         Load("a"),
         Train((UpdateShard(2, 7.5, 6),), 9),
         Save("a", b"{}"),
@@ -97,8 +99,11 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
-        (lambda roll: roll.ended(1, 42, -9), r"rank 1 of 3 \(process 42\) was ended by SIGKILL"),
-        (lambda roll: roll.ended(2, 43, 3), r"rank 2 of 3 \(process 43\) ended with status 3"),
+        (
+            lambda roll: roll.ended(1, "(process 42) was ended by SIGKILL"),
+            r"rank 1 of 3 \(process 42\) was ended by SIGKILL",
+        ),
+        (lambda roll: roll.ended(2, "(at 10.0.0.2) is gone"), r"rank 2 of 3 \(at 10.0.0.2\) is gone"),
         (lambda roll: roll.answered(1, RankAnswer(1, Failed("no memory"))), "rank 1 of 3 failed in Join: no memory"),
         (
             lambda roll: roll.answered(1, RankAnswer(9, Done(0))),
@@ -111,7 +116,7 @@ def test_a_lost_rank_is_named_and_ends_all_calls(happens, reason: str) -> None: 
     roll = PendingCalls(3)
     roll.call(JOIN)
     happens(roll)
-    roll.ended(1, 42, 1)  # what comes after does not hide the first
+    roll.ended(1, "ended")  # what comes after does not hide the first
     with pytest.raises(RankError, match=reason):
         roll.call(Gather())
 
@@ -129,6 +134,12 @@ def test_the_end_of_a_rank_that_leaves_is_no_loss() -> None:
     roll.call(JOIN)
     roll.answered(1, RankAnswer(1, Done(0)))
     roll.call(Leave())
-    roll.ended(1, 42, 0)
+    roll.ended(1, "ended with status 0")
     assert roll.lost is None
     assert roll.settled
+
+
+def test_what_a_status_says_is_told_in_words() -> None:
+    assert protocol.how_ended(3) == "ended with status 3"
+    assert protocol.how_ended(-9) == "was ended by SIGKILL"
+    assert protocol.how_ended(-63) == "was ended by signal 63"

@@ -11,7 +11,7 @@ import pytest
 from trinity_bus.runtime.process import start_time
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_protocol import Export, Gather, Join, Leave, Train, UpdateShard
-from trinity_bus.training.ranks import Followers
+from trinity_bus.training.ranks import ChildRanks, Followers
 
 FAKE = [sys.executable, str(Path(__file__).with_name("rank_of_another_kind.py"))]
 STUCK = """
@@ -19,8 +19,8 @@ import asyncio, sys, time
 from trinity_bus.training import ranks
 from trinity_bus.training.rank_protocol import Export, Join
 ranks.ABORT_S = 0.1
-followers = ranks.Followers(3, command=sys.argv[1:])
-followers.begin(Join(world_size=3, store_port=1, settings=b""))
+followers = ranks.Followers(3, ranks.ChildRanks(sys.argv[1:]))
+followers.begin(Join("1.0"))
 followers.settle(0)
 followers.begin(Export("die"))
 try:
@@ -28,12 +28,13 @@ try:
 except ranks.RankError:
     time.sleep(3600)  # as a collective that waits for the dead
 """
-JOIN = Join(world_size=3, store_port=1, settings=b"{}")
+JOIN = Join("1.0")
 
 
 @pytest.fixture
 def followers() -> Iterator[Followers]:
-    made = Followers(3, command=FAKE)
+    children = ChildRanks(FAKE)
+    made = Followers(3, children)
     try:
         made.begin(JOIN)
         made.settle(0)
@@ -41,7 +42,7 @@ def followers() -> Iterator[Followers]:
     finally:
         made.end()
         made.disarm()
-        assert [start_time(pid) for pid in made.pids] == [None, None], "none is left"
+        assert [start_time(pid) for pid in children.pids] == [None, None], "none is left"
 
 
 async def test_ranks_follow_until_they_are_told_to_leave(followers: Followers) -> None:

@@ -12,6 +12,8 @@ MAX_SHOWN = 200
 """Characters of a call that are shown where it cannot be read."""
 UNREADABLE = (ValueError, RecursionError)
 """What the parser raises for text that is no JSON, or nested too deep."""
+OPENING_TOKENS = 16
+"""At the end of a prompt, in which reasoning may be opened."""
 _OPEN, _CLOSE = "<think>", "</think>"
 
 

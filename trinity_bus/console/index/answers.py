@@ -290,6 +290,8 @@ class SampleUse(Struct, frozen=True):
     left_out: str | None
     """The reason; None: it was trained on."""
     detail: str
+    figures: Place | None = None
+    """Where what the step has told of its tokens lies: see ``PastRecords``. None: it has told nothing."""
 
 
 class SampleDetail(Struct, frozen=True):

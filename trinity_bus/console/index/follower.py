@@ -35,6 +35,7 @@ from schemas.topics import (
     ROLLOUTS,
     STEPS,
     TASKS,
+    TOKEN_FIGURES,
     TRAINER_EVENTS,
     VERSION_HISTORY,
 )
@@ -58,6 +59,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
     RESULTS,
     BATCHES,
     STEPS,
+    TOKEN_FIGURES,
     MODEL_VERSIONS,
     VERSION_HISTORY,
     *ALL_DEAD_LETTERS,

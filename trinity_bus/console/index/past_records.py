@@ -6,9 +6,9 @@ stay on the log. When retention has deleted them, the row is what is left, and t
 
 from typing import Any
 
-from schemas import ExperienceGroup, Position, Task
+from schemas import ExperienceGroup, Position, Task, TokenFigures
 from schemas.topic import Topic
-from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS
+from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.console.index.answers import Place
 from trinity_bus.console.index.errors import UnreadableError
@@ -38,6 +38,10 @@ class PastRecords:
     async def task(self, partition: int, offset: int) -> Task:
         """Return a task as it was sent. Raises what ``group`` does."""
         return _as(await self._fetch(TASKS, partition, offset), Task)
+
+    async def figures(self, place: Place) -> TokenFigures:
+        """Return what a trainer has told of the tokens of a group. Raises what ``group`` does."""
+        return _as(await self._fetch(TOKEN_FIGURES, place.partition, place.offset), TokenFigures)
 
     async def dead_letter(self, place: Place) -> Received[Any]:
         """Return a dead letter as it lies there: its value, key and headers are what can be sent again.

@@ -21,6 +21,7 @@ from schemas import (
     StepTrained,
     Task,
     TaskResult,
+    TokenFigures,
     TrainerHeartbeat,
     WeightsSynced,
 )
@@ -83,6 +84,8 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
             yield from _begun(record, at, received.offset)
         case StepTrained(again=False) | StepEnded():
             yield from _trained(record, at)
+        case TokenFigures():
+            yield "token_figures", _token_figures(record, at, place)
         case PublishedVersion():
             yield "versions", _version(record, at)
         case ModelVersion():
@@ -183,6 +186,11 @@ def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
     what = (trainer, event.model, event.step, version, event.batch_id, event.seconds)
     yield "trained", (at, *what, *rest, json.dumps(metrics))
     yield from _points(metrics, at, trainer, event.step, version)
+
+
+def _token_figures(figures: TokenFigures, at: int, place: tuple[int, int]) -> Row:
+    group = (figures.position.partition, figures.position.offset)
+    return (at, *place, figures.trainer, figures.run, figures.step, *group, figures.samples[0], figures.samples[-1])
 
 
 def _version(version: PublishedVersion, at: int) -> Row:

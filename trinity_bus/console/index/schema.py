@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 5
+LAYOUT: Final = 6
 """Of the tables. A store of another layout is made anew from the log."""
 
 SLOT_BITS: Final = 7
@@ -91,6 +91,11 @@ CREATE TABLE step_groups (
 );
 CREATE INDEX step_groups_begun ON step_groups (begun);
 CREATE INDEX step_groups_place ON step_groups (partition, "offset");
+CREATE TABLE token_figures (
+    id INTEGER PRIMARY KEY, partition INTEGER, "offset" INTEGER, trainer TEXT, run TEXT, step INTEGER,
+    group_partition INTEGER, group_offset INTEGER, first INTEGER, last INTEGER
+);
+CREATE INDEX token_figures_group ON token_figures (group_partition, group_offset);
 CREATE TABLE left_out (begun INTEGER, task_id TEXT, reason TEXT, samples TEXT, detail TEXT);
 CREATE INDEX left_out_begun ON left_out (begun, task_id);
 CREATE TABLE trained (
@@ -127,7 +132,18 @@ CREATE TABLE dead_letters (
 """
 
 NUMBERED: Final = frozenset(
-    {"groups", "batches", "begun", "trained", "versions", "announced", "syncs", "settings", "dead_letters"}
+    {
+        "groups",
+        "batches",
+        "begun",
+        "trained",
+        "versions",
+        "announced",
+        "syncs",
+        "settings",
+        "dead_letters",
+        "token_figures",
+    }
 )
 """Tables whose first column is a number by time; their rows come with the time there."""
 REPLACED: Final = frozenset({"fleet"})

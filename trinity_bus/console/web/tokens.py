@@ -11,7 +11,7 @@ Token ids are shown with their text where a tokenizer is at hand, and alone wher
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 PAGE_TOKENS: Final = 4_000
 """Tokens on one page."""
 _SHADES: Final = tuple(math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
+_ENTROPIES: Final = (0.01, 0.1, 0.3, 0.7, 1.5, 2.5, 4.0)
 _GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -43,6 +44,8 @@ class TokenView:
     """Which other."""
     turn: int | None = None
     """The turn that begins here."""
+    entropy: float | None = None
+    """Of the distribution that it is from, in nats, by the trainer."""
 
     @property
     def classes(self) -> str:
@@ -52,6 +55,8 @@ class TokenView:
         parts = ["t", f"lp{shade(self.logprob)}" if self.logprob is not None else "", "" if self.counts else "off"]
         if self.gap is not None:
             parts.append(f"gap{gap_shade(self.gap)}")
+        if self.entropy is not None:
+            parts.append(f"en{entropy_shade(self.entropy)}")
         if self.version is not None:
             parts.append(f"v{self.version % 6}")
         if self.turn:
@@ -72,6 +77,8 @@ class TokenView:
             parts.append(f"drawn by version {self.version}")
         if self.gap is not None:
             parts.append(f"{self.other} {self.gap:+.3f}")
+        if self.entropy is not None:
+            parts.append(f"entropy {self.entropy:.3f}")
         if self.turn is not None:
             parts.append(f"turn {self.turn + 1} begins")
         return ", ".join(parts)
@@ -84,6 +91,15 @@ def shade(logprob: float) -> int:
     (0, 2, 7, 7)
     """
     return next((number for number, least in enumerate(_SHADES) if logprob > least), len(_SHADES))
+
+
+def entropy_shade(entropy: float) -> int:
+    """Return how unsure the model was, 0 to 7.
+
+    >>> entropy_shade(0.0), entropy_shade(0.5), entropy_shade(9.0)
+    (0, 3, 7)
+    """
+    return next((number for number, most in enumerate(_ENTROPIES) if entropy < most), len(_ENTROPIES))
 
 
 def gap_shade(gap: float) -> int:
@@ -103,8 +119,9 @@ def token_views(
     mask: Sequence[bool] | NDArray[np.bool_],
     versions: Sequence[tuple[int, int]] = (),
     turn_starts: Sequence[int] = (),
-    others: Sequence[float] | NDArray[np.float32] | None = None,
+    others: Sequence[float] | NDArray[np.floating[Any]] | None = None,
     other: str = "teacher",
+    entropies: Sequence[float] | NDArray[np.floating[Any]] | None = None,
     texts: Sequence[str] | None = None,
     first: int = 0,
     most: int = PAGE_TOKENS,
@@ -120,6 +137,7 @@ def token_views(
         turn_starts: The first response token of each turn.
         others: Log-probabilities of response tokens under another policy.
         other: What that is called.
+        entropies: Of the distribution at each response token, in nats.
         texts: Of the tokens of the page, each by itself.
         first: The first token of the page.
         most: Tokens of the page.
@@ -147,6 +165,7 @@ def token_views(
                 gap=None if math.isnan(apart) else apart,
                 other=other,
                 turn=turns.get(response),
+                entropy=None if entropies is None else float(entropies[response]),
             )
         )
     return views

@@ -44,10 +44,16 @@ def test_every_part_of_this_package_stands_on_the_page_of_objectives() -> None:
         assert parts.keys() <= rows
 
 
-def test_a_loss_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    installed(monkeypatch, mine=f"{__name__}:MyLoss")
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[trinity_bus.losses]\nmine = a_package_of_losses:MyLoss\n")
+    (tmp_path / "a_package_of_losses.py").write_text(f"from {__name__} import MyLoss\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "installed", registry.installed.__wrapped__)  # without what it remembers
     objective = Objective(TrainerSettings(loss="mine", correction="none", objective_options={"scale": 3.0}))
     what = Tokens(
         logprobs=torch.tensor([-1.0, -2.0]),

@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from schemas.topics import TOKEN_FIGURES
 from trinity_bus.console.index.answers import (
     GroupRow,
+    Place,
     RowPage,
     SampleDetail,
     SamplePlace,
@@ -54,6 +56,13 @@ SAMPLE: Final = (
     "s.finish_reason"
 )
 """A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown."""
+
+_FIGURES: Final = (
+    'SELECT partition, "offset" FROM token_figures WHERE group_partition = :partition AND group_offset = :offset '
+    "AND trainer = :trainer AND run = :run AND step = :step AND :number BETWEEN first AND last AND id <= :until "
+    "ORDER BY id DESC LIMIT 1"
+)
+"""Where a step's figures of a sample's tokens lie; of a step that was trained twice, the last."""
 
 
 def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None) -> RowPage[GroupRow]:
@@ -118,18 +127,23 @@ def _live_first(step: StepName) -> tuple[bool, int, str]:
 def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[SampleUse]:
     """Return what each step that was begun with a sample's group did with it, those of live trainers first."""
     begun = db.execute(
-        'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first FROM step_groups u JOIN begun b '
-        'ON b."offset" = u.begun WHERE u.partition = :partition AND u."offset" = :offset AND b.id <= :until '
-        f"AND {_LAST_WORD} ORDER BY b.follows IS NOT NULL, b.id LIMIT :most",
+        'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first, b.run FROM step_groups u '
+        'JOIN begun b ON b."offset" = u.begun WHERE u.partition = :partition AND u."offset" = :offset '
+        f"AND b.id <= :until AND {_LAST_WORD} ORDER BY b.follows IS NOT NULL, b.id LIMIT :most",
         values | {"most": MAX_GROUPS},
     ).fetchall()
     found = []
-    for key, step, trainer, follows, number, replayed, first in begun:
+    for key, step, trainer, follows, number, replayed, first, run in begun:
         left_out = None, ""
         for reason, samples, detail in db.execute(
             "SELECT reason, samples, detail FROM left_out WHERE begun = ? AND task_id = ?", (key, task_id)
         ):
             if first + place.number in json.loads(samples):
                 left_out = reason, detail
-        found.append(SampleUse(StepName(step, trainer, follows), time_of(number), bool(replayed), *left_out))
+        name = StepName(step, trainer, follows)
+        figures = db.execute(
+            _FIGURES, values | {"trainer": trainer, "run": run, "step": step, "number": place.number}
+        ).fetchone()
+        told = None if figures is None else Place(TOKEN_FIGURES.name, *figures)
+        found.append(SampleUse(name, time_of(number), bool(replayed), *left_out, told))
     return found

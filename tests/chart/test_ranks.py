@@ -1,0 +1,67 @@
+"""A trainer on several nodes: launchers that find each other, in pods that start and end together."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.chart import resources_of, values
+
+pytestmark = pytest.mark.chart
+
+SIZE = "64-gpus"
+
+
+@pytest.fixture
+def group() -> dict[str, Any]:
+    (found,) = [one for one in resources_of(SIZE) if one["kind"] == "LeaderWorkerSet"]
+    return dict(found["spec"]["leaderWorkerTemplate"])
+
+
+def container(template: dict[str, Any]) -> dict[str, Any]:
+    (found,) = template["spec"]["containers"]
+    return dict(found)
+
+
+def variables(template: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in container(template)["env"]}
+
+
+def test_each_node_launches_its_part_of_the_ranks(group: dict[str, Any]) -> None:
+    given = values(SIZE)
+    trainer = given["settings"]["trainer"]
+    for template in (group["leaderTemplate"], group["workerTemplate"]):
+        assert container(template)["command"] == ["torchrun"]
+        told = dict(one.split("=") for one in container(template)["args"] if "=" in one)
+        assert told["--nnodes"] == str(group["size"]) == str(given["trainer"]["nodes"])
+        ranks = int(told["--nproc-per-node"]) * group["size"]
+        assert ranks == trainer["tensor_parallel"] * trainer["data_parallel"]
+        assert int(told["--nproc-per-node"]) == container(template)["resources"]["limits"]["nvidia.com/gpu"]
+        assert told["--node-rank"] == "$(LWS_WORKER_INDEX)", "rank 0 is where the leader is"
+        assert told["--master-addr"] == "$(LWS_LEADER_ADDRESS)"
+        assert told["--max-restarts"] == "0", "the group is what starts anew"
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+
+
+def test_ranks_find_rank_0_by_the_leaders_name_and_prove_themselves_by_a_file(group: dict[str, Any]) -> None:
+    for template in (group["leaderTemplate"], group["workerTemplate"]):
+        told = variables(template)
+        assert told["TRINITY_BUS_TRAINER__RANKS_HOST"] == told["TRINITY_BUS_TRAINER__HOST"]
+        assert told["TRINITY_BUS_TRAINER__RANKS_HOST"] == "mesh-trainer-0.mesh-trainer.training.svc.cluster.local"
+        assert told["TRINITY_BUS_TRAINER__RANKS_KEY_FILE"] == "/run/secrets/trinity-bus/ranks-key"
+        (secrets,) = [one for one in template["spec"]["volumes"] if one["name"] == "secrets"]
+        items = [item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]]
+        assert "ranks-key" in items
+    # LeaderWorkerSet makes that name's service itself, and would leave one of the chart's as it is.
+    assert not [one for one in resources_of(SIZE) if one["kind"] == "Service" and "trainer" in one["metadata"]["name"]]
+
+
+def test_all_share_the_checkpoints_and_the_leader_alone_is_asked(group: dict[str, Any]) -> None:
+    leader, worker = group["leaderTemplate"], group["workerTemplate"]
+    assert leader["spec"]["volumes"] == worker["spec"]["volumes"]
+    (claim,) = [one for one in resources_of(SIZE) if one["kind"] == "PersistentVolumeClaim"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert {name for name in container(leader) if name.endswith("Probe")}
+    assert not {name for name in container(worker) if name.endswith("Probe")}
+    around = [{key: part for key, part in one["spec"].items() if key != "containers"} for one in (leader, worker)]
+    assert around[0] == around[1]
+    assert leader["metadata"] == worker["metadata"]

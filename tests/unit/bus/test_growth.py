@@ -1,0 +1,32 @@
+"""Which topics can have more partitions, and what is said of the others."""
+
+import pytest
+
+from schemas.topic import Topic
+from schemas.topics import EXPERIENCES, RESULTS, TASKS, TOPICS
+from trinity_bus.bus.growth import partitions_of, refusal
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_a_topic_grows_only_where_any_partition_will_do(topic: Topic) -> None:
+    why = refusal(topic, topic.partitions, topic.partitions + 1)
+    if topic in (EXPERIENCES, RESULTS):
+        assert why is None
+    else:
+        assert why is not None
+        assert "\n" not in why
+        assert ("order" in why) == (topic.partitions == 1)
+        assert why.endswith("make several meshes")
+
+
+def test_none_shrinks() -> None:
+    assert refusal(EXPERIENCES, 16, 8) == (
+        "experiences has 16 partitions, and Kafka takes none away: make a mesh in another namespace"
+    )
+    assert refusal(EXPERIENCES, 16, 16) is None
+
+
+def test_what_grows_has_the_partitions_that_are_known_and_the_others_those_they_are_made_with() -> None:
+    assert partitions_of(EXPERIENCES, range(12)) == range(12)
+    assert partitions_of(EXPERIENCES, None) == range(EXPERIENCES.partitions)
+    assert partitions_of(TASKS, range(12)) == range(TASKS.partitions)

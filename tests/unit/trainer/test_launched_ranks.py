@@ -1,0 +1,230 @@
+"""How ranks of a launcher come to rank 0: real connections, with ranks that are threads of this process."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from tests.support.mesh.waiting import wait_until
+from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.training import rank_protocol as protocol
+from trinity_bus.training.errors import RankError
+from trinity_bus.training.launch import Launch
+from trinity_bus.training.rank_protocol import Done, Gather, Join, Leave, Order, RankAnswer
+from trinity_bus.training.ranks import Followers
+from trinity_bus.weights.errors import LinkError
+from workers.preconditions import PRECONDITIONS
+from workers.trainer import launched_ranks
+from workers.trainer.launched_ranks import LaunchedRanks, follow
+
+KEY = "a key of some characters"
+HOST = "127.0.0.1"
+VANISHES = Path(__file__).with_name("rank_that_vanishes.py")
+
+
+type Connect = Callable[..., launched_ranks._PeerLine]
+
+
+def launch(rank: int = 0, world_size: int = 3) -> Launch:
+    return Launch(rank=rank, world_size=world_size, local_rank=0, local_world_size=1, restarts=0)
+
+
+@pytest.fixture
+def ranks() -> Iterator[LaunchedRanks]:
+    made = LaunchedRanks(launch(), HOST, (0,), KEY)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def connect(ranks: LaunchedRanks) -> Iterator[Connect]:
+    """Connects a rank; the lines that a test leaves open are closed after it."""
+    with contextlib.ExitStack() as stack:
+
+        def connecting(rank: int, key: str = KEY) -> launched_ranks._PeerLine:
+            line = launched_ranks._connect(*ranks.address, rank, key)
+            stack.callback(line.close)
+            return line
+
+        yield connecting
+
+
+def answering(line: launched_ranks._PeerLine) -> threading.Thread:
+    """A rank that makes calls by saying so, until it is told to leave."""
+
+    def body() -> None:
+        while (message := line.receive(protocol.ORDERS.limit)) is not None:
+            order = protocol.ORDERS.decode(message)
+            line.send([protocol.ANSWERS.encode(RankAnswer(order.number, Done(0)))])
+            if isinstance(order.call, Leave):
+                break
+        line.close()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    return thread
+
+
+def test_ranks_that_connect_make_calls_and_may_come_again(ranks: LaunchedRanks, connect: Connect) -> None:
+    for _ in range(2):
+        threads = [answering(connect(rank)) for rank in (2, 1)]
+        ranks.wait(3)
+        followers = Followers(3, ranks)
+        followers.begin(Join("1.0"))
+        followers.settle(0)
+        followers.begin(Leave())
+        followers.settle(None)
+        followers.end()
+        followers.disarm()
+        for thread in threads:
+            thread.join()
+
+
+def test_the_end_of_a_connection_is_the_end_of_the_rank(ranks: LaunchedRanks, connect: Connect) -> None:
+    thread, second = answering(connect(1)), connect(2)
+    ranks.wait(3)
+    followers = Followers(3, ranks)
+    try:
+        second.close()
+        wait_until(lambda: not followers.ready, "it is noticed", 10)
+        with pytest.raises(RankError, match=r"rank 2 of 3 \(at 127\.0\.0\.1\) is gone: the other side closed"):
+            followers.begin(Join("1.0"))
+    finally:
+        followers.end()
+        followers.disarm()
+    thread.join()
+
+
+def test_a_stranger_costs_no_rank_and_learns_nothing(
+    ranks: LaunchedRanks, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(ranks.address) as stranger:
+        assert len(stranger.recv(1000)) == 32, "a random number"
+        stranger.sendall(protocol.ANSWERS.frame(RankAnswer(1, Done(0))))
+        assert stranger.recv(1000) == b""
+    with pytest.raises(LinkError, match="did not prove itself"):
+        connect(1, "another key of characters")
+    wait_until(lambda: "a connection for ranks from 127.0.0.1 came to nothing" in caplog.text, "it is said", 10)
+    threads = [answering(connect(rank)) for rank in (1, 2)]
+    ranks.wait(3)
+    followers = Followers(3, ranks)
+    followers.begin(Join("1.0"))
+    followers.settle(0)
+    followers.end()
+    followers.disarm()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("rank", [3, 0])
+def test_a_rank_that_there_is_not_is_let_go(ranks: LaunchedRanks, connect: Connect, rank: int) -> None:
+    assert connect(rank).receive(100) is None
+
+
+def test_a_key_that_is_another_is_told_with_its_setting(
+    ranks: LaunchedRanks, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched_ranks, "_where_rank_0_is", lambda: ranks.address)
+    monkeypatch.setenv("TRINITY_BUS_TRAINER__RANKS_KEY", "another key of characters")
+    with pytest.raises(RankError, match=r"trainer\.ranks_key must be the same on all machines"):
+        follow(Settings(), launch(1), 20)
+
+
+def test_ranks_that_do_not_come_are_named(
+    ranks: LaunchedRanks, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_limit_s", 0.01)
+    first = connect(1)
+    wait_until(lambda: 1 not in ranks._missing(), "it is known", 10)
+    with pytest.raises(RankError, match=r"rank 2 of 3 did not connect to 127\.0\.0\.1:\d+ within 0\.01 s"):
+        ranks.wait(3)
+    with pytest.raises(RankError, match="3 ranks were launched, and 4 are to train"):
+        ranks.wait(4)
+    ranks.close()
+    assert first.receive(100) is None, "the end of rank 0 is the end of who waits for it"
+
+
+def test_one_that_has_connected_twice_is_taken_once(ranks: LaunchedRanks, connect: Connect) -> None:
+    before = connect(1)
+    wait_until(lambda: 1 not in ranks._missing(), "it is known", 10)
+    answering(connect(1))
+    answering(connect(2))
+    ranks.wait(3)
+    assert before.receive(100) is None
+    followers = Followers(3, ranks)
+    followers.begin(Join("1.0"))
+    followers.settle(0)
+    followers.end()
+    followers.disarm()
+
+
+def test_a_message_over_the_limit_is_refused_on_both_sides(
+    ranks: LaunchedRanks, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = connect(1), connect(2)
+    ranks.wait(3)
+    with contextlib.ExitStack() as stack:
+        for started in ranks.start(3):
+            stack.callback(started.line.close)
+            started.line.send([protocol.ORDERS.encode(Order(1, Gather()))])
+        with pytest.raises(ProtocolError, match="over the limit of 2"):
+            first.receive(2)
+        monkeypatch.setattr(launched_ranks, "SAMPLE_BYTES", 10)
+        with pytest.raises(ProtocolError, match="a message of 11 bytes, at most 10 are allowed"):
+            started.line.send([bytes(11)])
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed_on_both_sides() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(VANISHES)], capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
+    )
+    if ended.returncode == 77:
+        pytest.skip(f"a network of its own cannot be had: {ended.stderr}")
+    assert ended.returncode == 0, ended.stderr
+    assert "rank 1 of 2 (at 127.0.0.1) is gone: the other side is not reached any more" in ended.stdout
+    assert "rank 0 is gone: the other side is not reached any more" in ended.stdout
+
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "said"),
+    [
+        ({"WORLD_SIZE": "4"}, {}, r"WORLD_SIZE=4.* ask for 2"),
+        ({"TORCHELASTIC_MAX_RESTARTS": "3"}, {}, "--max-restarts 0"),
+        ({}, {"ranks_host": "127.0.0.1"}, r"trainer\.ranks_host is 127\.0\.0\.1, and 1 of 2 ranks are on other"),
+        ({}, {"ranks_key": None}, r"trainer\.ranks_key"),
+        ({}, {"ranks_key": "short"}, r"trainer\.ranks_key has 5 characters, and needs 16 or more"),
+        ({"RANK": "two"}, {}, "RANK='two': expected a number"),
+    ],
+)
+def test_what_cannot_be_launched_so_is_refused_early(
+    environment: dict[str, str], settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**TORCHRUN, **environment}.items():
+        monkeypatch.setenv(name, value)
+    sound = {"data_parallel": 2, "ranks_host": "10.0.0.1", "ranks_key": KEY}
+    (check,) = [one for one in PRECONDITIONS["trainer"] if one.__name__ == "_launched"]
+    with pytest.raises(TrinityError, match=said):
+        check(Settings(trainer=TrainerSettings(**{**sound, **settings})))
+
+
+def test_a_sound_launch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    trainer = TrainerSettings(data_parallel=2, ranks_host="10.0.0.1", ranks_key=SecretStr(KEY))
+    (check,) = [one for one in PRECONDITIONS["trainer"] if one.__name__ == "_launched"]
+    check(Settings(trainer=trainer))

@@ -1,0 +1,369 @@
+"""Ranks that a launcher such as ``torchrun`` has started, on this machine and on others: how they come to their orders.
+
+All of them run ``trinity-bus run trainer``. Rank 0 is the service; every other one connects to it and makes its calls
+(``trinity_bus.training.rank``)::
+
+    rank 0                                                      rank n
+      listens at trainer.ranks_host
+      the launcher's store: where ------------------------------> reads it
+           <--------------------------------------------------- connects; both prove that they know trainer.ranks_key
+      PARKED --start()--> FOLLOWS --Leave--> it is let go        makes calls; connects again when it was let go
+        '--close(): every connection is cut--------------------> ended: 0
+      FOLLOWS --this process ends in whatever way--------------> ended: 1, by force after ABORT_S within a collective
+      FOLLOWS --rank n ends, or is silent for SILENCE_S--------> lost: this process ends
+
+A connection is a member's of ``weights.listener``, with what proves itself there (``weights.proof``) and with a code
+for each message; what is said on it is ``rank_protocol``'s. So a stranger at the port is refused, costs no rank, and
+nothing that it says is read as anything else. The launcher's store, and what gloo and NCCL say, is not protected by
+this: see docs/security.md.
+
+Failures: a rank does not come within ``LIMIT_S``, since its machine has not started it or it does not know the key:
+RankError, which names it. A machine is gone without a word: the kernel notices after ``SILENCE_S``, whichever side
+waits for the other. The launcher ends what else it has started on the machine of a rank that failed; rank 0 says which
+it was, and ends; whoever runs the launchers starts all of them anew.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
+from logging import getLogger
+from typing import TYPE_CHECKING, Final
+
+from trinity_bus.config import Settings
+from trinity_bus.runtime.background import in_daemon_thread
+from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.training.errors import RankError
+from trinity_bus.training.launch import Launch, launch_of
+from trinity_bus.training.rank_lines import RankLine
+from trinity_bus.training.rank_protocol import LIMIT_S, SAMPLE_BYTES
+from trinity_bus.training.ranks import ABORT_S, ChildRanks, Follower, RankSource, end_by_force
+from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.errors import LinkError, WireError
+from trinity_bus.weights.listener import PeerListener
+from trinity_bus.weights.transport import Source
+from workers.preconditions import ranks_key
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from trinity_bus.training.rank import Outcome
+
+log = getLogger(__name__)
+
+SILENCE_S: Final = 30
+"""How long a machine may be unreachable before its ranks are taken for lost."""
+_WHERE: Final = "trinity-bus/orders"
+"""In the launcher's store: host and port of rank 0."""
+_NAME: Final = re.compile(r"rank-([1-9]\d{0,6})")
+
+
+class _PeerLine(RankLine):
+    """A line over a connection on which both sides have proven themselves."""
+
+    def __init__(self, channel: Channel) -> None:
+        channel.notice_silence(SILENCE_S)
+        self._channel = channel
+        self._sending = channel.half_for_sending()
+        self.why_ended = "the connection was ended here"
+
+    def send(self, bodies: Sequence[bytes]) -> None:
+        """See :class:`RankLine`."""
+        for body in bodies:
+            if len(body) > SAMPLE_BYTES:
+                raise ProtocolError(f"a message of {len(body)} bytes, at most {SAMPLE_BYTES} are allowed")
+            self._sending.send(body)
+
+    def receive(self, limit: int) -> bytes | None:
+        """See :class:`RankLine`."""
+        self._channel.wait()
+        try:
+            return self._channel.receive(limit)
+        except WireError as error:
+            raise ProtocolError(str(error)) from error
+        except LinkError as error:
+            self.why_ended = str(error)
+            return None
+
+    def wait_for_end(self) -> None:
+        """Wait until the other side has ended it, or is gone."""
+        self._channel.wait_for_end()
+
+    def end(self) -> None:
+        """See :class:`RankLine`."""
+        self._sending.close()
+        self._channel.close()
+
+    def close(self) -> None:
+        """See :class:`RankLine`."""
+        self.end()
+
+
+class _OneKey:
+    """Lets in whoever knows the key; see ``weights.listener.Secrets``."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+
+    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
+        if not is_right(self._key):
+            raise LinkError("it does not know trainer.ranks_key, which must be the same on all machines")
+        return self._key
+
+    def close(self) -> None:
+        pass
+
+
+class _Launched(Follower):
+    """A rank that has connected."""
+
+    def __init__(self, rank: int, channel: Channel, release: Callable[[], None]) -> None:
+        self._peer = _PeerLine(channel)
+        self._release = release
+        super().__init__(rank, self._peer, f"at {channel.ends[1]}")
+
+    def see_to_end(self, grace_s: float) -> str:
+        """See :class:`Follower`: its launcher sees to its process."""
+        self._release()
+        return f"is gone: {self._peer.why_ended}"
+
+
+class LaunchedRanks:
+    """The other ranks, as rank 0 knows them; see ``ranks.RankSource``. All methods may be called from any thread.
+
+    Args:
+        launch: Who this process is.
+        host: Where to listen, and on no other address.
+        ports: The first free one is taken; 0 is any.
+        key: What ranks prove that they know.
+        limit_s: How long all of them may take to connect.
+
+    Raises:
+        LinkError: Nothing can listen there.
+    """
+
+    def __init__(self, launch: Launch, host: str, ports: Sequence[int], key: str, *, limit_s: float = LIMIT_S) -> None:
+        self.host = host
+        self._launch = launch
+        self._limit_s = limit_s
+        self._changed = threading.Condition()
+        self._closed = False
+        self._parked: dict[int, Channel] = {}
+        self._store: Store | None = None
+        self._listener = PeerListener(
+            host, ports, timeout_s=LIMIT_S, attend=self._park, secrets=_OneKey(key), what="ranks"
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which it listens."""
+        return self._listener.address
+
+    def announce(self) -> None:
+        """Tell the other ranks where this one listens, in the launcher's store. Takes seconds: imports torch.
+
+        Raises:
+            RankError: The store does not answer.
+        """
+        host, port = self.address
+        # Where the launcher keeps no store this process does, for as long as it is held.
+        self._store = _launchers_store()
+        self._store.set(_WHERE, f"{host}:{port}")
+        log.info("the other ranks of %d find this one at %s:%d", self._launch.world_size, host, port)
+
+    def wait(self, world_size: int) -> None:
+        """See ``ranks.RankSource``."""
+        if world_size != self._launch.world_size:
+            raise RankError(
+                f"{self._launch.world_size} ranks were launched, and {world_size} are to train: start the launchers "
+                "for as many as trainer.tensor_parallel, .pipeline_parallel, .context_parallel and .data_parallel make"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._missing(), self._limit_s)
+            if missing := self._missing():
+                raise RankError(
+                    f"rank {', '.join(map(str, missing))} of {world_size} did not connect to "
+                    f"{self.address[0]}:{self.address[1]} within {self._limit_s:g} s: is its machine's launcher "
+                    "running, does it reach trainer.ranks_host, and has it the same trainer.ranks_key?"
+                )
+
+    def start(self, world_size: int) -> list[_Launched]:
+        """See ``ranks.RankSource``."""
+        with self._changed:
+            if missing := self._missing():
+                raise RankError(f"rank {missing[0]} of {world_size} is gone before training has begun")
+            parked, self._parked = self._parked, {}
+        return [self._started(rank, parked[rank]) for rank in range(1, world_size)]
+
+    def close(self) -> None:
+        """Listen no more, and cut all connections."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._listener.close()
+
+    def _started(self, rank: int, channel: Channel) -> _Launched:
+        return _Launched(rank, channel, lambda: self._listener.close_channel(channel, _name(rank)))
+
+    def _missing(self) -> list[int]:
+        """Return the ranks that have not connected, or are gone again."""
+        self._parked = {rank: channel for rank, channel in self._parked.items() if channel.is_open()}
+        return [rank for rank in range(1, self._launch.world_size) if rank not in self._parked]
+
+    def _park(self, channel: Channel, who: str) -> bool:
+        """Keep a rank's connection until it is wanted; see ``weights.listener.Attend``."""
+        named = _NAME.fullmatch(who)
+        if named is None or int(named[1]) >= self._launch.world_size:
+            raise LinkError(f"{who} is no rank of {self._launch.world_size}")
+        with self._changed:
+            if self._closed:
+                return False
+            before = self._parked.pop(int(named[1]), None)
+            self._parked[int(named[1])] = channel
+            self._changed.notify_all()
+        if before is not None:
+            before.close()
+        return True
+
+
+@contextlib.asynccontextmanager
+async def ranks_of(settings: Settings) -> AsyncIterator[RankSource]:
+    """Provide where the other ranks come from: those that a launcher has started, if one has; else child processes.
+
+    Raises:
+        TrinityError: Rank 0 cannot be found by the others.
+    """
+    launch = launch_of(os.environ)
+    if launch is None:
+        yield ChildRanks()
+        return
+    trainer = settings.trainer
+    ranks = LaunchedRanks(launch, trainer.ranks_host, trainer.ranks_ports, ranks_key(settings))
+    try:
+        await in_daemon_thread(ranks.announce, name="announce")
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def follow(settings: Settings, launch: Launch, level: int) -> int:
+    """Be a rank other than the first, until rank 0 wants it no more.
+
+    Args:
+        settings: Of this machine; rank 0 sends those of the training.
+        launch: Who this process is.
+        level: Of its log.
+
+    Returns:
+        Exit status.
+
+    Raises:
+        TrinityError: It cannot come to rank 0.
+    """
+    key = ranks_key(settings)
+    host, port = _where_rank_0_is()
+    try:
+        line: _PeerLine | None = _connect(host, port, launch.rank, key)
+    except LinkError as error:
+        raise RankError(
+            f"{error}: trainer.ranks_key must be the same on all machines, and trainer.ranks_host an address of rank "
+            "0's that all of them reach"
+        ) from error
+    # Only now: it takes long, and imports all that trains.
+    from trinity_bus.training import rank as program
+
+    program.prepare(launch.rank, level)
+    status = 0
+    while line is not None:
+        match _followed(line, launch):
+            case program.Outcome.LEFT:
+                try:
+                    line = _connect(host, port, launch.rank, key)
+                except LinkError:
+                    log.info("rank 0 has ended")
+                    line = None
+            case program.Outcome.DISMISSED:
+                log.info("rank 0 has ended")
+                line = None
+            case program.Outcome.ORPHANED:
+                log.error("rank 0 is gone: %s", line.why_ended)
+                line, status = None, 1
+            case program.Outcome.FAILED:
+                log.error("this rank failed; the log of rank 0 says in what")
+                line, status = None, 1
+    return status
+
+
+def _followed(line: _PeerLine, launch: Launch) -> "Outcome":
+    """Make rank 0's calls until the line ends, and see that this process ends with rank 0."""
+    from trinity_bus.training import rank as program
+
+    over = threading.Event()
+    threading.Thread(target=_end_with, args=(line, over), name="watch rank 0", daemon=True).start()
+    try:
+        return program.follow(line, launch.rank, launch.local_rank)
+    finally:
+        over.set()
+        line.close()
+
+
+def _connect(host: str, port: int, rank: int, key: str) -> _PeerLine:
+    source = Source(
+        host=host,
+        port=port,
+        prefix=_name(rank),
+        version=0,
+        checksum="",
+        secret=key.encode().hex(),
+        timeout_s=LIMIT_S,
+    )
+    return _PeerLine(meet(source, threading.Event()))
+
+
+def _end_with(line: _PeerLine, over: threading.Event) -> None:
+    """Body of a thread: end this process with rank 0, also where a collective waits for that."""
+    line.wait_for_end()
+    if not over.wait(ABORT_S):
+        end_by_force("rank 0 is gone")
+
+
+def _where_rank_0_is() -> tuple[str, int]:
+    """Return where rank 0 listens.
+
+    Raises:
+        RankError: Nobody says so.
+    """
+    store = _launchers_store()
+    try:
+        host, _, port = store.get(_WHERE).decode().rpartition(":")
+    except RuntimeError as error:
+        raise RankError(f"rank 0 has not said where it listens: look at its log ({_line_of(error)})") from error
+    return host, int(port)
+
+
+def _launchers_store() -> "Store":
+    """Return the store in which a launcher's processes meet.
+
+    Raises:
+        RankError: It does not answer.
+    """
+    from torch.distributed import rendezvous
+
+    try:
+        store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=LIMIT_S))))[0]
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise RankError(f"the launcher's store at {where} does not answer: {_line_of(error)}") from error
+    return store
+
+
+def _line_of(error: Exception) -> str:
+    """Return the first line of what torch says, which is the one for people."""
+    return str(error).partition("\n")[0]
+
+
+def _name(rank: int) -> str:
+    """How a rank calls itself when it connects."""
+    return f"rank-{rank}"
