@@ -81,10 +81,11 @@ async def log_offsets(
         BrokerUnreachableError: The broker was away for too long.
         KafkaError: It refuses.
     """
-    await _check_existence(client, {position.topic for position in asked})
     ask = client.beginning_offsets if which == "beginning" else client.end_offsets
     until = time.monotonic() + settings.outage_s
     while True:
+        # Each time: of one that is deleted meanwhile, the client would ask for the leader until its time is up.
+        await _check_existence(client, {position.topic for position in asked})
         try:
             return dict(await ask(list(asked)))
         except KafkaTimeoutError as error:
