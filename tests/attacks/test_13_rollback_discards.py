@@ -268,7 +268,7 @@ async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) ->
                 assert unsure.returncode == 2
                 assert "say --discard" in unsure.stderr
                 asking = asyncio.create_task(
-                    asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--discard")
+                    asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
                 )
                 wanted = None
                 async with asyncio.timeout(120):
@@ -276,7 +276,7 @@ async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) ->
                         for received in await events.batch(1.0):
                             if isinstance(received.record, VersionWanted):
                                 wanted = received.record.rollback
-                assert wanted == Rollback(to=2, through=2, reason="it diverged")
+                assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
                 await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
                 done = await asking
                 assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")

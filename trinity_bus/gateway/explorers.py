@@ -255,6 +255,8 @@ class Explorers:
             _log.warning("explorer %s was lost to a request: %s", explorer.name, error)
             tries.failed.add(explorer.name)
             tries.lost += 1
+            # Whoever is asked next is asked for the first time.
+            tries.busy_since = None
             self._fleet.doubt(explorer.name)
             self._met.pop(explorer.name, None)
             raise

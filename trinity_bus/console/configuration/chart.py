@@ -22,7 +22,15 @@ CHART_SAYS: Final = frozenset(
         *("kafka.bootstrap_servers", "kafka.security_protocol", "kafka.sasl_mechanism", "kafka.sasl_username"),
         *("kafka.ssl_cafile", "synchronizer.tls_certfile", "synchronizer.tls_keyfile", "synchronizer.tls_cafile"),
         *("coordinator.name", "explorer.name", "explorer.http_host", "explorer.http_port", "trainer.host"),
-        *("trainer.weights_port", "gateway.name", "gateway.host", "gateway.port", "console.host", "console.port"),
+        *(
+            "trainer.ranks_host",
+            "trainer.weights_port",
+            "gateway.name",
+            "gateway.host",
+            "gateway.port",
+            "console.host",
+            "console.port",
+        ),
         *("console.folder", "health.host", "health.port"),
     }
 )
