@@ -47,45 +47,42 @@ class Actions:
     async def _ask(self, request: web.Request) -> web.Response:
         operator(request)
         version = _version(request)
-        return self._context.render(
+        return self._confirm(
             request,
-            "confirm.html",
             question=f"Serve version {version}?",
             consequence=f"Every explorer takes version {version}, and no newer one until the newest is asked for "
             "again. Training goes on meanwhile, with the batches for which it is fresh enough; the others wait.",
             action=f"/versions/{version}/serve",
             yes=f"Serve version {version}",
-            back="/versions",
         )
 
     async def _ask_newest(self, request: web.Request) -> web.Response:
         operator(request)
-        return self._context.render(
+        return self._confirm(
             request,
-            "confirm.html",
             question="Serve the newest version again?",
             consequence="Every explorer takes the newest version, and each that comes after it. Batches that wait for "
             "fresher weights go on.",
             action="/versions/newest",
             yes="Serve the newest again",
-            back="/versions",
         )
 
     async def _ask_back(self, request: web.Request) -> web.Response:
         operator(request)
         version = _version(request)
-        return self._context.render(
+        return self._confirm(
             request,
-            "confirm.html",
             question=f"Go back to version {version}?",
             consequence=f"Training goes on from version {version}. What is newer is discarded for good, and the "
             "batches that it was trained on are passed over. Every explorer takes the version at once. To serve an "
             "older one while training goes on, serve it instead.",
             action=f"/versions/{version}/go-back",
             yes=f"Discard what is newer than version {version}",
-            back="/versions",
             asks_why=MAX_REASON_CHARS,
         )
+
+    def _confirm(self, request: web.Request, **asked: str | int) -> web.Response:
+        return self._context.render(request, "confirm.html", back="/versions", **asked)
 
     async def _serve(self, request: web.Request) -> web.Response:
         return await self._publish(request, _version(request))

@@ -265,31 +265,29 @@ async def _a_letter_put_back(site: Site) -> None:
         assert "mended-1" in [record_of(received).task_id async for received in reader.replay()]
 
 
-async def _a_version_that_is_asked_for(site: Site) -> None:
-    """No coordinator is there to answer: the command is on the log, with who sent it."""
-    proof = await _proof(site, "/versions/1/serve")
+async def _command(site: Site, path: str, proof: str, **fields: str) -> object:
+    """Post a form, and return the operator's command that is on the log then."""
     async with site.bus.reader(OPERATOR_COMMANDS, start="end") as reader:
-        asking = asyncio.create_task(_post(site, "/versions/1/serve", proof))
+        asking = asyncio.create_task(_post(site, path, proof, **fields))
         try:
             async with asyncio.timeout(30):
-                command = record_of((await reader.batch(30))[0])
+                return record_of((await reader.batch(30))[0])
         finally:
             asking.cancel()
             await asyncio.wait([asking])
+
+
+async def _a_version_that_is_asked_for(site: Site) -> None:
+    """No coordinator is there to answer: the command is on the log, with who sent it."""
+    proof = await _proof(site, "/versions/1/serve")
+    command = await _command(site, "/versions/1/serve", proof)
     assert isinstance(command, PublishVersion)
     assert command.version == 1
     assert command.client.startswith("console-operator-")
     assert command.asked_by == "operator"
     async with site.client.post("/versions/1/go-back", data={"proof": proof, "why": " "}) as answer:
         assert (answer.status, "say why" in await answer.text()) == (400, True)
-    async with site.bus.reader(OPERATOR_COMMANDS, start="end") as reader:
-        asking = asyncio.create_task(_post(site, "/versions/1/go-back", proof, why="it diverged"))
-        try:
-            async with asyncio.timeout(30):
-                command = record_of((await reader.batch(30))[0])
-        finally:
-            asking.cancel()
-            await asyncio.wait([asking])
+    command = await _command(site, "/versions/1/go-back", proof, why="it diverged")
     assert isinstance(command, RollBack)
     assert (command.version, command.reason, command.asked_by) == (1, "it diverged", "operator")
 
