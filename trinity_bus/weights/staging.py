@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
+from trinity_bus.weights.chunks import Span, spans
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
@@ -52,6 +53,10 @@ class Staged:
     def nbytes(self) -> int:
         """Bytes of all buckets."""
         return sum(bucket.nbytes for bucket in self.layout)
+
+    def chunks(self) -> list[Span]:
+        """Return how it is cut into chunks."""
+        return spans((bucket.nbytes for bucket in self.layout), self.manifest.bucket_bytes)
 
 
 class Staging:

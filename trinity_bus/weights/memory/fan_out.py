@@ -25,8 +25,9 @@ nobody is left who can be a holder              the trainer sends itself, howeve
 
 **Slow machines.** Members say how far they are (``report``). Not rates are judged, but links between machines: one is
 slow over which a member takes less than ``SLOW_SHARE`` of what its holder has come to have in the same time, while that
-was ahead of it. So nobody is blamed who merely waits behind a slow one. Which end of a slow link is to blame, nobody
-can tell yet: both machines go behind the end of the chain, each beside the other, and nobody takes from them any more::
+was ahead of it, in bytes, since chunks of a large version differ in size. So nobody is blamed who merely waits behind a
+slow one. Which end of a slow link is to blame, nobody can tell yet: both machines go behind the end of the chain, each
+beside the other, and nobody takes from them any more::
 
     trainer --> a --> B --slow--> C --> d --> e      becomes      trainer --> a --> d --> e --> B
                                                                                            \--> C
@@ -40,9 +41,12 @@ The time limit of a round is the coordinator's, and whoever gets nothing by then
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
+
+from trinity_bus.weights.chunks import Span
 
 TRAINER: Final = 0
 """Its number; members have 1, 2, ..."""
@@ -53,7 +57,7 @@ SLOW_SHARE: Final = 0.25
 WINDOW_S: Final = 1.5
 """Over which a link is judged, at least: three reports."""
 _FEW_CHUNKS: Final = 4
-"""That a holder could have given: with fewer, nothing is said of a link."""
+"""Of the largest, that a holder could have given: with fewer, nothing is said of a link."""
 _SLOW_MACHINES: Final = 4
 """Of so many machines one may be put behind; of fewer than eight, the two ends of one link."""
 
@@ -72,9 +76,9 @@ class ChainPlace:
     """It cannot reach others."""
     gone: bool = False
     proven: int = 0
-    """Chunks that it has."""
+    """Bytes that it has."""
     began: tuple[float, int] | None = None
-    """Time and chunks of its first report; None before that."""
+    """Time and bytes of its first report; None before that."""
     at: float = 0.0
     """Time of its last one."""
     window: tuple[float, int, int] | None = None
@@ -82,9 +86,9 @@ class ChainPlace:
 
     @property
     def rate(self) -> float:
-        """Chunks a second, of all its reports; 0 where there are none."""
-        began, chunks = self.began or (self.at, 0)
-        return (self.proven - chunks) / (self.at - began) if self.at > began else 0.0
+        """Bytes a second, of all its reports; 0 where there are none."""
+        began, had = self.began or (self.at, 0)
+        return (self.proven - had) / (self.at - began) if self.at > began else 0.0
 
 
 @dataclass(slots=True)
@@ -106,12 +110,14 @@ class FanOut:
         host: The trainer's.
         chunks: Of the version.
         slow: Machines that come behind the others from the beginning.
-        usual: Chunks a second that members had in the round before; 0 where that is not known.
+        usual: Bytes a second that members had in the round before; 0 where that is not known.
     """
 
-    def __init__(self, host: str, chunks: int = 0, *, slow: Iterable[str] = (), usual: float = 0.0) -> None:
+    def __init__(self, host: str, chunks: Sequence[Span] = (), *, slow: Iterable[str] = (), usual: float = 0.0) -> None:
         self._host = host
-        self._chunks = chunks
+        self._ends = list(accumulate((end - start for _, start, end in chunks), initial=0))
+        """How many bytes so many chunks have."""
+        self._few = _FEW_CHUNKS * max((end - start for _, start, end in chunks), default=0)
         self._slow = set(slow)
         self._usual = usual
         self._places: dict[int, ChainPlace] = {}
@@ -162,8 +168,10 @@ class FanOut:
         where that is the trainer.
         """
         place = self._places[number]
-        place.began = place.began or (now, proven)
-        place.proven, place.at = proven, now
+        # Whatever a member says of itself, it has no more than there is.
+        nbytes = self._ends[min(proven, len(self._ends) - 1)]
+        place.began = place.began or (now, nbytes)
+        place.proven, place.at = nbytes, now
         for taker in {number} | self._takers.get(number, set()) | self._takers.get(TRAINER, set()):
             is_slow = self._is_slow(taker, now)
             if is_slow is not None:
@@ -188,7 +196,7 @@ class FanOut:
         return {link.culprit for link in self._links if link.culprit is not None}
 
     def rate(self) -> float:
-        """Return the chunks a second that members had from other machines, in the median; 0 where nobody has told."""
+        """Return the bytes a second that members had from other machines, in the median; 0 where nobody has told."""
         everybody = self._gone | self._places
         hosts = {TRAINER: self._host} | {number: place.host for number, place in everybody.items()}
         rates = [place.rate for place in everybody.values() if place.rate > 0 and hosts[place.holder] != place.host]
@@ -197,10 +205,10 @@ class FanOut:
     def _is_slow(self, number: int, now: float) -> bool | None:
         """Return whether a member takes less than it could; None where nobody can tell."""
         place = self._places[number]
-        if place.proven >= self._chunks:
+        if place.proven >= self._ends[-1]:
             return False
         holder = self._places.get(place.holder)
-        had = self._chunks if holder is None else holder.proven
+        had = self._ends[-1] if holder is None else holder.proven
         if place.alone or place.host == self._host_of(place.holder) or had <= place.proven:
             place.window = None
             return None
@@ -214,7 +222,7 @@ class FanOut:
         else:
             # The trainer, or one that has all and has left.
             could = passed * (self._usual if place.holder == TRAINER else self._gone[place.holder].rate)
-        if passed < WINDOW_S or could < _FEW_CHUNKS:
+        if passed < WINDOW_S or could < self._few:
             return None
         place.window = (now, place.proven, had)
         return place.proven - proven < SLOW_SHARE * could

@@ -30,7 +30,6 @@ import logging
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -41,7 +40,7 @@ from opentelemetry import trace
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS, spans
+from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import Keyring, PeerListener
@@ -175,7 +174,7 @@ class WeightServer:
                         for start in range(0, len(view), PIECE):
                             send_piece(channel, view[start : start + PIECE])
                     return
-            with self._trees.joined(channel, who, request, len(hashes) // HASH_BYTES) as place:
+            with self._trees.joined(channel, who, request, staged) as place:
                 self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes, reports=True))
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
@@ -189,7 +188,7 @@ class WeightServer:
                 if holder is None:
                     staged = leased.enter_context(self.staging.lease(request.version, request.checksum))
                     channel.send(ANSWER.encode(answer))
-                    chunks = spans((bucket.nbytes for bucket in staged.layout), staged.manifest.bucket_bytes)
+                    chunks = staged.chunks()
                     holding = HeldVersion(request.version, request.checksum, chunks)
                     holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
                     if holding.send(channel, request.first, place.goes_on):
@@ -293,18 +292,19 @@ class _Trees:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trees: dict[tuple[str, int, str], FanOut] = {}
-        self._slow: deque[set[str]] = deque(maxlen=_ROUNDS)
+        self._slow: dict[tuple[str, int, str], set[str]] = {}
+        """Machines that the last rounds have told of, the newest last. A tree may be made twice in one round."""
         self._usual = 0.0
 
     @contextlib.contextmanager
-    def joined(self, channel: Channel, who: str, request: WeightsRequest, chunks: int) -> Iterator[_Joined]:
+    def joined(self, channel: Channel, who: str, request: WeightsRequest, staged: Staged) -> Iterator[_Joined]:
         """Give a member a place, as long as its connection is served."""
         key = (who.rpartition("/")[0], request.version, request.checksum)
         here, there = channel.ends
         with self._lock:
             tree = self._trees.get(key)
             if tree is None:
-                tree = FanOut(here, chunks, slow=set().union(*self._slow), usual=self._usual)
+                tree = FanOut(here, staged.chunks(), slow=set().union(*self._slow.values()), usual=self._usual)
                 self._trees[key] = tree
             place = _Joined(tree, tree.join(there, request.port), self._lock)
         try:
@@ -314,12 +314,14 @@ class _Trees:
                 tree.leave(place.number)
                 if not tree:
                     del self._trees[key]
-                    self._remember(tree)
+                    self._remember(key, tree)
 
-    def _remember(self, tree: FanOut) -> None:
+    def _remember(self, key: tuple[str, int, str], tree: FanOut) -> None:
         self._usual = tree.rate() or self._usual
         slow = tree.culprits()
-        self._slow.append(slow)
+        self._slow[key] = self._slow.pop(key, set()) | slow
+        while len(self._slow) > _ROUNDS:
+            del self._slow[next(iter(self._slow))]
         for machine in sorted(slow):
             _log.warning(
                 "%s was slow to take or to pass on weights: it comes behind the others for %d rounds", machine, _ROUNDS

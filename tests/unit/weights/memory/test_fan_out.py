@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import strategies as st
 from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
 
 HOSTS = st.sampled_from(["trainer", "a", "b", "c"])
+CHUNKS, RATE, SLOW, TICK_S = 3000, 100.0, 1.0, 0.05
+"""Of a version; chunks a second that a card takes and sends, and those of a slow one; in steps of so many seconds."""
+CHUNK = 1 << 18
+ALIKE = [(0, CHUNK * number, CHUNK * (number + 1)) for number in range(CHUNKS)]
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["join", "join", "move", "alone", "leave", "report", "report"]), HOSTS, st.integers(0, 30)
@@ -30,7 +35,7 @@ def chain(tree: FanOut, number: int) -> list[int]:
 
 @given(EVENTS)
 def test_nobody_depends_on_itself_nor_moves_to_who_has_failed(events: list[tuple[str, str, int]]) -> None:
-    tree = FanOut("trainer", 1000, slow=["c"], usual=100.0)
+    tree = FanOut("trainer", ALIKE[:1000], slow=["c"], usual=100.0 * CHUNK)
     there: list[int] = []
     for now, (event, host, pick) in enumerate(events):
         if event == "join":
@@ -103,9 +108,6 @@ def test_who_cannot_reach_its_holder_is_sent_the_rest_by_the_trainer_and_others_
     assert tree._places[tree.join("c", 3)].holder == first
 
 
-CHUNKS, RATE, SLOW, TICK_S = 3000, 100.0, 1.0, 0.05
-"""Of a version; chunks a second that a card takes and sends, and those of a slow one; in steps of so many seconds."""
-
 type Kind = Literal["none", "takes", "sends", "both"]
 
 
@@ -120,7 +122,7 @@ class Cards:
     """
 
     def __init__(self, members: int, victim: int, kind: Kind, slow: Iterable[str] = ()) -> None:
-        self.tree = FanOut("trainer", CHUNKS, slow=slow, usual=RATE)
+        self.tree = FanOut("trainer", ALIKE, slow=slow, usual=RATE * CHUNK)
         self.numbers = [self.tree.join(f"m{i}", 1) for i in range(members)]
         self.sends = dict.fromkeys((TRAINER, *self.numbers), RATE)
         self.takes = dict.fromkeys(self.numbers, RATE)
@@ -202,10 +204,26 @@ def test_nobody_is_slow_where_all_cards_are_alike(members: int) -> None:
 
 
 def test_who_waits_behind_a_slow_one_is_not_blamed() -> None:
-    tree = FanOut("trainer", CHUNKS, usual=RATE)
+    tree = FanOut("trainer", ALIKE, usual=RATE * CHUNK)
     numbers = [tree.join(host, 1) for host in "abcd"]
     for now in range(0, 6, 2):
         for number, rate in zip(numbers, (100, 1, 1, 1), strict=True):
             tree.report(number, rate * now, float(now))
     assert tree._slow == {"a", "b"}
     assert [tree.holder(number) for number in numbers] == [numbers[3], numbers[3], TRAINER, numbers[2]]
+
+
+def test_who_takes_larger_chunks_than_its_holder_had_meanwhile_is_not_slow() -> None:
+    # The holder is at small chunks of the end, the taker at large ones before them, at the same bytes a second.
+    large, small = 4 << 20, 1 << 18
+    sizes = [large] * 1000 + [small] * 16_000
+    ends = [sum(sizes[:1000]) - large * (1000 - i) for i in range(1001)]
+    ends += [ends[-1] + small * i for i in range(1, 16_001)]
+    chunks = [(0, before, end) for before, end in pairwise(ends)]
+    tree = FanOut("trainer", chunks, usual=100.0 * large)
+    first, second = tree.join("a", 1), tree.join("b", 1)
+    for now in range(5):
+        tree.report(first, 1000 + 16 * 100 * now, 2.0 * now)
+        tree.report(second, 100 + 100 * now, 2.0 * now)
+    assert not tree._slow
+    assert tree.holder(second) == first
