@@ -75,6 +75,8 @@ class _Tries:
     """How often its explorer was lost."""
     busy_since: float | None = None
     """When an explorer was too busy first."""
+    moved: bool = False
+    """Whether another explorer was asked than one that was lost."""
 
 
 @dataclass(slots=True)
@@ -239,7 +241,9 @@ class Explorers:
             NoEngineError: There is nobody, or all have been too busy for as long as a request waits.
         """
         explorer = await self._choose(prompt, tries.failed)
-        self.moved += bool(tries.failed)
+        if tries.failed and explorer.name not in tries.failed and not tries.moved:
+            tries.moved = True
+            self.moved += 1
         self._requests[explorer.name] += 1
         try:
             yield explorer
