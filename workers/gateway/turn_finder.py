@@ -7,8 +7,9 @@
         '--no such turns, or none in time: the history was rewritten, as far as can be known--> another sample
 
 A turn is on the log soon after its answer, so it is looked for twice. After ``MOST_LOOKS`` times in vain nothing is
-looked for any more: the agent rewrites its histories. A look that fails says nothing of that. The request waits for no longer than ``LIMIT_S``, whatever the
-broker does: a look that hangs is left behind, and while ``MOST_HANGING`` of them do so nothing is looked for.
+looked for any more: the agent rewrites its histories. A look that fails says nothing of that. The request waits for no
+longer than ``LIMIT_S``, whatever the broker does: a look that hangs is left behind, and while ``MOST_HANGING`` of them
+do so nothing is looked for.
 """
 
 import asyncio
