@@ -26,7 +26,7 @@ from trinity_bus.config.settings import Settings
 from trinity_bus.config.synchronizer import SynchronizerSettings
 from trinity_bus.config.taskset import TasksetSettings
 from trinity_bus.config.telemetry import TelemetrySettings
-from trinity_bus.config.told import told_settings
+from trinity_bus.config.told import told_settings, values_told
 from trinity_bus.config.trainer import TrainerSettings
 
 __all__ = [
@@ -57,4 +57,5 @@ __all__ = [
     "setting_fields",
     "setting_paths",
     "told_settings",
+    "values_told",
 ]

@@ -60,6 +60,8 @@ def toml_value(value: object) -> str:
     """Return a setting's value as TOML: but for tables and the character "delete", what JSON writes is read alike."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{toml_value(key)} = {toml_value(content)}" for key, content in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
     return text.replace("\x7f", r"\u007f")
 

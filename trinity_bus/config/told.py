@@ -1,12 +1,16 @@
 """What a service tells of its settings, for people who compare runs: no secrets, and nothing without bounds."""
 
 import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from schemas.event import MAX_SETTING_CHARS
 from trinity_bus.config.sections import Sections, is_secret, setting_fields
 from trinity_bus.config.template import toml_value
+from trinity_bus.errors import ConfigError
 
 _WHO = re.compile(r"://[^/@\s]*@")
 """Who logs in, in an address."""
@@ -27,3 +31,19 @@ def told_settings(settings: Sections, *sections: str) -> dict[str, str]:
             text = "" if value is None else toml_value(to_jsonable_python(value))
             told[path] = _WHO.sub("://***@", text)[:MAX_SETTING_CHARS]
     return told
+
+
+def values_told(told: Mapping[str, str], paths: Iterable[str]) -> dict[str, Any]:
+    """Return the values of some settings that ``told_settings`` has made text of, by their paths; those that are set.
+
+    Raises:
+        ConfigError: A text is no value any more: it was too long to be told whole, or somebody else has written it.
+    """
+    found = {}
+    for path in paths:
+        if text := told.get(path):
+            try:
+                found[path] = tomllib.loads(f"value = {text}")["value"]
+            except (tomllib.TOMLDecodeError, KeyError):
+                raise ConfigError(f"what was told of {path} is no value: {text[:80]!r}") from None
+    return found

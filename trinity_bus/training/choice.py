@@ -125,14 +125,14 @@ def retold(left: Sequence[LeftOut], *, wants_greedy: bool) -> list[LeftOut]:
 
 def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[ExperienceGroup]:
     """Return the groups as if what is left out had never been drawn; a group of which nothing is left is gone."""
-    unwanted = _unwanted(left)
-    kept = (_kept(group, unwanted[group.task_id]) if group.task_id in unwanted else group for group in groups)
+    gone = unwanted(left)
+    kept = (_kept(group, gone[group.task_id]) if group.task_id in gone else group for group in groups)
     return [group for group in kept if group is not None]
 
 
 def origins(begun: StepBegun) -> list[tuple[str, Position, int]]:
     """Return where each sample lies that is left of a step's groups by :func:`without`: task, record, number in it."""
-    unwanted = _unwanted(begun.left_out)
+    gone = unwanted(begun.left_out)
     found = []
     for group in (*begun.groups, *begun.replayed):
         first = 0
@@ -141,22 +141,23 @@ def origins(begun: StepBegun) -> list[tuple[str, Position, int]]:
                 found += [
                     (group.task_id, part.position, number)
                     for number in range(part.samples)
-                    if first + number not in unwanted.get(group.task_id, ())
+                    if first + number not in gone.get(group.task_id, ())
                 ]
             first += part.samples
     return found
 
 
-def _unwanted(left: Sequence[LeftOut]) -> dict[str, set[int]]:
-    unwanted: dict[str, set[int]] = defaultdict(set)
+def unwanted(left: Sequence[LeftOut]) -> dict[str, set[int]]:
+    """Return which samples of each task are as if they had never been drawn."""
+    found: dict[str, set[int]] = defaultdict(set)
     for one in left:
         if one.reason not in _COUNTS_ALL_THE_SAME | _OF_EXAMPLES:
-            unwanted[one.task_id].update(one.samples)
-    return unwanted
+            found[one.task_id].update(one.samples)
+    return found
 
 
-def _kept(group: ExperienceGroup, unwanted: set[int]) -> ExperienceGroup | None:
-    pieces = [piece(group, sample, sample + 1) for sample in range(len(group)) if sample not in unwanted]
+def _kept(group: ExperienceGroup, gone: set[int]) -> ExperienceGroup | None:
+    pieces = [piece(group, sample, sample + 1) for sample in range(len(group)) if sample not in gone]
     return join_groups(pieces) if pieces else None
 
 

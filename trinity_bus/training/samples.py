@@ -73,6 +73,20 @@ def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]
     return [given is not None for given in _judged(groups, advantage)[1]]
 
 
+def compared(group: ExperienceGroup, advantage: Advantage) -> dict[int, Float32] | None:
+    """Return the advantages of a group that is looked at by itself, without the others of its batch.
+
+    Args:
+        group: Without what is left out of the step.
+        advantage: That hangs on no other group.
+
+    Returns:
+        Those of each sample that takes part, [response], by its place in the group; None where it teaches nothing.
+    """
+    (view,), (given,) = _judged([group], advantage)
+    return None if given is None else {place: values for (place, _), values in zip(view, given, strict=True)}
+
+
 def _judged(
     groups: Sequence[ExperienceGroup], advantage: Advantage
 ) -> tuple[list[list[tuple[int, Sample]]], list[GroupAdvantages]]:

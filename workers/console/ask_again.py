@@ -190,7 +190,7 @@ class AskAgain:
     async def _sample(self, request: web.Request) -> tuple[ExperienceGroup, Sample]:
         place = place_of(request)
         found, _ = await self._feed.index.ask(lambda index: sample_and_task(index, place, None))
-        record = await self._feed.records.group(found.group.partition, found.group.offset)
+        record = await self._feed.records.group([found.group])
         return record, list(record.samples())[place.number]
 
     def _key(self) -> str:

@@ -18,16 +18,19 @@ from trinity_bus.console.index import (
     SampleDetail,
     SampleFilter,
     SamplePlace,
+    SettingsRow,
     StepName,
     TaskTimeline,
+    WholeGroup,
 )
 from trinity_bus.console.web import charts
-from trinity_bus.console.web.advantage import group_advantages
+from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.rollouts import (
-    RunView,
     group_runs,
+    mean_of_runs,
     sample_json,
+    sample_places,
     task_spans,
     task_tree,
     turns_of,
@@ -174,14 +177,16 @@ class RolloutPages:
                 "turns": [],
                 "sampled_with": "",
                 "advantage": None,
+                "comparison": Comparison(),
                 "figures": FiguresView(),
                 "missing": (),
             }
             shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
             try:
-                record = await self._record(found.group)
+                record = await self._context.feed.records.group([found.group])
                 figures = await self._figures(found, count(frame, "of"))
                 shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
+                shown = {**shown, **await self._advantage(found, frame.until)}
             except TrinityError as error:
                 shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
             samples = found.group.samples
@@ -261,19 +266,27 @@ class RolloutPages:
             "figures": figures,
             "missing": missing,
             "sampled_with": way_of_drawing(sample.sampling),
-            "advantage": group_advantages(record.rewards.tolist())[at],
             "more": first + PAGE_TOKENS < len(sample.tokens),
         }
 
     async def _json(self, request: web.Request) -> web.Response:
         place, frame = place_of(request), self._context.frame(request)
         found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
-        record = await self._record(found.group)
+        record = await self._context.feed.records.group([found.group])
         body = await asyncio.to_thread(sample_json, record, place.number, self._index.texts)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
-    async def _record(self, group: GroupRow) -> ExperienceGroup:
-        return await self._context.feed.records.group(group.partition, group.offset)
+    async def _advantage(self, sample: SampleDetail, until: float | None) -> Mapping[str, Any]:
+        """Return what a sample's trainer makes of it among the others, or why that is not known."""
+        place = sample.row.place
+        whole, told = await self._index.ask(lambda index: whole_and_told(index, sample.group, until))
+        try:
+            group = await self._context.feed.records.group(whole.parts)
+            comparison = await asyncio.to_thread(compare, whole, group, told)
+        except TrinityError as error:
+            comparison = Comparison(unknown=f"not all of its group can be had: {error}")
+        first = whole.first_of(place.partition, place.offset)
+        return {"comparison": comparison, "advantage": comparison.of(first + place.number)}
 
     # ----------------------------------------------------------------------------------------------- groups, tasks
 
@@ -283,25 +296,30 @@ class RolloutPages:
         async def values(frame: Frame) -> Mapping[str, Any]:
             first = SamplePlace(partition, offset, 0)
             found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
-            runs: list[RunView] = []
-            prompt, trouble = None, ""
+            whole, told = await self._index.ask(lambda index: whole_and_told(index, found.group, frame.until))
+            shown: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "trouble": ""}
             try:
-                record = await self._record(found.group)
-                texts = self._index.texts
-                read = None if texts is None else texts.read
-                prompt, runs = await asyncio.to_thread(group_runs, record, first, texts, _RUNS, read)
+                record = await self._context.feed.records.group(whole.parts)
+                shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, told)}
             except TrinityError as error:
-                trouble = f"What was said cannot be had: {error}"
+                shown = {**shown, "trouble": f"What was said cannot be had: {error}"}
+            samples = sum(part.samples for part in whole.parts)
             return {
                 "group": found.group,
-                "runs": runs,
-                "more_runs": max(0, found.group.samples - _RUNS) if runs else 0,
-                "prompt": prompt,
+                "whole": whole,
+                "more_runs": max(0, samples - _RUNS) if shown["runs"] else 0,
+                **shown,
                 "answer": None if task is None else task.answer,
-                "trouble": trouble,
             }
 
         return await self._context.show(request, "group.html", values)
+
+    def _runs(self, whole: WholeGroup, record: ExperienceGroup, told: Sequence[SettingsRow]) -> Mapping[str, Any]:
+        texts = self._index.texts
+        read = None if texts is None else texts.read
+        comparison = compare(whole, record, told)
+        prompt, runs = group_runs(record, sample_places(whole.parts), comparison, texts=texts, most=_RUNS, read=read)
+        return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": mean_of_runs(record)}
 
     async def _task(self, request: web.Request) -> web.Response:
         task_id = request.match_info["task_id"]
@@ -314,6 +332,19 @@ class RolloutPages:
             return {"task": task, "tree": task_tree(task), "jaeger": self._jaeger, "chart": timeline}
 
         return await self._context.show(request, "task.html", values)
+
+
+def whole_and_told(index: Index, part: GroupRow, until: float | None) -> tuple[WholeGroup, list[SettingsRow]]:
+    """Return the group that a record is of, and what trainers had told of their settings when they first took it.
+
+    Raises:
+        NotThereError: The record is not there any more.
+    """
+    whole = index.whole_group(part.partition, part.offset, until=until)
+    if whole is None:
+        raise NotThereError(f"group {part.partition}-{part.offset} is not on the log")
+    begun = whole.uses[0].begun_at if whole.uses else until
+    return whole, index.settings(service="trainer", until=begun)
 
 
 def place_of(request: web.Request) -> SamplePlace:

@@ -161,11 +161,12 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
                 await until(lambda: index.passed_over().unreadable == {"experiences": 1})
                 # Retention takes the tokens, and the row stays.
                 place = index.samples(SampleFilter(task_id="t-1")).rows[0].place
+                parts = index.groups(SampleFilter(task_id="t-1")).rows
                 past = PastRecords(bus)
-                assert (await past.group(place.partition, place.offset)).rewards.tolist() == [0.5]
+                assert (await past.group(parts)).rewards.tolist() == [0.5]
                 await bus.delete_before({("experiences", place.partition): place.offset + 1})
                 with pytest.raises(RecordGoneError):
-                    await past.group(place.partition, place.offset)
+                    await past.group(parts)
                 assert index.sample(place) is not None
                 await make_anew(settings, bus, EXPERIENCES)
                 await producer.send(TASKS, "t-2", Task(task_id="t-2", workflow="copy", prompt="a"))

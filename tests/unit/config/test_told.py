@@ -5,8 +5,9 @@ from pydantic import SecretStr
 
 from schemas import TrainerHeartbeat
 from schemas.codec import decode, encode
-from trinity_bus.config import ExplorerSettings, MeshSettings, Settings, TrainerSettings, told_settings
+from trinity_bus.config import ExplorerSettings, MeshSettings, Settings, TrainerSettings, told_settings, values_told
 from trinity_bus.config.sections import is_secret, setting_fields
+from trinity_bus.errors import ConfigError
 
 
 def test_no_secret_is_told_and_nothing_without_bounds() -> None:
@@ -37,3 +38,13 @@ def test_no_secret_is_told_and_nothing_without_bounds() -> None:
 def test_what_a_service_tells_is_small(service: str) -> None:
     told = told_settings(Settings(), "mesh", service, "synchronizer")
     assert sum(len(path) + len(value) for path, value in told.items()) < 16_384
+
+
+def test_what_was_told_is_read_again() -> None:
+    stages = [{"stage": "sft", "loss": "sft", "total_steps": 3}, {"stage": "rl", "kl_coef": 0.5, "limited": True}]
+    settings = Settings(trainer=TrainerSettings(advantage="rloo", stages=stages))
+    told = told_settings(settings, "trainer")
+    paths = ["trainer.advantage", "trainer.stages", "trainer.overlong_buffer", "trainer.none"]
+    assert values_told(told, paths) == {"trainer.advantage": "rloo", "trainer.stages": stages}
+    with pytest.raises(ConfigError, match="what was told of a.b is no value"):
+        values_told({"a.b": '"cut'}, ["a.b"])

@@ -19,6 +19,7 @@ from trinity_bus.console.index.answers import (
     ExplorerRow,
     Extent,
     GroupRow,
+    GroupUse,
     Histogram,
     IndexStanding,
     LeftOutRow,
@@ -41,6 +42,7 @@ from trinity_bus.console.index.answers import (
     TaskTimeline,
     TrainerRow,
     VersionDetail,
+    WholeGroup,
 )
 from trinity_bus.console.index.errors import QuestionError, StoreBusyError, StoreError, UnreadableError
 from trinity_bus.console.index.files import store_folder
@@ -64,6 +66,7 @@ __all__ = [
     "ExplorerRow",
     "Extent",
     "GroupRow",
+    "GroupUse",
     "Histogram",
     "Index",
     "IndexFollower",
@@ -99,6 +102,7 @@ __all__ = [
     "TrainerRow",
     "UnreadableError",
     "VersionDetail",
+    "WholeGroup",
     "load_texts",
     "store_folder",
 ]

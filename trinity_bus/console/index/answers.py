@@ -248,13 +248,10 @@ class GroupRow(Struct, frozen=True):
     prompt: str | None
     """Beginning of the first sample's; None without a tokenizer."""
     trace_id: str | None
+    teaches_nothing: bool
+    """Whether all runs of the task have the same reward, those of other parts too, so that none is better."""
     trained_in: list[StepName]
     """Steps that were begun with it."""
-
-    @property
-    def teaches_nothing(self) -> bool:
-        """Whether all rewards are the same, so that no sample is better than another."""
-        return self.reward_min == self.reward_max
 
 
 class SampleRow(Struct, frozen=True):
@@ -292,6 +289,35 @@ class SampleUse(Struct, frozen=True):
     detail: str
     figures: Place | None = None
     """Where what the step has told of its tokens lies: see ``PastRecords``. None: it has told nothing."""
+
+
+class GroupUse(Struct, frozen=True):
+    """A step was begun with a group."""
+
+    step: StepName
+    begun_at: float
+    left_out: list[LeftOutRow]
+    """What it does not train on, of the whole group."""
+
+
+class WholeGroup(Struct, frozen=True):
+    """All that the attempts at a task have yielded that count together: the trainer's group."""
+
+    parts: list[GroupRow]
+    """In their order; one but for a task that was split."""
+    missing: int
+    """Parts that are not there: not yet, or not any more."""
+    uses: list[GroupUse]
+    """Those of live trainers first."""
+
+    def first_of(self, partition: int, offset: int) -> int:
+        """Return the place of a part's first sample in the whole."""
+        first = 0
+        for part in self.parts:
+            if (part.partition, part.offset) == (partition, offset):
+                return first
+            first += part.samples
+        raise ValueError(f"{partition}-{offset} is no part of it")
 
 
 class SampleDetail(Struct, frozen=True):

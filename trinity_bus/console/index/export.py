@@ -20,6 +20,7 @@ _PLAIN: Final = (
     "tasks",
     "events",
     "results",
+    "parts",
     "batches",
     "begun",
     "step_groups",

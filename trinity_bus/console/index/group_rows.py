@@ -112,6 +112,7 @@ def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
         group.explorer,
         len(group),
         *_spread([reward for reward in group.rewards.tolist() if not math.isnan(reward)]),
+        *_range_of_runs(group),
         min(versions, default=-1),
         max(versions, default=-1),
         int(group.prompt_lengths[0]),
@@ -127,6 +128,16 @@ def _spread(rewards: list[float]) -> tuple[float | None, ...]:
     mean = sum(rewards) / len(rewards)
     variance = sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards)
     return _number(mean), min(rewards), max(rewards), None if math.isnan(variance) else math.sqrt(variance)
+
+
+def _range_of_runs(group: ExperienceGroup) -> tuple[float | None, float | None]:
+    """Return the least and the greatest mean reward of a run; turns and branches are samples of one."""
+    rewards: dict[int, list[float]] = {}
+    for run, reward in zip(group.run_ids.tolist(), group.rewards.tolist(), strict=True):
+        if not math.isnan(reward):
+            rewards.setdefault(run, []).append(reward)
+    means = [sum(each) / len(each) for each in rewards.values()]
+    return _number(min(means, default=math.nan)), _number(max(means, default=math.nan))
 
 
 def _samples(group: ExperienceGroup, number: int, logprobs: Sequence[float | None]) -> list[Row]:

@@ -41,6 +41,7 @@ from trinity_bus.console.index.answers import (
     TaskTimeline,
     TrainerRow,
     VersionDetail,
+    WholeGroup,
 )
 from trinity_bus.console.index.files import explained, reading
 from trinity_bus.console.index.queries import groups, mesh, samples, trainers, training
@@ -140,6 +141,10 @@ class Index:
         """
         return self._ask(lambda db: groups.groups(db, wanted, ask, until))
 
+    def whole_group(self, partition: int, offset: int, *, until: float | None = None) -> WholeGroup | None:
+        """Return all parts of the group that a record is of, and the steps that were begun with it; None: no record."""
+        return self._ask(lambda db: groups.whole_group(db, partition, offset, until))
+
     def samples(
         self, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
     ) -> RowPage[SampleRow]:
@@ -197,9 +202,14 @@ class Index:
         """Return the explorers as they last said, by name, those too that were long silent."""
         return self._ask(lambda db: mesh.fleet(db, until))
 
-    def settings(self, *, until: float | None = None) -> list[SettingsRow]:
-        """Return what each service was started with last, by service and name."""
-        return self._ask(lambda db: mesh.settings(db, until))
+    def settings(self, *, service: str | None = None, until: float | None = None) -> list[SettingsRow]:
+        """Return what each service was started with last, by service and name.
+
+        Args:
+            service: Of this kind alone, such as ``"trainer"``.
+            until: The moment.
+        """
+        return self._ask(lambda db: mesh.settings(db, service, until))
 
     def dead_letters(
         self, wanted: DeadLetterFilter = ALL_DEAD_LETTERS, ask: PageAsk = FIRST_PAGE, *, until: float | None = None

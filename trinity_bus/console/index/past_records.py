@@ -4,14 +4,19 @@ Tokens, log-probabilities and masks are thousands of times larger than their row
 stay on the log. When retention has deleted them, the row is what is left, and the page says so.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from schemas import ExperienceGroup, Position, Task, TokenFigures
+from schemas.experience import join_groups
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
 from trinity_bus.bus import Bus, Received, Undecodable
-from trinity_bus.console.index.answers import Place
+from trinity_bus.console.index.answers import GroupRow, Place
 from trinity_bus.console.index.errors import UnreadableError
+
+MAX_PARTS: Final = 64
+"""Of one group."""
 
 
 class PastRecords:
@@ -24,16 +29,21 @@ class PastRecords:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def group(self, partition: int, offset: int) -> ExperienceGroup:
-        """Return a group with all its tokens; its samples come from ``samples()``.
+    async def group(self, parts: Sequence[GroupRow]) -> ExperienceGroup:
+        """Return a group with all its tokens, its parts joined; its samples come from ``samples()``.
 
         Raises:
-            RecordGoneError: Retention has deleted it.
-            UnreadableError: It is no group of experiences.
+            RecordGoneError: Retention has deleted it, or a part of it.
+            UnreadableError: It is no group of experiences, or its parts are too many to be looked at.
             BusError: The broker does not answer.
         """
-        found = await self._fetch(EXPERIENCES, partition, offset)
-        return _as(found, ExperienceGroup)
+        if len(parts) > MAX_PARTS:
+            raise UnreadableError(f"it lies in {len(parts)} parts; {MAX_PARTS} can be looked at together")
+        found = [_as(await self._fetch(EXPERIENCES, part.partition, part.offset), ExperienceGroup) for part in parts]
+        for part, record in zip(parts, found, strict=True):
+            if (record.task_id, len(record)) != (part.task_id, part.samples):
+                raise UnreadableError(f"{part.partition}-{part.offset} has become another group: delete the index")
+        return join_groups(found)
 
     async def task(self, partition: int, offset: int) -> Task:
         """Return a task as it was sent. Raises what ``group`` does."""

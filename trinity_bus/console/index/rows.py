@@ -28,7 +28,7 @@ from schemas import (
 from schemas.batch import ResultPart
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
-from schemas.step import StepBegun, StepEnded, StepGroup
+from schemas.step import StepBegun, StepEnded
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
 from trinity_bus.bus.headers import (
@@ -78,6 +78,8 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
             yield "events", (*event, record.task_id, "finished", record.attempt, record.explorer, text)
         case TaskResult():
             yield "results", _result(record, at, place)
+            for first, where in _placed(record.parts):
+                yield "parts", (record.task_id, *where, first)
         case BatchRecord():
             yield from _batch(record, at)
         case StepBegun():
@@ -156,20 +158,18 @@ def _begun(step: StepBegun, at: int, offset: int) -> Iterator[TableRow]:
     yield "begun", (at, offset, *who, *counts, step.skipped, step.follows, step.next_offset > 0)
     for replayed, groups in ((False, step.groups), (True, step.replayed)):
         for group in groups:
-            for first, part in _placed(group):
-                assert part.position is not None  # noqa: S101 - what _placed leaves
-                place = (part.position.partition, part.position.offset)
+            for first, place in _placed(group.parts):
                 yield "step_groups", (offset, group.task_id, *place, first, replayed)
     for one in step.left_out:
         yield "left_out", (offset, one.task_id, one.reason, json.dumps(one.samples), cut(one.detail))
 
 
-def _placed(group: StepGroup) -> Iterable[tuple[int, ResultPart]]:
-    """Return the parts that lie on the log, each with the place of its first sample in the whole group."""
+def _placed(parts: Iterable[ResultPart]) -> Iterable[tuple[int, tuple[int, int]]]:
+    """Return where the parts of a group lie on the log, each with the place of its first sample in the whole group."""
     first = 0
-    for part in group.parts:
+    for part in parts:
         if part.position is not None:
-            yield first, part
+            yield first, (part.position.partition, part.position.offset)
         first += part.samples
 
 

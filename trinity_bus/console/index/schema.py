@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 6
+LAYOUT: Final = 7
 """Of the tables. A store of another layout is made anew from the log."""
 
 SLOT_BITS: Final = 7
@@ -36,8 +36,8 @@ CREATE TABLE minutes (
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY, partition INTEGER, "offset" INTEGER, task_id TEXT, attempt INTEGER, batch_id TEXT,
     batch_type TEXT, workflow TEXT, model TEXT, explorer TEXT, samples INTEGER, reward_mean REAL, reward_min REAL,
-    reward_max REAL, reward_std REAL, version_min INTEGER, version_max INTEGER, prompt_tokens INTEGER,
-    response_tokens INTEGER, trace_id TEXT
+    reward_max REAL, reward_std REAL, run_min REAL, run_max REAL, version_min INTEGER, version_max INTEGER,
+    prompt_tokens INTEGER, response_tokens INTEGER, trace_id TEXT
 );
 CREATE UNIQUE INDEX groups_place ON groups (partition, "offset");
 CREATE INDEX groups_task ON groups (task_id);
@@ -69,6 +69,9 @@ CREATE TABLE results (
     version_max INTEGER, error TEXT
 );
 CREATE INDEX results_task ON results (task_id);
+CREATE TABLE parts (task_id TEXT, partition INTEGER, "offset" INTEGER, first INTEGER);
+CREATE INDEX parts_task ON parts (task_id);
+CREATE INDEX parts_place ON parts (partition, "offset");
 
 CREATE TABLE batches (
     id INTEGER PRIMARY KEY, batch_id TEXT, batch_type TEXT, state TEXT, sequence INTEGER, expected INTEGER,

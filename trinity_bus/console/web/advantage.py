@@ -1,39 +1,136 @@
-"""What a group teaches: each run's reward beside those of the others. Pure.
+"""How a trainer compares the samples of a group, computed again from the log with the trainer's own code. Pure.
 
-The trainer computes advantages from the whole batch and its settings; this is the part of GRPO's that a group alone
-decides (https://arxiv.org/abs/2402.03300, section 4.1.2)::
+::
 
-    advantage = (reward - mean) / (deviation + 1e-6)
+    settings that its trainer has told --settings_of--> trainer.advantage and what belongs to it
+    whole group, less what the step leaves out  --compare--> the advantage of each sample, or why it is not known
 
-Where all runs have the same reward it is 0 for each: the group teaches nothing.
+An advantage that hangs on the other groups of the batch, on a critic or on all tokens of the step cannot be known of a
+group alone: then it is said why. One that a package registers is not looked for: its name came off the log.
 """
 
-import math
 from collections.abc import Sequence
-from statistics import fmean, pstdev
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-_EPSILON: Final = 1e-6
+import numpy as np
+from pydantic import ValidationError
+
+from schemas import ExperienceGroup
+from schemas.step import LeftOut
+from trinity_bus.config import TrainerSettings, values_told
+from trinity_bus.console.index.answers import SettingsRow, StepName, WholeGroup
+from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.training.choice import unwanted, without
+from trinity_bus.training.objectives import registry
+from trinity_bus.training.objectives.advantages.advantage import Advantage, TokenAdvantage
+from trinity_bus.training.samples import compared
+from trinity_bus.training.stages import NAME as STAGE
+
+_OF_TRAINER: Final = (
+    "advantage",
+    "advantage_std",
+    "opmd_baseline",
+    "opmd_tau",
+    "max_tokens",
+    "overlong_buffer",
+    "overlong_penalty",
+)
+"""What those advantages look at that compare the samples of one group."""
 
 
-def group_advantages(rewards: Sequence[float]) -> list[float | None]:
-    """Return the advantage of each run within its group; None for those without a reward.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What a trainer makes of the rewards of a group."""
 
-    >>> group_advantages([1.0, 0.0])
-    [0.999998000004, -0.999998000004]
-    >>> group_advantages([1.0, 1.0, float("nan")])
-    [0.0, 0.0, None]
+    name: str = ""
+    """Of ``trainer.advantage``; empty where it is not known."""
+    advantages: list[float | None] = field(default_factory=list)
+    """Of each sample, the mean over its trained tokens; None: it takes no part. Empty where they are not known."""
+    teaches_nothing: bool = False
+    """Whether the trainer passes over the group."""
+    unknown: str = ""
+    """Why advantages are not known, for people; empty where they are."""
+
+    def of(self, number: int) -> float | None:
+        """Return the advantage of a sample of the whole group; None where there is none, or it is not known."""
+        return self.advantages[number] if number < len(self.advantages) else None
+
+
+def settings_of(step: StepName | None, told: Sequence[SettingsRow]) -> TrainerSettings:
+    """Return what says how the trainer of a step compares samples; all else is left as it is by default.
+
+    Args:
+        step: That was begun with the group; None: there is none yet, and the one trainer that there is counts.
+        told: What trainers have told of their settings.
+
+    Raises:
+        ConfigError: Nobody has told it, or it cannot be read.
     """
-    known = [reward for reward in rewards if math.isfinite(reward)]
-    if not known:
-        return [None] * len(rewards)
-    mean, deviation = fmean(known), pstdev(known)
-    return [
-        round((reward - mean) / (deviation + _EPSILON), 12) if math.isfinite(reward) else None for reward in rewards
-    ]
+    if step is None and len(told) != 1:
+        who = f"{len(told)} trainers" if told else "no trainer"
+        raise ConfigError(f"no step was begun with it, and {who} told what it does")
+    name, _, stage = (told[0].name if step is None else step.trainer).partition("/")
+    row = next((row for row in told if row.name == name), None)
+    if row is None:
+        raise ConfigError(f"{name} has told no settings (replays and shadows do not), or retention had deleted them")
+    paths = [f"{section}.{setting}" for section in ("mesh", "trainer") for setting in (*_OF_TRAINER, "stages")]
+    values = {path.partition(".")[2]: value for path, value in values_told(row.settings, paths).items()}
+    stages = values.pop("stages", [])
+    if stages:
+        of_stage = next((one for one in stages if isinstance(one, dict) and one.get(STAGE) == stage), None)
+        if of_stage is None:
+            raise ConfigError(f"{name} trains in stages, and it is not known in which")
+        values |= {setting: value for setting, value in of_stage.items() if setting in _OF_TRAINER}
+    return _checked(values)
 
 
-def teaches_nothing(rewards: Sequence[float]) -> bool:
-    """Whether all rewards of a group are the same, so that no run is better than could be expected."""
-    known = {reward for reward in rewards if math.isfinite(reward)}
-    return len(known) < 2
+def _checked(values: dict[str, Any]) -> TrainerSettings:
+    try:
+        settings = TrainerSettings(**values)
+    except ValidationError as error:
+        raise ConfigError(f"what its trainer has told cannot be: {error.errors()[0]['msg']}") from None
+    if settings.advantage not in registry.BUILT_IN["advantage"]:
+        raise ConfigError(f"trainer.advantage={settings.advantage[:80]!r} is of a package that the trainer has")
+    return settings
+
+
+def compare(whole: WholeGroup, group: ExperienceGroup, told: Sequence[SettingsRow]) -> Comparison:
+    """Return what the first step that was begun with a group made of it, or its trainer would.
+
+    Args:
+        whole: What the index knows of the group.
+        group: The same from the log, all parts joined.
+        told: What trainers had told of their settings when the step began.
+    """
+    use = whole.uses[0] if whole.uses else None
+    if whole.missing:
+        return Comparison(unknown=f"{whole.missing} of its parts are not on the log")
+    try:
+        settings = settings_of(None if use is None else use.step, told)
+        advantage: Advantage = registry.make("advantage", Advantage, settings)
+        rows = [] if use is None else use.left_out
+        left = [LeftOut(task_id=row.task_id, reason=row.reason, samples=row.samples) for row in rows]
+        return _compared(group, advantage, left)
+    except TrinityError as error:
+        return Comparison(unknown=str(error))
+
+
+def _compared(group: ExperienceGroup, advantage: Advantage, left: Sequence[LeftOut]) -> Comparison:
+    name, among = advantage.settings.advantage, advantage.settings.advantage_std
+    if isinstance(advantage, TokenAdvantage):
+        return Comparison(name=name, unknown=f"{name} compares all tokens of a step")
+    gone = unwanted(left).get(group.task_id, set())
+    kept = [number for number in range(len(group)) if number not in gone]
+    judged = without([group], left)
+    found = compared(judged[0], advantage) if judged else None
+    if found is None:
+        return Comparison(name=name, teaches_nothing=True)
+    if among == "batch" and name in {"grpo", "stepwise"}:
+        return Comparison(name=name, unknown="trainer.advantage_std=batch divides by the deviation of the whole batch")
+    advantages: list[float | None] = [None] * len(group)
+    masks = [sample.mask for sample in judged[0].samples()]
+    for place, values in found.items():
+        mean = float(values[masks[place]].mean()) if masks[place].any() else np.nan
+        advantages[kept[place]] = None if np.isnan(mean) else mean
+    return Comparison(name=name, advantages=advantages)

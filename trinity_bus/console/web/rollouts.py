@@ -1,8 +1,9 @@
 """Groups, samples and tasks as what pages show of them. Pure."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any, Final
 
 from schemas import ExperienceGroup
@@ -10,7 +11,7 @@ from schemas.experience import Sample, SampledWith
 from trinity_bus.chat.formats import Format
 from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
-from trinity_bus.console.web.advantage import group_advantages
+from trinity_bus.console.web.advantage import Comparison
 from trinity_bus.console.web.charts import Span
 from trinity_bus.console.web.turns import TurnView, turns
 
@@ -53,19 +54,25 @@ class TreeRow:
 
 
 def group_runs(
-    group: ExperienceGroup, first: SamplePlace, texts: Texts | None, most: int, read: Format | None = None
+    group: ExperienceGroup,
+    places: Sequence[SamplePlace],
+    comparison: Comparison,
+    *,
+    texts: Texts | None,
+    most: int,
+    read: Format | None = None,
 ) -> tuple[str, list[RunView]]:
     """Return the prompt of a group's first sample, and its runs.
 
     Args:
-        group: As it lies on the log.
-        first: The place of its first sample.
+        group: From the log, all its parts joined.
+        places: Of its samples.
+        comparison: What a trainer makes of their rewards.
         texts: Makes text of tokens; absent: ids are shown.
         most: Runs that are returned.
         read: Finds calls of tools in the model's text.
     """
     samples = list(group.samples())
-    advantages = group_advantages(group.rewards.tolist())
     ids = group.run_ids.tolist()
     prompt = samples[0].tokens[: samples[0].prompt_length].tolist()
     told = texts([prompt])[0] if texts is not None else " ".join(map(str, prompt))
@@ -75,11 +82,11 @@ def group_runs(
         named = [(name, value) for name, value in sorted(metrics.items()) if name != "reward"]
         runs.append(
             RunView(
-                place=SamplePlace(first.partition, first.offset, number),
+                place=places[number],
                 run_id=sample.run_id,
                 part=ids[:number].count(sample.run_id) + 1 if ids.count(sample.run_id) > 1 else 0,
                 reward=sample.reward if math.isfinite(sample.reward) else None,
-                advantage=advantages[number],
+                advantage=comparison.of(number),
                 response_tokens=len(sample.logprobs),
                 logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
                 finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
@@ -89,6 +96,21 @@ def group_runs(
             )
         )
     return told, runs
+
+
+def sample_places(parts: Sequence[GroupRow]) -> list[SamplePlace]:
+    """Return the places of the samples of a group, in the order in which its parts are joined."""
+    return [SamplePlace(part.partition, part.offset, number) for part in parts for number in range(part.samples)]
+
+
+def mean_of_runs(group: ExperienceGroup) -> tuple[int, float | None, float | None]:
+    """Return how many runs there are, and mean and deviation of their rewards: a run's is the mean of its samples'."""
+    rewards: dict[int, list[float]] = {run: [] for run in group.run_ids.tolist()}
+    for run, reward in zip(group.run_ids.tolist(), group.rewards.tolist(), strict=True):
+        if math.isfinite(reward):
+            rewards[run].append(reward)
+    means = [fmean(each) for each in rewards.values() if each]
+    return len(rewards), *((fmean(means), pstdev(means)) if means else (None, None))
 
 
 def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dict[str, Any]:

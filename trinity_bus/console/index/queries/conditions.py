@@ -22,6 +22,13 @@ _OF_STEP: Final = (
     'EXISTS (SELECT 1 FROM step_groups u WHERE u.partition = g.partition AND u."offset" = g."offset" '
     f"AND u.begun = {LATEST_OF_STEP})"
 )
+EQUAL_RUNS: Final = (
+    "(SELECT coalesce(max(m.run_max) - min(m.run_min), 0) < 1e-6 FROM groups m WHERE m.id <= :until AND m.id IN ("
+    "SELECT g.id UNION ALL SELECT n.id FROM parts o JOIN parts w ON w.task_id = o.task_id "
+    'CROSS JOIN groups n ON n.partition = w.partition AND n."offset" = w."offset" '
+    'WHERE o.partition = g.partition AND o."offset" = g."offset"))'
+)
+"""Whether all runs of a group's task have the same reward, but for rounding; of a task without rewards, too."""
 _OF_GROUP: Final = {
     "task_id": "g.task_id = :task_id",
     "batch_id": "g.batch_id = :batch_id",
@@ -33,7 +40,7 @@ _OF_GROUP: Final = {
     "workflow": "g.workflow = :workflow",
     "explorer": "g.explorer = :explorer",
     "batch_type": "g.batch_type = :batch_type",
-    "teaches_nothing": "(g.reward_min IS g.reward_max) = :teaches_nothing",
+    "teaches_nothing": f"{EQUAL_RUNS} = :teaches_nothing",
 }
 """What must hold of a group in which a sample may match."""
 _OF_SAMPLE: Final = {

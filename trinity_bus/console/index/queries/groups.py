@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from schemas.topics import TOKEN_FIGURES
 from trinity_bus.console.index.answers import (
     GroupRow,
+    GroupUse,
+    LeftOutRow,
     Place,
     RowPage,
     SampleDetail,
@@ -17,8 +19,9 @@ from trinity_bus.console.index.answers import (
     SampleRow,
     SampleUse,
     StepName,
+    WholeGroup,
 )
-from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
+from trinity_bus.console.index.queries.conditions import EQUAL_RUNS, GROUPS_OF_STEP, of_groups, values_of
 from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
@@ -44,7 +47,7 @@ _GROUP: Final = (
     f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
     "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "
     "g.version_min, g.version_max, g.prompt_tokens, g.response_tokens, "
-    f"(SELECT head FROM texts WHERE texts.id = g.id << {SAMPLE_BITS} | {PROMPT}), g.trace_id, "
+    f"(SELECT head FROM texts WHERE texts.id = g.id << {SAMPLE_BITS} | {PROMPT}), g.trace_id, {EQUAL_RUNS}, "
     "(SELECT json_group_array(DISTINCT json_array(b.step, b.trainer, b.follows)) FROM step_groups u JOIN begun b "
     'ON b."offset" = u.begun WHERE u.partition = g.partition AND u."offset" = g."offset" AND b.id <= :until '
     f"AND {_LAST_WORD})"
@@ -57,6 +60,17 @@ SAMPLE: Final = (
 )
 """A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown."""
 
+_BEGUN_WITH: Final = (
+    'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first, b.run FROM step_groups u '
+    'JOIN begun b ON b."offset" = u.begun WHERE u.partition = :partition AND u."offset" = :offset '
+    f"AND b.id <= :until AND {_LAST_WORD} ORDER BY b.follows IS NOT NULL, b.id LIMIT :most"
+)
+"""The steps that were begun with a record of a group, those of live trainers first."""
+_PARTS: Final = (
+    'SELECT w.partition, w."offset" FROM parts o JOIN parts w ON w.task_id = o.task_id '
+    'WHERE o.partition = :partition AND o."offset" = :offset ORDER BY w.first'
+)
+"""Where the parts of a group lie of which one lies there; none before its task has a result."""
 _FIGURES: Final = (
     'SELECT partition, "offset" FROM token_figures WHERE group_partition = :partition AND group_offset = :offset '
     "AND trainer = :trainer AND run = :run AND step = :step AND :number BETWEEN first AND last AND id <= :until "
@@ -115,9 +129,33 @@ def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> lis
     return rows
 
 
+def whole_group(db: sqlite3.Connection, partition: int, offset: int, until: float | None) -> WholeGroup | None:
+    """Return the group that a record is a part of; None: the record is not there, or it came later."""
+    values = {"partition": partition, "offset": offset, "until": last_number(until)}
+    places = db.execute(f"{_PARTS} LIMIT {MAX_GROUPS}", values).fetchall() or [(partition, offset)]
+    query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset AND g.id <= :until'
+    found = [db.execute(query, values | {"partition": at[0], "offset": at[1]}).fetchone() for at in places]
+    parts = [_group_of(row) for row in found if row is not None]
+    if not any((part.partition, part.offset) == (partition, offset) for part in parts):
+        return None
+    uses = [
+        GroupUse(StepName(step, trainer, follows), time_of(number), _left_out(db, key, parts[0].task_id))
+        for key, step, trainer, follows, number, *_ in db.execute(_BEGUN_WITH, values | {"most": MAX_GROUPS}).fetchall()
+    ]
+    return WholeGroup(parts=parts, missing=len(places) - len(parts), uses=uses)
+
+
+def _left_out(db: sqlite3.Connection, begun: int, task_id: str) -> list[LeftOutRow]:
+    query = "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? AND task_id = ?"
+    return [
+        LeftOutRow(task, reason, json.loads(samples), detail)
+        for task, reason, samples, detail in db.execute(query, (begun, task_id))
+    ]
+
+
 def _group_of(row: tuple[Any, ...]) -> GroupRow:
-    _, *values, steps = row
-    return GroupRow(*(*values, sorted((StepName(*step) for step in json.loads(steps)), key=_live_first)))
+    _, *values, equal, steps = row
+    return GroupRow(*(*values, bool(equal), sorted((StepName(*step) for step in json.loads(steps)), key=_live_first)))
 
 
 def _live_first(step: StepName) -> tuple[bool, int, str]:
@@ -126,20 +164,13 @@ def _live_first(step: StepName) -> tuple[bool, int, str]:
 
 def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[SampleUse]:
     """Return what each step that was begun with a sample's group did with it, those of live trainers first."""
-    begun = db.execute(
-        'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first, b.run FROM step_groups u '
-        'JOIN begun b ON b."offset" = u.begun WHERE u.partition = :partition AND u."offset" = :offset '
-        f"AND b.id <= :until AND {_LAST_WORD} ORDER BY b.follows IS NOT NULL, b.id LIMIT :most",
-        values | {"most": MAX_GROUPS},
-    ).fetchall()
+    begun = db.execute(_BEGUN_WITH, values | {"most": MAX_GROUPS}).fetchall()
     found = []
     for key, step, trainer, follows, number, replayed, first, run in begun:
-        left_out = None, ""
-        for reason, samples, detail in db.execute(
-            "SELECT reason, samples, detail FROM left_out WHERE begun = ? AND task_id = ?", (key, task_id)
-        ):
-            if first + place.number in json.loads(samples):
-                left_out = reason, detail
+        left_out: tuple[str | None, str] = None, ""
+        for one in _left_out(db, key, task_id):
+            if first + place.number in one.samples:
+                left_out = one.reason, one.detail
         name = StepName(step, trainer, follows)
         figures = db.execute(
             _FIGURES, values | {"trainer": trainer, "run": run, "step": step, "number": place.number}

@@ -160,12 +160,12 @@ def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
     ]
 
 
-def settings(db: sqlite3.Connection, until: float | None) -> list[SettingsRow]:
-    """Return what each service was started with last, up to a moment, by name."""
+def settings(db: sqlite3.Connection, service: str | None, until: float | None) -> list[SettingsRow]:
+    """Return what each service, or each of one kind, was started with last, up to a moment, by name."""
     found = db.execute(
-        "SELECT max(id), service, name, told FROM settings WHERE id <= ? GROUP BY service, name ORDER BY service, name "
-        "LIMIT ?",
-        (last_number(until), MAX_LIMIT),
+        "SELECT max(id), service, name, told FROM settings WHERE id <= ? AND coalesce(service = ?, 1) "
+        "GROUP BY service, name ORDER BY service, name LIMIT ?",
+        (last_number(until), service, MAX_LIMIT),
     )
     return [SettingsRow(service, name, time_of(number), json.loads(told)) for number, service, name, told in found]
 
