@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.support.gateway.rig import KEY, rig
+from tests.support.gateway.rig import KEY, SECRET, rig
 from trinity_bus.gateway import wire
+from trinity_bus.gateway.address_proof import Presence
 
 MINE = {"Authorization": f"Bearer {KEY}"}
 DEEP = b"[" * 50_000 + b"]" * 50_000
@@ -97,10 +98,18 @@ async def test_half_a_character_in_a_tool_call_is_a_flaw_of_the_call(path: str, 
 
 async def answered_by(handler: Any) -> tuple[int, str]:
     """Asks a gateway whose only explorer answers so."""
+    address = ""
+
+    async def prove(request: web.Request) -> web.Response:
+        presence = Presence("explorer-0", "life", None, address)
+        return web.Response(text=presence.answer(request.query["nonce"], SECRET.get_secret_value()))
+
     app = web.Application()
     app.router.add_post(wire.PATH, handler)
+    app.router.add_get(wire.PROOF_PATH, prove)
     async with rig(explorers=0, engine_wait_s=0.1) as here, TestServer(app) as explorer:
-        await here.heard("explorer-0", address=f"{explorer.host}:{explorer.port}")
+        address = f"{explorer.host}:{explorer.port}"
+        await here.heard("explorer-0", address=address)
         async with (
             aiohttp.ClientSession(headers=MINE) as http,
             http.post(f"{here.url}/v1/chat/completions", json={"messages": ASKED, "max_tokens": 4}) as response,
@@ -122,16 +131,33 @@ def frame(**said: Any) -> bytes:
         frame(finish_reason="x" * 65),
         frame(versions=[(-5, 1)]),
         frame(version=1 << 63),
+        frame(routes=wire.Routes(experts=b"abc", layers=2, k=1)),
+        frame(routes=wire.Routes(experts=b"abcd", layers=2, k=1)),
         b"\x00\x00\x00\x05" + b"\x91" * 5,
     ],
-    ids=["no-utf8", "more-than-asked", "no-token", "long-reason", "no-span", "no-version", "nested"],
+    ids=[
+        "no-utf8",
+        "more-than-asked",
+        "no-token",
+        "long-reason",
+        "no-span",
+        "no-version",
+        "part-of-a-route",
+        "routes-of-others",
+        "nested",
+    ],
 )
 async def test_what_no_explorer_may_answer_is_its_failure(answer: bytes) -> None:
+    asked = 0
+
     async def generate(request: web.Request) -> web.Response:
+        nonlocal asked
         await request.read()
+        asked += 1
         return web.Response(body=answer)
 
     status, text = await answered_by(generate)
+    assert asked == 1
     assert (status, json.loads(text)["error"]["type"]) in ((502, "server_error"), (503, "overloaded_error"))
     assert "internal error" not in text
 
@@ -146,10 +172,13 @@ async def test_a_prompt_is_not_sent_on_to_whom_an_explorer_names() -> None:
     app = web.Application()
     app.router.add_post("/elsewhere", elsewhere)
     async with TestServer(app) as other:
+        asked = 0
 
         async def generate(request: web.Request) -> web.Response:
+            nonlocal asked
             await request.read()
+            asked += 1
             raise web.HTTPTemporaryRedirect(other.make_url("/elsewhere"))
 
         status, _ = await answered_by(generate)
-    assert (status, reached) == (503, [])
+    assert (status, reached, asked) == (503, [], 1)

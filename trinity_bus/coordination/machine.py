@@ -287,6 +287,10 @@ class CoordinatorMachine:
         if outcome is HeartbeatOutcome.ZOMBIE:
             return
         self.fleet.note_turns(beat)
+        if beat.state == "draining":
+            self._endings.give_back(
+                self.fleet.explorers[beat.explorer], {(one.task_id, one.attempt) for one in beat.running}
+            )
         if beat.pace_s not in (None, self.fleet.pace_s):
             pace = SetPace(explorer=beat.explorer, incarnation=beat.incarnation, pace_s=self.fleet.pace_s)
             self._out.add(TellPace(pace, beat.lane))

@@ -36,6 +36,7 @@ from typing import Final, Self
 import aiohttp
 
 from schemas import ExplorerHeartbeat
+from schemas.experience import UInt8
 from schemas.sampling import Sampling
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
@@ -75,6 +76,8 @@ class _Tries:
     """How often its explorer was lost."""
     busy_since: float | None = None
     """When an explorer was too busy first."""
+    moved: bool = False
+    """Whether another explorer was asked than one that was lost."""
 
 
 @dataclass(slots=True)
@@ -89,8 +92,9 @@ class Drawing:
     """Empty while it goes on."""
     settled: int = 0
     """How many of its tokens are of explorers that were cut off."""
-    routes: None = None
-    """Explorers do not tell gateways which experts were chosen."""
+    routes: UInt8 | None = None
+    """[prompt + tokens - 1, layers, k] the experts that were chosen, where its explorer records them; of one that was
+    gone on with, those of the explorer that ended it, which has run all tokens before."""
 
     def add(self, frame: wire.DrawnFrame) -> list[int]:
         """Take what has come; return its tokens."""
@@ -103,6 +107,7 @@ class Drawing:
             self.versions = [span for span in self.versions if span[0] < self.settled]
             for start, version in frame.versions:
                 self._note(self.settled + start, version)
+            self.routes = None if frame.routes is None else wire.routes_of(frame.routes)
         return new
 
     def _note(self, start: int, version: int) -> None:
@@ -239,7 +244,9 @@ class Explorers:
             NoEngineError: There is nobody, or all have been too busy for as long as a request waits.
         """
         explorer = await self._choose(prompt, tries.failed)
-        self.moved += bool(tries.failed)
+        if tries.failed and explorer.name not in tries.failed and not tries.moved:
+            tries.moved = True
+            self.moved += 1
         self._requests[explorer.name] += 1
         try:
             yield explorer
@@ -342,6 +349,9 @@ class Explorers:
                 new = drawing.add(frame)
                 if len(drawing.token_ids) - drawing.settled > (sampling.max_tokens or 1):
                     raise GenerationError(f"more than the {sampling.max_tokens} tokens that were asked for")
+                run = len(prompt) + len(drawing.token_ids) - drawing.settled - 1
+                if drawing.routes is not None and len(drawing.routes) != run:
+                    raise GenerationError(f"routes of {len(drawing.routes)} tokens, where the engine has run {run}")
                 if on_drawn is not None and new:
                     await on_drawn(frame.index, new)
         if not all(one.finish_reason for one in drawings):

@@ -34,6 +34,8 @@ MOST_SAMPLES: Final = 1024
 """Of one conversation."""
 MOST_TOKENS: Final = 1 << 26
 """Of all conversations: some 2.5 GB of memory."""
+TOKEN_BYTES: Final = 40
+"""Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer."""
 
 
 class UnknownAnswerError(TrinityError, LookupError):
@@ -68,7 +70,7 @@ class Dialogue:
     single: bool = False
     """Whether it is one request by itself."""
     tokens: int = 0
-    """Of all its samples."""
+    """Of all its samples, and what their routes count as."""
     fruitless: int = 0
     """How often answers of others were looked for in vain."""
     part: int = 1
@@ -171,7 +173,7 @@ class Sessions:
             return
         conversation.answers.append(answer_id)
         samples = session.samples
-        tokens = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in samples)
+        tokens = sum(map(_size, samples))
         self._tokens[conversation.owner] += tokens - conversation.tokens
         conversation.tokens = tokens
         self._places[conversation.owner, answer_id] = conversation, list(places)
@@ -306,6 +308,11 @@ class Sessions:
             runs.pop(conversation.name, None)
             if not runs:
                 self._runs.pop((conversation.owner, task_id), None)
+
+
+def _size(sample: TokenSample) -> int:
+    routes = 0 if sample.routes is None else sample.routes.nbytes // TOKEN_BYTES
+    return len(sample.prompt_token_ids) + len(sample.response_token_ids) + routes
 
 
 def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward, told: Mapping[str, float]) -> Rollout:

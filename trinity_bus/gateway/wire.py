@@ -17,8 +17,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
+from schemas.experience import UInt8
 from schemas.numbers import MAX_VERSION
-from schemas.vectors import FLOAT32, INT32
+from schemas.vectors import FLOAT32, INT32, UINT8
 from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 
 PATH: Final = "/generate"
@@ -28,10 +29,13 @@ PROOF_PATH: Final = "/proof"
 """Where it proves, before anything is sent to it, that it is who its heartbeat says: see ``address_proof``."""
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_FRAME_BYTES: Final = 64 << 20
+MAX_ROUTES_BYTES: Final = 32 << 20
+"""Of one response; what is larger is not told."""
 MAX_RESPONSES: Final = 1024
 """Of one request."""
 
 type _Count = Annotated[int, msgspec.Meta(ge=0)]
+type _Size = Annotated[int, msgspec.Meta(ge=1)]
 type _Version = Annotated[int, msgspec.Meta(ge=-1, le=MAX_VERSION)]
 
 
@@ -64,6 +68,15 @@ class ScoreAsk(msgspec.Struct, frozen=True, kw_only=True):
     """The first whose probability is wanted."""
 
 
+class Routes(msgspec.Struct, frozen=True, kw_only=True):
+    """Which experts were chosen for each token that the engine has run: prompt and response, but the last."""
+
+    experts: Annotated[bytes, msgspec.Meta(max_length=MAX_ROUTES_BYTES)]
+    """uint8, of [tokens, layers, k]."""
+    layers: _Size
+    k: _Size
+
+
 class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """What one response has got more."""
 
@@ -78,6 +91,8 @@ class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """Of the last of a response."""
     versions: list[tuple[_Count, _Version]] = []
     """(first token, version) of the whole response, told with its last frame."""
+    routes: Routes | None = None
+    """Of the whole response and its prompt, told with its last frame where the engine records them."""
 
 
 class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -120,6 +135,8 @@ def decode_frame(body: bytes) -> Frame:
             raise ProtocolError("a frame with other tokens than log-probabilities")
         if np.frombuffer(vector(frame.token_ids), INT32).min(initial=0) < 0:
             raise ProtocolError("a frame with what is no token")
+        if frame.routes is not None and len(frame.routes.experts) % (frame.routes.layers * frame.routes.k):
+            raise ProtocolError("a frame with routes of a part of a token")
     elif isinstance(frame, ScoredFrame):
         vector(frame.logprobs)
     return frame
@@ -149,6 +166,20 @@ def token_bytes(token_ids: Any) -> bytes:
 def logprob_bytes(logprobs: Any) -> bytes:
     """Return log-probabilities as bytes."""
     return np.asarray(logprobs, FLOAT32).tobytes()
+
+
+def told_routes(routes: UInt8 | None) -> Routes | None:
+    """Return routes as they are told; None where there are none, or too many."""
+    if routes is None or routes.nbytes > MAX_ROUTES_BYTES:
+        return None
+    _, layers, k = routes.shape
+    return Routes(experts=routes.tobytes(), layers=layers, k=k)
+
+
+def routes_of(told: Routes) -> UInt8:
+    """Return the routes that were told, [tokens, layers, k]."""
+    routes: UInt8 = np.frombuffer(told.experts, UINT8).reshape(-1, told.layers, told.k)
+    return routes
 
 
 def tokens_of(data: bytes) -> list[int]:

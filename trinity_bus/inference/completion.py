@@ -45,22 +45,31 @@ class EngineDelta:
     """Of the last of a response; None where it goes on."""
     versions: list[tuple[int, int]]
     """Of the whole response, with the last of it."""
+    routes: UInt8 | None = None
+    """Of prompt and whole response, with the last of it: see ``EngineCompletion``."""
 
 
-def delta_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineDelta:
+def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None) -> EngineDelta:
     """Convert one ``vllm.outputs.CompletionOutput`` of a stream.
 
     Args:
         output: Of the engine.
         first_version: Of the weights that it was started with.
+        routed_before: Where the engine was asked which experts it chose: tokens of the prompt, and of this response
+            before these.
 
     Raises:
-        GenerationError: It ended otherwise than by an end or a limit, or its logprobs are not those of its tokens.
+        GenerationError: It ended otherwise than by an end or a limit, or its logprobs or routes are not those of its
+            tokens.
     """
     if output.finish_reason not in {None, "stop", "length"}:
         raise GenerationError(f"a response ended with {output.finish_reason!r}")
     versions = version_spans(output.weight_versions or (), first_version)
-    return EngineDelta(output.index, *_drawn(output), output.finish_reason, versions)
+    token_ids, logprobs = _drawn(output)
+    routes = None
+    if output.finish_reason is not None and routed_before is not None:
+        routes = _routes(output.routed_experts, routed_before + len(token_ids) - 1)
+    return EngineDelta(output.index, token_ids, logprobs, output.finish_reason, versions, routes)
 
 
 def completion_of(

@@ -274,10 +274,13 @@ class InferenceEngine:
         )
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent):
             unfinished = n
+            lengths = [len(prompt_token_ids)] * n
             async with aclosing(self._outputs(prompt_token_ids, arguments, stream=True)) as outputs:
                 async for output in outputs:
                     for response in output.outputs:
-                        delta = delta_of(response, self._first_version)
+                        before = lengths[response.index] if self._settings.capture_routes else None
+                        delta = delta_of(response, self._first_version, before)
+                        lengths[delta.index] += len(delta.token_ids)
                         unfinished -= delta.finish_reason is not None
                         yield delta
             if unfinished:

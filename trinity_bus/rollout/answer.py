@@ -50,10 +50,7 @@ def encode_answer(
     sampling = None
     if order.batch_type == "train":
         sampling = sampling_of_rest(rollouts, asked)
-    routed = [one.routes is not None for one in rollouts]
-    if any(routed) and not all(routed):
-        # The column is of all samples or of none, and a sample whose last turn an earlier attempt has drawn has none.
-        rollouts = [dataclasses.replace(one, routes=None) for one in rollouts]
+    rollouts = with_routes_of_all(rollouts)
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
         group = build_group(
@@ -67,6 +64,17 @@ def encode_answer(
     _check_runs(order, group.run_ids.tolist())
     _check_metrics(group.metrics)
     return encode(group)
+
+
+def with_routes_of_all(rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+    """Return rollouts of one group, without routes where some have none: the column is of all samples or of none.
+
+    A sample has none whose last turn comes from an earlier attempt, or from another gateway.
+    """
+    routed = [one.routes is not None for one in rollouts]
+    if all(routed) or not any(routed):
+        return rollouts
+    return [dataclasses.replace(one, routes=None) for one in rollouts]
 
 
 def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup:

@@ -201,7 +201,7 @@ class HttpSide:
     async def _whole(self, ask: wire.Ask, sampling: Sampling) -> web.Response:
         drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n)
         return _body(*(
-            self._frame(EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions))
+            self._frame(EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions, one.routes))
             for i, one in enumerate(drawn)
         ))  # fmt: skip
 
@@ -231,6 +231,7 @@ class HttpSide:
             version=self._served.version,
             finish_reason=delta.finish_reason,
             versions=delta.versions,
+            routes=wire.told_routes(delta.routes),
         )
 
 

@@ -14,7 +14,8 @@
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
     every runner_report_s -----------------------------------------------> events: RunnersReport
 
-    stop:   DRAINING: no new orders, drain_s for what runs -> events: ExplorerLeft
+    stop:   DRAINING: no new orders, drain_s for what runs -> events: heartbeats as before, one more of what is given
+            back, ExplorerLeft
 
 A restarted explorer is a new *incarnation*: orders to the old one are void, because the coordinator hands that work out
 again. So nothing has to be remembered over a restart, and the lane is read from its end. One that follows no trainer
@@ -30,6 +31,7 @@ a weight transfer             ``WeightsSynced`` not ok; the engine serves what i
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
 one of its name begins        the coordinator says so (``Superseded``, in its lane); the process ends with one line
 the broker                    it waits, and after ``kafka.outage_s`` the process ends with one line
+it is told to stop            what is not done after drain_s is given back, and handed to others without a try lost
 this process is killed        its engine's process and its runners end with it; the coordinator notices the silence
 ============================  ========================================================================================
 """
@@ -264,7 +266,7 @@ class ExplorerService:
         )
 
         reason = "stopped"
-        drain_s = self._settings.drain_s
+        drain_s, in_order = self._settings.drain_s, True
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
@@ -283,13 +285,20 @@ class ExplorerService:
                 mark_ready()
                 _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
         except BaseExceptionGroup as group:
-            reason, drain_s = str(group.exceptions[0]), 0.0
+            reason, drain_s, in_order = str(group.exceptions[0]), 0.0, False
             raise
         finally:
             heartbeats.state = "draining"
             await heartbeats.send()
             drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
-            await asyncio.gather(*drained)
+            async with asyncio.TaskGroup() as draining:
+                # Whoever is silent for as long as that may take is taken for dead, and what it finishes for late.
+                beating = draining.create_task(heartbeats.run(), name="last heartbeats")
+                await asyncio.gather(*drained)
+                beating.cancel()
+            if in_order:
+                # Nothing runs any more: what it was is given back, and costs no try.
+                await heartbeats.send()
             await self._leave(producer, reason)
 
     async def _handle_orders(

@@ -31,6 +31,7 @@ from trinity_bus.chat import ChatError
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.experiences import publish
 from trinity_bus.gateway.sessions import Contribution, Sessions
+from trinity_bus.rollout.answer import with_routes_of_all
 from workers.gateway.request_gate import OWNER, json_response, log
 
 WORKFLOW: Final = "gateway"
@@ -131,7 +132,7 @@ class Contributor:
         """Return as what it was refused, if it was, and why."""
         try:
             group = build_group(
-                one.rollouts,
+                with_routes_of_all(one.rollouts),
                 task_id=one.task_id,
                 attempt=1,
                 batch_id=WORKFLOW,

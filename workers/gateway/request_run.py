@@ -111,8 +111,8 @@ class RequestRun:
         messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
             recalled = await context.recall.into(self.session, of.task_id, asked)
-            of.fruitless += not recalled
-            for one in recalled:
+            of.fruitless += recalled == []
+            for one in recalled or ():
                 if one.id is not None:
                     context.sessions.answered(of, self.session, one.id, [one.place])
         return await context.written(size, self.session.prompt, messages, tools, options)

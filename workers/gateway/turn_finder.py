@@ -7,8 +7,9 @@
         '--no such turns, or none in time: the history was rewritten, as far as can be known--> another sample
 
 A turn is on the log soon after its answer, so it is looked for twice. After ``MOST_LOOKS`` times in vain nothing is
-looked for any more: the agent rewrites its histories. The request waits for no longer than ``LIMIT_S``, whatever the
-broker does: a look that hangs is left behind, and while ``MOST_HANGING`` of them do so nothing is looked for.
+looked for any more: the agent rewrites its histories. A look that fails says nothing of that. The request waits for no
+longer than ``LIMIT_S``, whatever the broker does: a look that hangs is left behind, and while ``MOST_HANGING`` of them
+do so nothing is looked for.
 """
 
 import asyncio
@@ -73,13 +74,14 @@ class TurnFinder:
         self.recalled = 0
         """Answers of other gateways that were found."""
 
-    async def into(self, session: Session, task_id: str, asked: ChatRequest) -> list[RecalledAnswer]:
-        """Take into a session what others have answered of a history; return it.
+    async def into(self, session: Session, task_id: str, asked: ChatRequest) -> list[RecalledAnswer] | None:
+        """Take into a session what others have answered of a history; return it, or None if it could not be looked for.
 
         Raises:
             ChatError: The history cannot be written as tokens.
         """
         recalled: list[RecalledAnswer] = []
+        failed = False
         until = time.monotonic() + LIMIT_S
         for look in range(2):
             if look:
@@ -88,6 +90,7 @@ class TurnFinder:
                 found = await self._look(task_id, until - time.monotonic())
             except (BusError, TimeoutError) as error:
                 log.warning("turns of session %s cannot be looked for, which may begin a sample: %s", task_id, error)
+                failed = True
                 break
             stop = asked.sampling.stop or ()
             taken = session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
@@ -99,7 +102,7 @@ class TurnFinder:
             if not session.misses(asked.messages, asked.tools):
                 break
         self.recalled += len(recalled)
-        return recalled
+        return None if failed and not recalled else recalled
 
     async def _look(self, task_id: str, limit_s: float) -> dict[str, Sequence[_Found]]:
         """Return what is found in time; a reader that cannot even be closed is not waited for.

@@ -31,8 +31,9 @@ spec:
   enableServiceLinks: false
   # Something collects what runners and ranks leave behind.
   shareProcessNamespace: true
-  # Above the 30 s after which a service that does not come to an end gives up by itself.
-  terminationGracePeriodSeconds: 45
+  # Above the 30 s after which a service that does not come to an end gives up by itself; an explorer, once it has drained.
+  {{- $drain := eq .name "explorer" | ternary (dig "explorer" "drain_s" 2 $root.Values.settings) 0 }}
+  terminationGracePeriodSeconds: {{ add 45 (ceil $drain) }}
   securityContext: {{- include "pod.security" $root | nindent 4 }}
   {{- with $root.Values.image.pullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}

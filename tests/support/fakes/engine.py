@@ -10,7 +10,10 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from schemas import Member, ModelVersion, Sampling
+from schemas.experience import UInt8
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
@@ -46,6 +49,8 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.hang_after: int | None = None
         """So many tokens of a stream are drawn, and no more."""
+        self.expert: int | None = None
+        """That the routers of both layers choose for every token; None: nobody notes it."""
         self.on_sync: Callable[[ModelVersion], Any] = lambda _: None
         self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
@@ -65,7 +70,8 @@ class FakeEngine:
         token_ids = [ord(character) for character in self.answer]
         self.tokens_generated += n * len(token_ids)
         versions = [(0, self.model_version)] if self.model_version >= 0 else []
-        completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", versions)
+        routes = self._routes(len(prompt_token_ids) + len(token_ids))
+        completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", versions, routes)
         return [completion] * n
 
     async def stream(
@@ -86,12 +92,16 @@ class FakeEngine:
                 reason = "stop" if at == len(rest) else None
                 for index in range(n):
                     self.tokens_generated += 1
-                    yield EngineDelta(index, [ord(character)], [-0.5], reason, versions if reason else [])
+                    routes = self._routes(len(prompt) + len(rest)) if reason else None
+                    yield EngineDelta(index, [ord(character)], [-0.5], reason, versions if reason else [], routes)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted += 1
             raise
         finally:
             self.waiting -= 1
+
+    def _routes(self, tokens: int) -> UInt8 | None:
+        return None if self.expert is None else np.full((tokens - 1, 2, 1), self.expert, np.uint8)
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """FAKE: as likely as a token's number is small."""

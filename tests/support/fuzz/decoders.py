@@ -259,7 +259,9 @@ def _asks() -> list[bytes]:
 
 def _drawn() -> list[bytes]:
     drawn = wire.DrawnFrame(index=0, token_ids=wire.token_bytes([1]), logprobs=wire.logprob_bytes([-0.5]), version=1)
-    last = msgspec.structs.replace(drawn, finish_reason="stop", versions=[(0, 1)])
+    last = msgspec.structs.replace(
+        drawn, finish_reason="stop", versions=[(0, 1)], routes=wire.Routes(experts=b"abcd", layers=2, k=1)
+    )
     return [wire.FRAMES.frame(drawn) + wire.FRAMES.frame(last), wire.FRAMES.frame(wire.FailedFrame(reason="no"))]
 
 

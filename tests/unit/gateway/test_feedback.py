@@ -50,6 +50,45 @@ async def test_what_has_a_reward_is_contributed_with_the_tokens_that_were_drawn(
         assert (await post(here, "/commit"))[1]["contributed"] == {}
 
 
+async def test_routes_come_with_answers_and_are_of_all_samples_of_a_task_or_of_none() -> None:
+    async with rig() as here, FakeCoordinator(FakeBus(here.log)).running():
+        engine = here.engines["explorer-0"]
+        engine.expert = 5
+        async with here.client(session="s") as client:
+            stream = await client.chat.completions.create(model="policy", messages=ASKED, stream=True)
+            assert [chunk async for chunk in stream]
+        routed = await ask(here)
+        engine.expert = None
+        without = await ask(here)
+        rewards: list[dict[str, Any]] = [
+            {"msg_ids": [routed], "task_id": "all"},
+            {"session": "s", "task_id": "some"},
+            {"msg_ids": [without], "task_id": "some"},
+        ]
+        for one in rewards:
+            await post(here, "/feedback", reward=1, **one)
+        assert (await post(here, "/commit"))[0] == 200
+        groups = {group.task_id: group for group in map(record_of, here.log.all(EXPERIENCES))}
+        (sample,) = groups["all"].samples()
+        assert sample.routes.tolist() == [[[5], [5]]] * len(sample.tokens)
+        assert (len(groups["some"]), groups["some"].routes) == (2, None)
+
+
+async def test_routes_of_a_session_are_those_with_which_each_token_was_first_run() -> None:
+    async with rig() as here, here.client(session="s") as client:
+        said: list[Any] = ASKED
+        for expert in (3, 5):
+            here.engines["explorer-0"].expert = expert
+            answer = await client.chat.completions.create(model="policy", messages=said)
+            said = [*said, answer.choices[0].message.model_dump(exclude_none=True), *ASKED]
+        await post(here, "/feedback", reward=1, session="s")
+        ((rollout,),) = [one.rollouts for one in here.gateway._sessions.pending("me")]
+        first = len("user: 6*7=\nassistant: 42") - 1
+        assert rollout.routes is not None
+        assert rollout.routes[:, 0, 0].tolist() == [3] * first + [5] * (len(rollout.routes) - first)
+        assert len(rollout.routes) == len(rollout.prompt_token_ids) + len(rollout.response_token_ids) - 1
+
+
 async def test_a_known_task_is_refused_by_that_name_and_not_tried_again() -> None:
     async with rig() as here, FakeCoordinator(FakeBus(here.log)).running():
         for wanted in (200, 409):

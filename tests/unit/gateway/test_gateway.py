@@ -104,6 +104,24 @@ async def test_an_answer_whose_explorer_is_lost_is_drawn_by_another() -> None:
                 engine.open.set()
         await here.lose(lost)
         assert (await asked).choices[0].message.content == "42"
+        assert here.gateway.explorers.moved == 1
+
+
+async def test_a_request_that_loses_several_explorers_is_moved_once() -> None:
+    async with rig(explorers=3) as here, here.client() as client:
+        engines = here.engines.copy()
+        for engine in engines.values():
+            engine.open.clear()
+        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        for _ in range(2):
+            await until(lambda: any(engine.waiting for engine in engines.values()), 10)
+            (lost,) = [name for name, engine in engines.items() if engine.waiting]
+            del engines[lost]
+            await here.lose(lost)
+        for engine in engines.values():
+            engine.open.set()
+        assert (await asked).choices[0].message.content == "42"
+        assert here.gateway.explorers.moved == 1
 
 
 async def test_a_client_that_goes_away_has_its_request_aborted() -> None:

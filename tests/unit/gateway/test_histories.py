@@ -78,7 +78,8 @@ async def streamed(client: Any, asked: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("block", range(3))
 async def test_what_is_contributed_is_what_was_drawn(block: int) -> None:
-    async with rig() as here:
+    # Its explorer is heard of once.
+    async with rig(explorer_silence_s=600) as here:
         for seed in range(block * BLOCK, (block + 1) * BLOCK):
             agent = Agent(here, seed)
             for _ in range(agent.chance.randint(2, 7)):

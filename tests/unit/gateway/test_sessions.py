@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
+from trinity_bus.gateway import sessions as session_book
 from trinity_bus.gateway.explorers import Drawing
 from trinity_bus.gateway.sessions import Dialogue, Sessions, UnknownAnswerError
 from trinity_bus.testing import CharacterTokenizer
@@ -93,3 +95,17 @@ def test_who_is_idle_longest_is_forgotten_and_what_comes_late_is_not_noted() -> 
         here.feedback("me", ["2"], 1.0)
     here.open("me", "d", 12)
     assert len(here) == 2
+
+
+def test_of_what_fills_the_memory_with_routes_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_book, "MOST_TOKENS", 100)
+    for experts, left in ((1, 2), (100, 1)):
+        here = sessions()
+        for number, name in enumerate("ab"):
+            one = here.open("me", name, number)
+            prompt = one.session.prompt(ASKED)
+            routes = np.ones((len(prompt.token_ids), experts, 1), np.uint8)
+            said = one.session.add(prompt, Drawing([ord("4")], [-0.5], [(0, 3)], "stop", routes=routes))
+            here.answered(one, one.session, name, [(said.sample, said.turn)])
+        here.open("you", "c", 2)
+        assert len(here) == left + 1

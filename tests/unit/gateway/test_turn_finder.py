@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from schemas.topics import TURNS
@@ -14,6 +15,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_feedback import post
 from tests.unit.gateway.test_gateway import ASKED
+from trinity_bus.errors import BusError
 from workers.gateway import turn_finder
 
 MORE: Any = {"role": "user", "content": "Sure?"}
@@ -116,3 +118,22 @@ async def test_a_broker_that_hangs_delays_no_answer_for_long(monkeypatch: pytest
                     await client.chat.completions.create(model="policy", messages=first)
         assert looks == 2
         freed.set()
+
+
+async def test_a_look_that_fails_does_not_count_as_one_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two() as (here, there):
+        first = await ask(here, ASKED)
+        await on_the_log(here, 1)
+        with monkeypatch.context() as patched:
+
+            async def refuse(*_: object) -> None:
+                raise BusError("the fake broker is away")
+
+            patched.setattr(there.gateway._bus, "offsets_from", refuse)
+            for number in range(turn_finder.MOST_LOOKS):
+                await ask(there, [first[0], {"role": "assistant", "content": str(number)}, MORE])
+        await ask(there, first)
+        assert there.gateway._sessions.open("me", "s", 0).fruitless == 0
+        assert "user: 6*7=\nassistant: 42\nuser: Sure?" in "".join(map(chr, here.engines["explorer-0"].prompts[-1]))
+        async with aiohttp.ClientSession() as http, http.get(f"{there.url}/metrics") as response:
+            assert "gateway_recalled_answers_total 1.0" in await response.text()

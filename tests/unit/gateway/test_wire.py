@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,13 @@ drawn = st.builds(
     version=st.integers(-1, 5),
     finish_reason=st.none() | st.just("stop"),
     versions=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3),
+    routes=st.none()
+    | st.builds(
+        lambda tokens, layers, k: wire.told_routes(np.ones((tokens, layers, k), np.uint8)),
+        st.integers(0, 5),
+        st.integers(1, 3),
+        st.integers(1, 3),
+    ),
 )
 others = (
     st.builds(wire.FailedFrame, reason=st.text(max_size=20))
@@ -52,3 +60,17 @@ def test_what_is_too_large_is_refused_before_it_is_there() -> None:
         wire.decode_frame(wire.FRAMES.encode(wire.ScoredFrame(logprobs=b"abc")))
     with pytest.raises(ProtocolError, match="no vector"):
         wire.tokens_of(b"abcde")
+    half = wire.Routes(experts=b"abc", layers=2, k=1)
+    with pytest.raises(ProtocolError, match="routes of a part of a token"):
+        wire.decode_frame(
+            wire.FRAMES.encode(wire.DrawnFrame(index=0, token_ids=b"", logprobs=b"", version=0, routes=half))
+        )
+
+
+def test_routes_that_no_frame_could_hold_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    told = wire.told_routes(routes)
+    assert told is not None
+    assert wire.routes_of(told).tolist() == routes.tolist()
+    monkeypatch.setattr(wire, "MAX_ROUTES_BYTES", 11)
+    assert wire.told_routes(routes) is None
