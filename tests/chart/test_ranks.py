@@ -74,6 +74,7 @@ def test_all_share_the_checkpoints_and_the_leader_alone_is_asked(group: dict[str
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert {name for name in container(leader) if name.endswith("Probe")}
     assert not {name for name in container(worker) if name.endswith("Probe")}
-    around = [{key: part for key, part in one["spec"].items() if key not in ("containers", "volumes")} for one in (leader, worker)]
+    own = ("containers", "volumes")
+    around = [{key: part for key, part in one["spec"].items() if key not in own} for one in (leader, worker)]
     assert around[0] == around[1]
     assert leader["metadata"] == worker["metadata"]
