@@ -187,10 +187,11 @@ class ExplorerService:
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(self._bus.producer())
             # Their positions are fixed before the first heartbeat: no order to this incarnation can lie before them.
+            number = lane_partition(self._who.explorer, len(await self._bus.end_offsets(ROLLOUTS)))
             lane = await stack.enter_async_context(
                 self._bus.reader(
                     ROLLOUTS,
-                    partitions=[lane_partition(self._who.explorer)],
+                    partitions=[number],
                     start="end",
                     # Other lanes may share the partition: their orders need not even be decoded.
                     key=self._who.explorer,
@@ -209,14 +210,14 @@ class ExplorerService:
             runners = Runners(self._fork_server, self._engine, self._settings, pools)
             runners.start()
             try:
-                await self._work(producer, lane, versions, runners, workflows, http=http, lost=pools.lost)
+                await self._work(producer, (number, lane), versions, runners, workflows, http=http, lost=pools.lost)
             finally:
                 await runners.close()
 
     async def _work(
         self,
         producer: Producer,
-        lane: Reader,
+        lane: tuple[int, Reader],
         versions: Reader | None,
         runners: Runners,
         workflows: list[str],
@@ -244,6 +245,7 @@ class ExplorerService:
                 follows=self._follows,
                 abilities=self._settings.abilities.split(","),
                 max_model_len=self._settings.max_model_len,
+                lane=lane[0],
             )
             return beat if http is None else http.told(beat)
 
@@ -268,7 +270,7 @@ class ExplorerService:
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
-                loops.create_task(self._handle_orders(lane, executor, producer, heartbeats), name="orders")
+                loops.create_task(self._handle_orders(lane[1], executor, producer, heartbeats), name="orders")
                 if versions is not None:
                     follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
                     loops.create_task(follower.run(versions), name="weights")

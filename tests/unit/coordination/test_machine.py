@@ -26,10 +26,12 @@ from tests.support.simulation.harness import (
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
     CoordinatorMachine,
+    Dismiss,
     Effect,
     Fact,
     SendOrder,
     StateError,
+    TellPace,
     Tick,
 )
 from trinity_bus.coordination.state.codec import StateCodec, unpack
@@ -329,6 +331,21 @@ def test_a_new_life_ends_the_old_one_for_good() -> None:
     assert facts(harness.beat(incarnation="1")) == [Fact.ZOMBIE_EXPLORER]
     assert facts(harness.event(ExplorerLeft(explorer="e0", incarnation="1"))) == [Fact.ZOMBIE_EXPLORER]
     assert harness.machine.fleet.find("e0", "2") is not None
+
+
+def test_each_life_is_told_in_its_own_lane() -> None:
+    def lanes(effects: list[Effect]) -> list[tuple[str, int | None]]:
+        return [
+            (one.record.incarnation, one.lane) for one in effects if isinstance(one, SendOrder | TellPace | Dismiss)
+        ]
+
+    harness = Harness(batch_size=1, max_staleness=9)
+    harness.beat(incarnation="1", lane=3)
+    assert lanes(harness.task("a")) == [("1", 3)]
+    assert lanes(harness.beat(incarnation="2", lane=20, pace_s=5.0)) == [("1", 3), ("2", 20), ("2", 20)]
+    assert lanes(harness.beat(incarnation="1", lane=3)) == [("1", 3)], "it is to end"
+    harness.restart()
+    assert lanes(harness.task("b")) == [("2", 20)], "a successor knows it, too"
 
 
 def test_the_first_of_many_lives_stays_over() -> None:
