@@ -21,7 +21,7 @@ batch.
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.batch import BatchState
 from schemas.event import ExperiencePiece
@@ -30,6 +30,7 @@ from schemas.free_form import MAX_ITEMS
 from schemas.numbers import MAX_VERSION, Count, Positive, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS, Person
+from schemas.task import MAX_REPEAT_TIMES
 
 MAX_WAIT_S = 7 * 86_400.0
 
@@ -157,6 +158,15 @@ class Contribute(Record):
     """Lowest and highest model version that drew any of the tokens."""
     producer: Identifier | None = None
     """Who contributes, by the name that tasks have too; that of ``client`` where absent."""
+    covers: Annotated[list[Identifier], Field(max_length=MAX_REPEAT_TIMES)] | None = None
+    """Other ids under which some of this could be contributed, each of at least one sample. They are known from then
+    on; where one is known already, nothing of this is counted."""
+
+    @model_validator(mode="after")
+    def _covers_no_more_than_it_has(self) -> "Contribute":
+        if len(self.covers or ()) > sum(piece.samples for piece in self.pieces):
+            raise ValueError("covers has more ids than there are samples")
+        return self
 
 
 class FinalizeUpgrade(Record):

@@ -126,6 +126,8 @@ class ExplorerHeartbeat(Record):
     settings: ToldSettings = Field(default_factory=dict)
     http_requests: Count = 0
     """Requests that came by no topic and are under way: of gateways, and of explorers of other pools."""
+    lane: Count | None = None
+    """The partition of ``rollouts`` that it reads. Absent: that of its name, of those that the topic is made with."""
 
     def silent_after_s(self, timeout_s: float) -> float:
         """Return how long its sender may say nothing before it is taken to be gone.

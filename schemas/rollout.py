@@ -1,4 +1,4 @@
-"""Rollouts: the coordinator's orders to one explorer, keyed by the explorer's name (its lane).
+"""Rollouts: the coordinator's orders to one explorer, keyed by its name, in its lane: the partition that it reads.
 
 Order within a lane is the order of the log. An explorer carries out only orders to its own incarnation: an order to an
 earlier incarnation of the same name is void, because the coordinator has handed that work out again.

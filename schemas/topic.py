@@ -39,10 +39,17 @@ class Topic:
     nobody says what is not theirs to say."""
     any_partition: bool = False
     """Whether any of its partitions will do for any record: nobody depends on the order of those of a key."""
+    lanes: bool = False
+    """Whether its readers read one partition each, and say which: so nobody has to know it from a key."""
     sender: str | None = None
     """The field of its records that names who wrote them, which is their key too; None where there is no such."""
     writers: tuple[Role, ...]
     readers: tuple[Role, ...]
+
+    @property
+    def grows(self) -> bool:
+        """Whether it may be given more partitions while it is in use."""
+        return self.any_partition or self.lanes
 
     def full_name(self, namespace: str) -> str:
         """Return the name on the cluster: several meshes share one cluster under different namespaces."""

@@ -111,8 +111,9 @@ REPLIES = Topic(
 )
 ROLLOUTS = Topic(
     name="rollouts",
-    key="explorer name (its lane)",
+    key="explorer name; the partition is its lane",
     partitions=16,
+    lanes=True,
     cleanup="delete",
     retention_ms=DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + ROOM,

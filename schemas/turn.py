@@ -96,6 +96,15 @@ class Turn(Record):
     answers: Annotated[list[Answer], Field(max_length=MAX_ANSWERS)]
     answer_id: Annotated[str, Field(max_length=MAX_ID_LENGTH)] | None = None
     """By which a gateway's client knows what it was answered. Absent: of a run, which has no client."""
+    prompt: bytes | None = None
+    """int32, little-endian: what was asked with, of a gateway's request that is a conversation by itself, so that
+    another gateway can make an experience of it. Absent: of a conversation, whose turns are found by its questions."""
+
+    @model_validator(mode="after")
+    def _has_a_prompt_of_whole_numbers(self) -> "Turn":
+        if len(self.prompt or b"") % 4:
+            raise ValueError("prompt is numbers of four bytes")
+        return self
 
 
 def chain(turns: list[Turn]) -> list[Turn]:

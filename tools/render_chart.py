@@ -47,7 +47,7 @@ def topics() -> list[dict[str, Any]]:
     """Return every topic, with what Kafka is told of it on a cluster that takes records of any size."""
     return [
         {"name": topic.full_name(NAMESPACE), "partitions": topic.partitions}
-        | ({"grows": True} if topic.any_partition else {})
+        | ({"grows": True} if topic.grows else {})
         | {"config": topic.config()}
         for topic in TOPICS
     ]

@@ -17,13 +17,14 @@ from schemas import Record
 from schemas.codec import encode
 from schemas.topic import Topic
 from schemas.topics import EXPLORER_EVENTS, TASKS, TRAINER_EVENTS
-from trinity_bus.bus import Producer
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.bus.received import receive
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from workers.coordinator.changelog import Changelog, Positions
 from workers.coordinator.inputs import inputs_of
+from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.pending_commit import PendingCommit
 from workers.coordinator.spans import Spans
@@ -105,6 +106,8 @@ class SimulatedCoordinator:
         self._changelog = Changelog()
         self._writer = Writer(lambda: self.spent)
         self._outputs = Outputs(cast("Producer", self._writer))
+        # Nobody here tells of a lane, so no broker is asked.
+        self._lanes = Lanes(cast("Bus", None), time.monotonic)
         self._schedule = CommitSchedule(settings.tick_s, settings.heartbeat_s, now=0.0)
         self._pending = PendingCommit(Spans("fleet"))
         self._ends_at: float | None = None
@@ -182,7 +185,7 @@ class SimulatedCoordinator:
             if plan.beats:
                 self.machine.figures()
             with pending.spans:
-                _at_once(self._outputs.carry_out(pending.effects, pending.originals, pending.spans))
+                _at_once(self._outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes))
                 _at_once(self._outputs.record_changes(changes, self._positions))
             self._changelog.committed(changes, dict(self._positions))
             self._ends_at = self.now + TRANSACTION_S

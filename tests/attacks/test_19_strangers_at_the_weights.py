@@ -29,7 +29,7 @@ from schemas.codec import decode, encode
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.certificates import certificate
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.bus import Producer
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.coordination.effects import AnnounceVersion
 from trinity_bus.errors import ConfigError
@@ -45,6 +45,7 @@ from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES, Handshake, message_code
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import ENTRY, StoreEntry
+from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans
 from workers.trainer.publication import Publisher, make_publisher
@@ -319,9 +320,10 @@ async def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_
     publisher.close()
     producer = NotingProducer()
 
+    lanes = Lanes(cast("Bus", None), time.monotonic)
     with Spans("trinity") as spans:
         for _ in range(3):
-            await Outputs(cast("Producer", producer)).carry_out([AnnounceVersion(decided, None)], {}, spans)
+            await Outputs(cast("Producer", producer)).carry_out([AnnounceVersion(decided, None)], {}, spans, lanes)
     secrets = [sent.secret or "" for sent in producer.sent]
     assert len(set(secrets)) == 3
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)

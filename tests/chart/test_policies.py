@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from trinity_bus.config import secret_variables
+from tests.support.chart import SIZES, values
+from trinity_bus.config import ExplorerSettings, secret_variables
+from trinity_bus.runtime.service import GRACE_S
 
 pytestmark = pytest.mark.chart
 
@@ -71,10 +73,12 @@ def test_every_service_is_watched(workloads: dict[str, dict[str, Any]]) -> None:
         assert str(ports["health"]) == environment["TRINITY_BUS_HEALTH__PORT"]
 
 
-def test_every_service_has_time_to_end_in_order(workloads: dict[str, dict[str, Any]]) -> None:
-    """A service that hangs ends itself after 30 s."""
-    for template in workloads.values():
-        assert template["spec"]["terminationGracePeriodSeconds"] > 30 + 5
+def test_every_service_has_time_to_end_in_order(case: str, workloads: dict[str, dict[str, Any]]) -> None:
+    """A service that hangs ends itself after 30 s, an explorer so long after it has drained."""
+    told = values(case if case in SIZES else "8-gpus")["settings"].get("explorer", {})
+    for name, template in workloads.items():
+        drain_s = told.get("drain_s", ExplorerSettings().drain_s) if name == "explorer" else 0
+        assert template["spec"]["terminationGracePeriodSeconds"] > GRACE_S + drain_s + 5
 
 
 def test_no_secret_is_in_an_environment(workloads: dict[str, dict[str, Any]]) -> None:

@@ -102,8 +102,9 @@ class Stack:
                 await asyncio.sleep(0.02)
 
     @contextlib.asynccontextmanager
-    async def client(self, session: str, gateway: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
-        url = f"http://127.0.0.1:{self.ports[gateway]}/sessions/{session}/v1"
+    async def client(self, session: str | None, gateway: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
+        path = "" if session is None else f"/sessions/{session}"
+        url = f"http://127.0.0.1:{self.ports[gateway]}{path}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
             yield client
 
@@ -276,8 +277,22 @@ def mismatch(models: Mapping[int, Path], prompt: list[int], response: DrawnRespo
     return worst
 
 
+async def alone(stack: Stack, bus: Bus) -> str:
+    """The id of an answer without a session that is on the log."""
+    async with stack.client(None) as client:
+        answer = await client.chat.completions.create(model="policy", messages=ASKED)
+    await turns_of(bus, f"agent/{answer.id}", 1)
+    return str(answer.id)
+
+
 async def a_gateway_dies(stack: Stack, bus: Bus, gateway: Child) -> None:
-    """Amid a stream: its client is told by the connection, and goes on at the other with the tokens that were drawn."""
+    """Amid a stream: its client is told by the connection, and goes on at the other with the tokens that were drawn.
+
+    What it had answered without a session is rewarded there, and what it had contributed of it counts no more.
+    """
+    contributed, left = await alone(stack, bus), await alone(stack, bus)
+    await stack.post("/feedback", {"reward": 1, "msg_ids": [contributed], "task_id": "before"})
+    assert (await stack.post("/commit", {}))[1]["contributed"] == {"before": 1}
     async with stack.client("moved") as client:
         first = await streamed(client, ASKED)
         await turns_of(bus, "agent/moved", 1)
@@ -288,6 +303,13 @@ async def a_gateway_dies(stack: Stack, bus: Bus, gateway: Child) -> None:
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             [_ async for _ in stream]
         await until(lambda: gateway.poll() is not None)
+    for answer, task_id in ((contributed, "after"), (left, "left")):
+        body = {"reward": 1, "msg_ids": [answer], "task_id": task_id}
+        for counted in (1, 0):
+            assert (await stack.post("/feedback", body, gateway=1))[1]["counted"] == counted
+    status, told = await stack.post("/commit", {}, gateway=1)
+    assert (status, told["contributed"]) == (409, {"left": 1})
+    assert told["refused"]["after"].startswith("known_task")
     async with stack.client("moved", gateway=1) as client:
         await streamed(client, messages)
     turns = await turns_of(bus, "agent/moved", 2)

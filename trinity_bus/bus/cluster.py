@@ -141,7 +141,7 @@ class ClusterObserver:
 
     async def _log_dirs(self, nodes: Sequence[int]) -> dict[int, Any]:
         """Each broker's answer, of those that give one."""
-        growing = [name for name, topic in self._names.items() if topic.any_partition]
+        growing = [name for name, topic in self._names.items() if topic.grows]
         described = await self._admin.describe_topics(growing) if growing else []
         known = {topic["topic"]: topic["partitions"] for topic in described}
         request = DescribeLogDirs(

@@ -86,7 +86,7 @@ def check(
     """
     if key is None and value is None:
         raise SendError(f"send to {topic.name}: a record needs a key or a value")
-    if partition is not None and not 0 <= partition < topic.partitions and not topic.any_partition:
+    if partition is not None and not 0 <= partition < topic.partitions and not topic.grows:
         raise SendError(f"send to {topic.name}: partition {partition} is not one of its {topic.partitions}")
     size = len(key or b"") + len(value or b"") + sum(len(name) + len(data or b"") for name, data in headers)
     if size + RECORD_OVERHEAD_BYTES > max_message_bytes:

@@ -2,8 +2,9 @@
 
 A key's records lie in one partition, in their order, because its number follows from the key and from how many
 partitions there are. With more of them, a key's next records would lie in another one than its last, and nobody could
-tell which came first. So only a topic grows whose records may lie in any partition (``Topic.any_partition``). None
-shrinks: Kafka takes no partition away.
+tell which came first. So only a topic grows whose records may lie in any partition (``Topic.any_partition``), or whose
+readers read one each and say which (``Topic.lanes``): an explorer chooses its lane when it starts, among those that
+there are then, tells it in its heartbeats, and keeps it to its end. None shrinks: Kafka takes no partition away.
 
 ::
 
@@ -11,6 +12,8 @@ shrinks: Kafka takes no partition away.
                                    +--metadata, each METADATA_S--> producers: spread over all of them, SETTLE_S later
                                    +--metadata, each METADATA_S--> readers: read the new ones from their beginning
                                    +--asked each time------------> who fetches by position, or asks for ends
+                                   +--asked when it starts-------> explorer: its lane may be one of the new ones
+                                   +--asked when it is told------> coordinator: of a lane that it does not know
 
 Nothing is lost meanwhile, nor read twice: a reader that learns later than a producer finds all of it there. Failures:
 one that never reads again has not read it. Pure, but for ``grow``.
@@ -38,7 +41,7 @@ def partitions_of(topic: Topic, known: Collection[int] | None) -> range:
         topic: As it is made.
         known: What a client knows of them; None where it knows nothing yet.
     """
-    return range(max(topic.partitions, len(known or ())) if topic.any_partition else topic.partitions)
+    return range(max(topic.partitions, len(known or ())) if topic.grows else topic.partitions)
 
 
 def refusal(topic: Topic, has: int, wanted: int) -> str | None:
@@ -51,7 +54,7 @@ def refusal(topic: Topic, has: int, wanted: int) -> str | None:
     """
     if wanted < has:
         return f"{topic.name} has {has} partitions, and Kafka takes none away: make a mesh in another namespace"
-    if topic.any_partition:
+    if topic.grows:
         return None
     why = (
         "its records are read in the order in which they were written, so it has one partition"

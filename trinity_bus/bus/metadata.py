@@ -3,6 +3,7 @@
 ::
 
     KNOWN, at once where it was sent to before
+       '------but not the one that is meant---------> asked again: it was added lately; or SendError
     UNKNOWN --a broker names its partitions------------------> KNOWN
        |------a broker answers, and has no such topic--------> BusError, after kafka.request_timeout_s
        |------no broker answers for kafka.outage_s-----------> BrokerUnreachableError
@@ -15,32 +16,58 @@ latter counts as an answer, because a broker that is away is waited for like eve
 import asyncio
 import contextlib
 import logging
+import time
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from trinity_bus.bus.connection import HOW_TOPICS_COME, kafka_errors
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BrokerUnreachableError, BusError
+from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
 
 log = logging.getLogger(__name__)
 
+_AGAIN_S = 0.1
 
-async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings) -> None:
-    """Return when the client knows the partitions of a topic.
+
+async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
+    """Return when the client knows the partitions of a topic, the one that is meant among them.
 
     Args:
         client: Started.
         name: Of the topic, with its namespace.
         settings: Its time limits are used.
+        partition: Where a record is to go.
 
     Raises:
         AccessDeniedError: The user may not see it.
         BrokerUnreachableError: No broker answered for ``outage_s``.
+        SendError: The topic has no such partition.
         BusError: There is no such topic.
     """
-    if client.client.cluster.partitions_for_topic(name) is not None:
-        return
+    known = client.client.cluster.partitions_for_topic(name)
+    if known is None:
+        await _topic_known(client, name, settings)
+        known = client.client.cluster.partitions_for_topic(name)
+    if partition not in (known or ()):
+        await _partition_known(client, name, settings, partition)
+
+
+async def _partition_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
+    """Return when a broker has told of a partition that was added lately: not each knows it at once."""
+    until = time.monotonic() + settings.request_timeout_s
+    while True:
+        with kafka_errors(f"send to {name}"):
+            await client.client.force_metadata_update()
+        known = client.client.cluster.partitions_for_topic(name) or ()
+        if partition in known:
+            return
+        if time.monotonic() > until:
+            raise SendError(f"send to {name}: it has {len(known)} partitions, there is no {partition}")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _topic_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings) -> None:
     # Counted in rounds, not by a clock: a process that was stopped has not waited.
     waited_s = 0.0
     while not await _ask(client, name, settings.request_timeout_s):

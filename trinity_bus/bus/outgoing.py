@@ -103,7 +103,7 @@ class OutgoingBatch:
     async def send(self, client: AIOKafkaProducer, settings: KafkaSettings) -> asyncio.Future[Position]:
         """Give it to the client; return the future position of its first record."""
         name = self.topic.full_name(settings.namespace)
-        await partitions_known(client, name, settings)
+        await partitions_known(client, name, settings, self._partition)
         delivery = Delivery(self.topic, f"send to {name}", None)
         self._first = delivery.position
         self.builder.close()

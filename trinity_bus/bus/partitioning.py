@@ -13,9 +13,13 @@ def partition_of(key: str | bytes, partitions: int) -> int:
     return int((murmur2(raw) & 0x7FFFFFFF) % partitions)
 
 
-def lane_partition(explorer: str) -> int:
-    """Return the partition of ``rollouts`` that carries an explorer's orders.
+def lane_partition(explorer: str, partitions: int = ROLLOUTS.partitions) -> int:
+    """Return the partition of ``rollouts`` that an explorer chooses for its orders: its lane.
 
     Others may share it; an explorer reads this one alone and passes over orders to others.
+
+    Args:
+        explorer: Its name.
+        partitions: That ``rollouts`` has when it starts.
     """
-    return partition_of(explorer, ROLLOUTS.partitions)
+    return partition_of(explorer, partitions)

@@ -277,7 +277,7 @@ class PositionReader:
 
     async def _all(self, topic: Topic) -> list[TopicPartition]:
         name = topic.full_name(self._settings.namespace)
-        if topic.any_partition:
+        if topic.grows:
             # It may have grown a moment ago, and what is asked for may lie where it did.
             await client_of(self._client).learn({name})
         known = self._client.partitions_for_topic(name)

@@ -366,7 +366,7 @@ class Producer:
         self, name: str, key: bytes | None, value: bytes | None, partition: int, headers: list[tuple[str, bytes]]
     ) -> asyncio.Future[RecordMetadata]:
         """Queue a record; waits while the queue is full, through an outage if need be."""
-        await partitions_known(self._connected(), name, self._settings)
+        await partitions_known(self._connected(), name, self._settings, partition)
         while True:
             with kafka_errors(f"send to {name}"):
                 try:

@@ -87,7 +87,7 @@ class Reader:
             for name, topic in self._topics.items()
             for partition in (range(topic.partitions) if partitions is None else partitions)
         ]
-        self._growing = [name for name, topic in self._topics.items() if topic.any_partition and partitions is None]
+        self._growing = [name for name, topic in self._topics.items() if topic.grows and partitions is None]
         """Of which all partitions are read, also those that are added later."""
         self._running: AIOKafkaConsumer | None = None
         self._pending: asyncio.Task[dict[TopicPartition, list[_Raw]]] | None = None
@@ -245,7 +245,7 @@ class Reader:
         found = [
             (topic.name, len(client.partitions_for_topic(name) or ()), topic.partitions)
             for name, topic in self._topics.items()
-            if not topic.any_partition
+            if not topic.grows
         ]
         stalled = self._stalls.look(time.monotonic(), standings, found)
         for line in self._stalls.news():

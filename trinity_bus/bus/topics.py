@@ -118,12 +118,12 @@ def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> li
         max_message_bytes: What the settings say that it must take, at least.
     """
     wrong = []
-    if topic.any_partition and found.partitions < topic.partitions:
+    if topic.grows and found.partitions < topic.partitions:
         wrong.append(
             f"it has {found.partitions} partitions and needs {topic.partitions}: `trinity-bus topics grow {topic.name} "
             f"{topic.partitions}`"
         )
-    elif not topic.any_partition and found.partitions != topic.partitions:
+    elif not topic.grows and found.partitions != topic.partitions:
         wrong.append(f"it has {found.partitions} partitions and needs exactly {topic.partitions}")
     if found.cleanup != topic.cleanup:
         wrong.append(f"its {_CLEANUP} is {found.cleanup} and must be {topic.cleanup}")

@@ -31,7 +31,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -150,8 +150,13 @@ class CommandChannel:
         """Ask, as an operator, that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
         return await self._ask(SkipBatch(**self._names(batch_id), **fields), OPERATOR_COMMANDS)
 
-    async def contribute(self, published: Published) -> CommandReply:
-        """Ask that experiences count as a task's."""
+    async def contribute(self, published: Published, covers: Sequence[str] = ()) -> CommandReply:
+        """Ask that experiences count as a task's.
+
+        Args:
+            published: Where they lie.
+            covers: Other ids under which they could be contributed; nothing counts where one of them is known.
+        """
         command = Contribute(
             client=self.client,
             command_id=self.command_id(),
@@ -160,6 +165,7 @@ class CommandChannel:
             version_min=published.version_min,
             version_max=published.version_max,
             producer=self.producer,
+            covers=list(covers) or None,
         )
         return await self._ask(command)
 

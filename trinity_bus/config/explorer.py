@@ -91,7 +91,8 @@ class ExplorerSettings(Section):
     start_timeout_s: Seconds = 600.0
     """Limit of starting the engine."""
     drain_s: Seconds = 2.0
-    """How long rollouts may still finish when the explorer is told to stop."""
+    """How long rollouts may still finish when the explorer is told to stop; what does not is given back, and begun
+    again elsewhere. The process ends itself 30 s after that."""
     runners: Count = 1
     """Processes that run workflows. The slots are divided among them."""
     workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None

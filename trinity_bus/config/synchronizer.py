@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.model_version import MAX_MEMBERS
 from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count, ExistingFile, Seconds
 
@@ -39,6 +40,9 @@ class SynchronizerSettings(Section):
     sync_offset: Annotated[int, Field(ge=0)] = 0
     """Batches that the explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``: 0 is on-policy, 1 is
     one step off."""
+    sync_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = MAX_MEMBERS
+    """Explorers that one announcement of a version names at most; the others are named in the next one. Fewer make
+    several shorter rounds of one long one, and the trainer serves fewer at a time."""
     sync_timeout_s: Seconds = 30.0
     """How long an explorer may take from the announcement of a version until it says that it serves it; then it is
     named anew. No wait within a transfer, at either end, is longer. Raise it for large models and slow links."""

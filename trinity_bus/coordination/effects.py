@@ -32,12 +32,16 @@ class SendOrder(Struct, frozen=True):
     record: Dispatch | Cancel
     traceparent: str | None
     """Context of the task."""
+    lane: int | None = None
+    """As the explorer has told."""
 
 
 class TellPace(Struct, frozen=True):
     """To ``rollouts``, into the lane of ``record.explorer``: how often it is to send heartbeats."""
 
     record: SetPace
+    lane: int | None = None
+    """As the explorer has told."""
 
 
 class PublishBatch(Struct, frozen=True):
@@ -80,6 +84,8 @@ class Dismiss(Struct, frozen=True):
     """To whom it names: it is to end, because another incarnation has its place."""
 
     record: Superseded
+    lane: int | None = None
+    """As the explorer has told."""
 
 
 class RequestVersion(Struct, frozen=True):
@@ -184,14 +190,21 @@ class Effects:
         """Something to be counted and logged."""
         self._effects.append(Observe(fact, subject, detail))
 
-    def dismiss(self, service: Literal["explorer", "trainer"], name: str, incarnation: str, counts: str) -> None:
+    def dismiss(
+        self,
+        service: Literal["explorer", "trainer"],
+        name: str,
+        incarnation: str,
+        counts: str,
+        lane: int | None = None,
+    ) -> None:
         """Tell an incarnation that still speaks that another one has its place."""
         fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
         detail = (
             f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
         )
         self.observe(fact, name, detail)
-        self.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts)))
+        self.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts), lane))
 
     def take(self) -> list[Effect]:
         """Return all effects, and forget them."""

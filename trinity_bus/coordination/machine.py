@@ -281,15 +281,19 @@ class CoordinatorMachine:
         outcome = self.fleet.heartbeat(beat, self._clock.now)
         if outcome is HeartbeatOutcome.ZOMBIE:
             counts = self.fleet.explorers[beat.explorer].incarnation
-            self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts)
+            self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts, beat.lane)
         elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
         if outcome is HeartbeatOutcome.ZOMBIE:
             return
         self.fleet.note_turns(beat)
+        if beat.state == "draining":
+            self._endings.give_back(
+                self.fleet.explorers[beat.explorer], {(one.task_id, one.attempt) for one in beat.running}
+            )
         if beat.pace_s not in (None, self.fleet.pace_s):
             pace = SetPace(explorer=beat.explorer, incarnation=beat.incarnation, pace_s=self.fleet.pace_s)
-            self._out.add(TellPace(pace))
+            self._out.add(TellPace(pace, beat.lane))
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)

@@ -42,7 +42,9 @@ class MachineState:
     ) -> None:
         self.ledger = Ledger(settings, policy, dirty)
         self.fleet = Fleet(settings.explorer_timeout_s, dirty, settings.model, settings.explorer_beats_per_s)
-        self.sync = WeightSync(settings.model, policy, synchronizer.sync_timeout_s, dirty)
+        self.sync = WeightSync(
+            settings.model, policy, synchronizer.sync_timeout_s, dirty, most=synchronizer.sync_members
+        )
         self.waiters = BatchWaiters(dirty)
         self.outcomes = Outcomes(dirty)
         self.replies = Replies(dirty)

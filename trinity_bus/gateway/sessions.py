@@ -3,7 +3,7 @@
 ::
 
     request --open--> Dialogue --answered--> answer ids, each of one or several samples
-                                                      |
+    another gateway's, on the log --take-------------'|
     feedback: ids, or a conversation; a reward -------'--> REWARDED, under a task and a run --pending--> Contribution
                                                                                                   |
                                                               settled: forgotten, but that it was -'
@@ -25,7 +25,7 @@ from typing import Final
 
 from schemas.experience import Rollout
 from schemas.sampling import Sampling
-from trinity_bus.chat import Renderer, Session, TokenSample
+from trinity_bus.chat import Completion, Renderer, Session, TokenSample
 from trinity_bus.errors import TrinityError
 
 MOST_COUNTED: Final = 100_000
@@ -93,6 +93,11 @@ class Contribution:
     task_id: str
     rollouts: Sequence[Rollout]
     conversations: Sequence[Dialogue]
+
+    @property
+    def covers(self) -> list[str]:
+        """Ids under which another gateway, which was given other rewards, could contribute some of it."""
+        return [one.task_id for one in self.conversations if one.single and one.task_id != self.task_id]
 
 
 class Sessions:
@@ -178,6 +183,29 @@ class Sessions:
         conversation.tokens = tokens
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
+    def missing(self, owner: str, answers: Iterable[str]) -> list[str]:
+        """Return those ids of answers that are not known here."""
+        return [
+            one
+            for one in dict.fromkeys(answers)
+            if (owner, one) not in self._places and (owner, one) not in self._counted
+        ]
+
+    def take(self, owner: str, answer_id: str, prompt: Sequence[int], drawn: Sequence[Completion], now: float) -> None:
+        """Take in a request that was answered elsewhere, a conversation by itself, unless it is known.
+
+        Args:
+            owner: Whose it is.
+            answer_id: Of the answer.
+            prompt: Token ids.
+            drawn: Its responses.
+            now: Seconds of any steady clock.
+        """
+        if self.missing(owner, [answer_id]):
+            one = self.open(owner, answer_id, now, single=True)
+            places = [(one.session.add_alone(prompt, each).number, 0) for each in drawn]
+            self.answered(one, one.session, answer_id, places)
+
     def feedback(
         self,
         owner: str,
@@ -204,9 +232,8 @@ class Sessions:
         whole = None if session is None else self._open.get((owner, session))
         if session is not None and (whole is None or not whole.session.samples):
             raise UnknownAnswerError(f"session {session!r} is not known")
-        for one in answers:
-            if (owner, one) not in self._places and (owner, one) not in self._counted:
-                raise UnknownAnswerError(f"{one!r} is not known")
+        for one in self.missing(owner, answers):
+            raise UnknownAnswerError(f"{one!r} is not known")
         counted = 0
         if whole is not None:
             for sample in whole.session.samples:

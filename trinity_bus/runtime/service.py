@@ -18,10 +18,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
 
+GRACE_S = 30.0
+"""How long a shutdown may take, beside what it waits for on purpose."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float = 30.0) -> None:
+def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float = GRACE_S) -> None:
     """Run a service until it ends or is asked to end by SIGINT (Ctrl-C) or SIGTERM.
 
     Must be called in the main thread. The service is asked by cancellation, so its ``finally`` blocks and context

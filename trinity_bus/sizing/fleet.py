@@ -40,7 +40,7 @@ TASK_BYTES: Final = 109
 ORDER_BYTES: Final = 279
 """Of a task's order besides its text."""
 TEXT_BYTES: Final = 4.5
-"""Of a token as text: English in the vocabularies of today."""
+"""Of a token as text, in English. Assumed: it is a small part of what a task comes to."""
 RESULT_BYTES: Final = 1500
 """Of all that is written of a task when its eight runs have ended: what explorer, coordinator and trainer say of it."""
 TOKEN_BYTES: Final = 7.81

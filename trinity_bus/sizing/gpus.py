@@ -33,4 +33,4 @@ PREFILL_SHARE: Final = 0.4
 """Of the operations a second, where a batch of tokens is computed. Pope et al., arXiv:2211.05102, section 4, reach up
 to 0.76 for prompts, less where matrices are smaller."""
 BANDWIDTH_SHARE: Final = 0.6
-"""Of the bytes a second, where one token is drawn for each sequence. Assumed: users of vLLM report 0.5 to 0.8."""
+"""Of the bytes a second, where one token is drawn for each sequence. Assumed: not measured on a GPU yet."""

@@ -13,7 +13,7 @@ from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.secrecy import keep_secrets
-from trinity_bus.runtime.service import run_service
+from trinity_bus.runtime.service import GRACE_S, run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
 from trinity_bus.training.launch import Launch, launch_of
 from workers.cli.connection import connected_settings
@@ -52,7 +52,8 @@ def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None
         async with serving(settings.health, settings.kafka):
             await service(settings, *more)
 
-    run_service(healthy)
+    drain_s = settings.explorer.drain_s if name == "explorer" else 0.0
+    run_service(healthy, grace_s=GRACE_S + drain_s)
 
 
 @app.command()

@@ -44,6 +44,7 @@ from workers.coordinator.changelog import Changelog
 from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.input_reader import InputReader, still_read
 from workers.coordinator.inputs import inputs_of
+from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs, without_lost
 from workers.coordinator.pending_commit import PendingCommit
 from workers.coordinator.retention import Commits, Keeper
@@ -96,6 +97,7 @@ class LeaderTerm:
         self._commits = Commits({})
         self._collections = FullCollections(clock())
         self._bounds = ExperienceBounds(bus, clock)
+        self._lanes = Lanes(bus, clock)
         self._contributions = ContributionReader(bus)
         self._keeper = Keeper(
             bus,
@@ -310,15 +312,15 @@ class LeaderTerm:
     async def _carry_out(self, outputs: Outputs, pending: PendingCommit) -> None:
         """Write what was decided; manifests last, once it is known that what they name is still there."""
         if not pending.ends_batches:
-            await outputs.carry_out(pending.effects, pending.originals, pending.spans)
+            await outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes)
             return
         async with self._bounds.asked() as asked:
             of_batches = [effect for effect in pending.effects if isinstance(effect, PublishBatch | Skip)]
             others = [effect for effect in pending.effects if not isinstance(effect, PublishBatch | Skip)]
-            await outputs.carry_out(others, pending.originals, pending.spans)
+            await outputs.carry_out(others, pending.originals, pending.spans, self._lanes)
             self._producer.announce(BATCHES)
             found = await asked
-        await outputs.carry_out(without_lost(of_batches, *found), pending.originals, pending.spans)
+        await outputs.carry_out(without_lost(of_batches, *found), pending.originals, pending.spans, self._lanes)
 
     # -- after an upset ----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from schemas.topics import (
     TASKS,
     VERSION_HISTORY,
 )
-from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
+from trinity_bus.bus import Producer, Received, Undecodable
 from trinity_bus.coordination import (
     AnnounceVersion,
     Dismiss,
@@ -46,6 +46,7 @@ from trinity_bus.coordination.versions import history
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
+from workers.coordinator.lanes import Lanes
 from workers.coordinator.spans import Spans
 from workers.coordinator.upset import REASON
 
@@ -61,17 +62,17 @@ class Outputs:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
-    async def carry_out(self, effects: Iterable[Effect], originals: Originals, spans: Spans) -> None:
+    async def carry_out(self, effects: Iterable[Effect], originals: Originals, spans: Spans, lanes: Lanes) -> None:
         """Write what the machine has decided, in its order."""
         for effect in effects:
             match effect:
-                case SendOrder(record=record, traceparent=parent):
+                case SendOrder(record=record, traceparent=parent, lane=lane):
                     span = spans.dispatch(record, parent)
                     await self._producer.send(
                         ROLLOUTS,
                         record.explorer,
                         record,
-                        partition=lane_partition(record.explorer),
+                        partition=await lanes.of(record.explorer, lane),
                         traceparent=_context(span, parent),
                     )
                 case PublishBatch(record=moved):
@@ -83,7 +84,7 @@ class Outputs:
                 case SendReply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
                 case Skip() | Dismiss() | TellPace():
-                    await self._tell_service(effect)
+                    await self._tell_service(effect, lanes)
                 case AnnounceVersion() | RequestVersion() | RecordVersion():
                     await self._tell_of_version(effect, spans)
                 case RejectTask():
@@ -92,16 +93,18 @@ class Outputs:
                 case Observe():
                     observations.observe(effect)
 
-    async def _tell_service(self, effect: Skip | Dismiss | TellPace) -> None:
+    async def _tell_service(self, effect: Skip | Dismiss | TellPace, lanes: Lanes) -> None:
         match effect:
             case Skip(record=skipped):
                 # Beside the batch's own record, which compaction must not take: no identifier has a blank.
                 await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
                 log.warning("batch %s is to be passed over: %s", skipped.batch_id, skipped.reason)
-            case TellPace(record=told):
-                await self._producer.send(ROLLOUTS, told.explorer, told, partition=lane_partition(told.explorer))
-            case Dismiss(record=over) if over.service == "explorer":
-                await self._producer.send(ROLLOUTS, over.name, over, partition=lane_partition(over.name))
+            case TellPace(record=told, lane=lane):
+                partition = await lanes.of(told.explorer, lane)
+                await self._producer.send(ROLLOUTS, told.explorer, told, partition=partition)
+            case Dismiss(record=over, lane=lane) if over.service == "explorer":
+                partition = await lanes.of(over.name, lane)
+                await self._producer.send(ROLLOUTS, over.name, over, partition=partition)
             case Dismiss(record=over):
                 await self._producer.send(COORDINATOR_EVENTS, over.name, over)
 

@@ -14,7 +14,8 @@
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
     every runner_report_s -----------------------------------------------> events: RunnersReport
 
-    stop:   DRAINING: no new orders, drain_s for what runs -> events: ExplorerLeft
+    stop:   DRAINING: no new orders, drain_s for what runs -> events: heartbeats as before, one more of what is given
+            back, ExplorerLeft
 
 A restarted explorer is a new *incarnation*: orders to the old one are void, because the coordinator hands that work out
 again. So nothing has to be remembered over a restart, and the lane is read from its end. One that follows no trainer
@@ -30,6 +31,7 @@ a weight transfer             ``WeightsSynced`` not ok; the engine serves what i
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
 one of its name begins        the coordinator says so (``Superseded``, in its lane); the process ends with one line
 the broker                    it waits, and after ``kafka.outage_s`` the process ends with one line
+it is told to stop            what is not done after drain_s is given back, and handed to others without a try lost
 this process is killed        its engine's process and its runners end with it; the coordinator notices the silence
 ============================  ========================================================================================
 """
@@ -185,10 +187,11 @@ class ExplorerService:
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(self._bus.producer())
             # Their positions are fixed before the first heartbeat: no order to this incarnation can lie before them.
+            number = lane_partition(self._who.explorer, len(await self._bus.end_offsets(ROLLOUTS)))
             lane = await stack.enter_async_context(
                 self._bus.reader(
                     ROLLOUTS,
-                    partitions=[lane_partition(self._who.explorer)],
+                    partitions=[number],
                     start="end",
                     # Other lanes may share the partition: their orders need not even be decoded.
                     key=self._who.explorer,
@@ -207,14 +210,14 @@ class ExplorerService:
             runners = Runners(self._fork_server, self._engine, self._settings, pools)
             runners.start()
             try:
-                await self._work(producer, lane, versions, runners, workflows, http=http, lost=pools.lost)
+                await self._work(producer, (number, lane), versions, runners, workflows, http=http, lost=pools.lost)
             finally:
                 await runners.close()
 
     async def _work(
         self,
         producer: Producer,
-        lane: Reader,
+        lane: tuple[int, Reader],
         versions: Reader | None,
         runners: Runners,
         workflows: list[str],
@@ -242,6 +245,7 @@ class ExplorerService:
                 follows=self._follows,
                 abilities=self._settings.abilities.split(","),
                 max_model_len=self._settings.max_model_len,
+                lane=lane[0],
             )
             return beat if http is None else http.told(beat)
 
@@ -262,11 +266,11 @@ class ExplorerService:
         )
 
         reason = "stopped"
-        drain_s = self._settings.drain_s
+        drain_s, in_order = self._settings.drain_s, True
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
-                loops.create_task(self._handle_orders(lane, executor, producer, heartbeats), name="orders")
+                loops.create_task(self._handle_orders(lane[1], executor, producer, heartbeats), name="orders")
                 if versions is not None:
                     follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
                     loops.create_task(follower.run(versions), name="weights")
@@ -281,13 +285,20 @@ class ExplorerService:
                 mark_ready()
                 _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
         except BaseExceptionGroup as group:
-            reason, drain_s = str(group.exceptions[0]), 0.0
+            reason, drain_s, in_order = str(group.exceptions[0]), 0.0, False
             raise
         finally:
             heartbeats.state = "draining"
             await heartbeats.send()
             drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
-            await asyncio.gather(*drained)
+            async with asyncio.TaskGroup() as draining:
+                # Whoever is silent for as long as that may take is taken for dead, and what it finishes for late.
+                beating = draining.create_task(heartbeats.run(), name="last heartbeats")
+                await asyncio.gather(*drained)
+                beating.cancel()
+            if in_order:
+                # Nothing runs any more: what it was is given back, and costs no try.
+                await heartbeats.send()
             await self._leave(producer, reason)
 
     async def _handle_orders(

@@ -3,18 +3,23 @@
 ::
 
     POST /feedback: ids of answers, or a session; a reward --> Sessions: REWARDED
+                    '--ids that are not known here--> TurnFinder: what other gateways have answered --> Sessions
     POST /commit --> one group for each task --experiences--> durable --Contribute--> the coordinator
                                                                   accepted, or refused by name <--'
 
-A task is contributed once, whichever gateway does it and however often: the coordinator knows its id. What is refused
+A task is contributed once, whichever gateway does it and however often: the coordinator knows its id. So is an answer
+that is a conversation by itself, under whatever task: a contribution says which of them it covers. What is refused
 for good is forgotten here; what the coordinator cannot take now, or nobody answers to, stays for the next commit.
 
-Failures: no coordinator, or no broker, is 503; what was contributed before stays contributed.
+Failures: no coordinator, or no broker, is 503; what was contributed before stays contributed. Feedback on what was
+answered here needs neither.
 """
 
 import asyncio
 import math
+import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -33,6 +38,7 @@ from trinity_bus.client.experiences import publish
 from trinity_bus.gateway.sessions import Contribution, Sessions
 from trinity_bus.rollout.answer import with_routes_of_all
 from workers.gateway.request_gate import OWNER, json_response, log
+from workers.gateway.turn_finder import TurnFinder
 
 WORKFLOW: Final = "gateway"
 """What stands in experiences and turns of sessions."""
@@ -69,16 +75,25 @@ class Contributor:
         sessions: What was said.
         producer: Started.
         channel: Open; contributions are in its name.
+        recall: Finds what other gateways have answered.
         model: That is trained.
         max_record_bytes: Of experiences.
     """
 
     def __init__(
-        self, sessions: Sessions, producer: Producer, channel: CommandChannel, *, model: str, max_record_bytes: int
+        self,
+        sessions: Sessions,
+        producer: Producer,
+        channel: CommandChannel,
+        recall: TurnFinder,
+        *,
+        model: str,
+        max_record_bytes: int,
     ) -> None:
         self._sessions = sessions
         self._producer = producer
         self._channel = channel
+        self._recall = recall
         self._model = model
         self._max_bytes = max_record_bytes - ROOM
         self._committing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -96,6 +111,7 @@ class Contributor:
             raise ChatError("a reward is a finite number")
         if not said.msg_ids and session is None:
             raise ChatError("feedback names answers (msg_ids) or a session")
+        await self._take(request[OWNER], said.msg_ids)
         counted = self._sessions.feedback(
             request[OWNER],
             said.msg_ids,
@@ -105,6 +121,20 @@ class Contributor:
             run_id=said.run_id,
         )
         return json_response({"status": "success", "counted": counted})
+
+    async def _take(self, owner: str, answers: Sequence[str]) -> None:
+        """Take in what other gateways have answered of these, as far as it is on the log.
+
+        Raises:
+            BusError: It could not be looked for.
+        """
+
+        async def take(answer_id: str) -> None:
+            found = await self._recall.request(f"{owner}/{answer_id}", answer_id)
+            if found is not None:
+                self._sessions.take(owner, answer_id, found.prompt, found.responses, time.monotonic())
+
+        await asyncio.gather(*map(take, self._sessions.missing(owner, answers)))
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""
@@ -151,7 +181,7 @@ class Contributor:
             )
         except SchemaError as error:
             return "invalid", str(error)
-        reply = await self._channel.contribute(published[0])
+        reply = await self._channel.contribute(published[0], one.covers)
         return reply.error, reply.detail
 
 

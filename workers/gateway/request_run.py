@@ -9,7 +9,6 @@
 import asyncio
 import re
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
+from trinity_bus.gateway.answer_ids import new_answer_id
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
 from workers.gateway.request_gate import OWNER
@@ -75,14 +75,15 @@ class RequestContext:
             ChatError: It is of a session that cannot be.
             ConversationFullError: Its session has as many answers as it may have.
         """
-        answer_id = f"{kind}{uuid.uuid4().hex}"
+        now = time.time()
+        answer_id = new_answer_id(kind, now)
         name = request.match_info.get("session")
         if name is not None and not _SESSION.fullmatch(name):
             raise ChatError("a session's name has up to 128 letters, digits and ._:-")
         conversation = self.sessions.open(
             request[OWNER], answer_id if name is None else name, time.monotonic(), single=name is None
         )
-        return RequestRun(self, answer_id, int(time.time()), conversation, conversation.session)
+        return RequestRun(self, answer_id, int(now), conversation, conversation.session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,8 @@ class RequestRun:
         self.context.sessions.answered(self.conversation, self.session, self.id, places)
         # Another gateway could not know that it was drawn otherwise, and would have it trained on.
         if kept:
-            self.context.turns.keep(task_id, number, prompt, drawings, answer_id=self.id)
+            alone = self.conversation.single
+            self.context.turns.keep(task_id, number, prompt, drawings, answer_id=self.id, alone=alone)
         self.context.tokens["prompt"] += len(prompt)
         self.context.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 

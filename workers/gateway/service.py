@@ -14,7 +14,7 @@
 
 Kafka stands between no request and its answer, but where an agent reaches another gateway with its session: any number
 of them work beside each other on one log, each with the conversations that it was told, and what the others have
-answered in one is found in ``turns`` (``workers.gateway.turn_finder``).
+answered is found in ``turns`` (``workers.gateway.turn_finder``), too where feedback on an answer comes to another one.
 
 ============================  ==========================================================================================
 what fails                    what happens
@@ -154,6 +154,7 @@ class Gateway:
             self._sessions,
             producer,
             channel,
+            recall,
             model=self._own.model,
             max_record_bytes=self._bus.settings.max_message_bytes(EXPERIENCES),
         )

@@ -1,10 +1,14 @@
-"""What other gateways have answered in a session, found on the log when an agent reaches this one with it.
+"""What other gateways have answered, found on the log when an agent reaches this one with it.
 
 ::
 
     a history whose last answer this gateway has not given --find--> ``turns`` of the session, of the last ``session_s``
         --Session.recall--> as far as they are what was drawn: the same samples as there, known by the same ids
         '--no such turns, or none in time: the history was rewritten, as far as can be known--> another sample
+
+    feedback on an answer that this gateway has not given --find--> ``turns`` of that request, from its time on
+        --its prompt and responses--> a conversation here, as it was there
+        '--no such turn--> 404;  the broker does not answer--> 503
 
 A turn is on the log soon after its answer, so it is looked for twice. After ``MOST_LOOKS`` times in vain nothing is
 looked for any more: the agent rewrites its histories. A look that fails says nothing of that. The request waits for no
@@ -16,10 +20,11 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from schemas.topics import TURNS
 from schemas.turn import DrawnResponse, Turn
@@ -27,6 +32,8 @@ from trinity_bus.bus import Bus, partition_of
 from trinity_bus.chat import Completion, Session
 from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.errors import BusError
+from trinity_bus.gateway.answer_ids import asked_at
+from trinity_bus.gateway.wire import tokens_of
 from trinity_bus.rollout.turns import KeptCompletion, kept_completion
 from workers.gateway.turns import question_of
 
@@ -38,12 +45,26 @@ MOST_BYTES: Final = 64 << 20
 MOST_HANGING: Final = 16
 LIMIT_S: Final = 0.5
 """Of both looks: by so much a broker can delay an answer."""
+REQUEST_LIMIT_S: Final = 10.0
+"""Of a look for what has feedback, which no agent waits for."""
+MOST_REQUESTS: Final = 4
+"""That are looked for at once."""
+_CLOCKS_S: Final = 60.0
+"""By so much the clocks of two gateways, or of one and a broker, may differ."""
 _AGAIN_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found(KeptCompletion):
     answer_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledRequest:
+    """A request that was a conversation by itself, at another gateway."""
+
+    prompt: list[int]
+    responses: Sequence[KeptCompletion]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +90,8 @@ class TurnFinder:
         self._bus = bus
         self._workflow = workflow
         self._keep_s = keep_s
-        self._looks: set[asyncio.Task[dict[str, Sequence[_Found]]]] = set()
+        self._requests = asyncio.Semaphore(MOST_REQUESTS)
+        self._looks: set[asyncio.Task[Any]] = set()
         """Under way, those among them that nobody waits for any more."""
         self.recalled = 0
         """Answers of other gateways that were found."""
@@ -87,7 +109,7 @@ class TurnFinder:
             if look:
                 await asyncio.sleep(_AGAIN_S)
             try:
-                found = await self._look(task_id, until - time.monotonic())
+                found = await self._look(self._find(task_id), until - time.monotonic())
             except (BusError, TimeoutError) as error:
                 log.warning("turns of session %s cannot be looked for, which may begin a sample: %s", task_id, error)
                 failed = True
@@ -104,7 +126,34 @@ class TurnFinder:
         self.recalled += len(recalled)
         return None if failed and not recalled else recalled
 
-    async def _look(self, task_id: str, limit_s: float) -> dict[str, Sequence[_Found]]:
+    async def request(self, task_id: str, answer_id: str) -> RecalledRequest | None:
+        """Return a request that another gateway has answered; None where there is none on the log.
+
+        Args:
+            task_id: Under which it would be contributed.
+            answer_id: By which its client knows it.
+
+        Raises:
+            BusError: It could not be looked for.
+        """
+        asked = asked_at(answer_id)
+        if asked is None:
+            return None
+        found = None
+        async with self._requests:
+            for look in range(2):
+                if look:
+                    await asyncio.sleep(_AGAIN_S)
+                try:
+                    found = await self._look(self._find_request(task_id, answer_id, asked), REQUEST_LIMIT_S)
+                except TimeoutError as error:
+                    raise BusError(f"answer {answer_id} cannot be looked for: {error}") from error
+                if found is not None:
+                    self.recalled += 1
+                    break
+        return found
+
+    async def _look[T](self, find: Coroutine[Any, Any, T], limit_s: float) -> T:
         """Return what is found in time; a reader that cannot even be closed is not waited for.
 
         Raises:
@@ -112,8 +161,9 @@ class TurnFinder:
             TimeoutError: It is slow.
         """
         if len(self._looks) >= MOST_HANGING:
+            find.close()
             raise TimeoutError("the broker answers none of those who look")
-        look = asyncio.create_task(self._find(task_id), name=f"turns of {task_id}")
+        look = asyncio.create_task(find, name="turns")
         self._looks.add(look)
         look.add_done_callback(self._looked)
         try:
@@ -121,10 +171,10 @@ class TurnFinder:
         finally:
             look.cancel()
         if not done:
-            raise TimeoutError(f"the broker takes longer than {LIMIT_S:g} s")
+            raise TimeoutError("the broker takes too long")
         return look.result()
 
-    def _looked(self, look: asyncio.Task[dict[str, Sequence[_Found]]]) -> None:
+    def _looked(self, look: asyncio.Task[Any]) -> None:
         self._looks.discard(look)
         if not look.cancelled():
             # Otherwise asyncio tells of an error that nobody has waited for.
@@ -132,10 +182,28 @@ class TurnFinder:
 
     async def _find(self, task_id: str) -> dict[str, Sequence[_Found]]:
         """Return what was drawn in a session, by the question of its prompt."""
-        partition = partition_of(task_id, TURNS.partitions)
-        since = await self._bus.offsets_from(TURNS, round((time.time() - self._keep_s) * 1000))
-        start = {(TURNS.name, partition): since[partition]}
         found: defaultdict[str, list[_Found]] = defaultdict(list)
+        async with aclosing(self._turns(task_id, time.time() - self._keep_s)) as turns:
+            async for turn in turns:
+                for answer in turn.answers:
+                    found[answer.question] += [_found(one, turn) for one in answer.responses or ()]
+        return dict(found)
+
+    async def _find_request(self, task_id: str, answer_id: str, asked: float) -> RecalledRequest | None:
+        """Return a request that was asked at a time (seconds since the epoch, of another machine's clock)."""
+        since = max(asked - _CLOCKS_S, time.time() - self._keep_s)
+        async with aclosing(self._turns(task_id, since)) as turns:
+            async for turn in turns:
+                if turn.answer_id == answer_id and turn.prompt is not None:
+                    responses = [kept_completion(one) for answer in turn.answers for one in answer.responses or ()]
+                    return RecalledRequest(tokens_of(turn.prompt), responses)
+        return None
+
+    async def _turns(self, task_id: str, since: float) -> AsyncGenerator[Turn]:
+        """Yield the turns of a session that are on the log by now, and not older than that."""
+        partition = partition_of(task_id, TURNS.partitions)
+        offsets = await self._bus.offsets_from(TURNS, round(since * 1000))
+        start = {(TURNS.name, partition): offsets[partition]}
         size = 0
         async with self._bus.reader(TURNS, partitions=[partition], start=start, key=task_id) as reader:
             async for received in reader.replay():
@@ -146,9 +214,7 @@ class TurnFinder:
                 if size > MOST_BYTES:
                     log.warning("session %s has more turns than are recalled", task_id)
                     break
-                for answer in turn.answers:
-                    found[answer.question] += [_found(one, turn) for one in answer.responses or ()]
-        return dict(found)
+                yield turn
 
 
 def _drawn(found: Mapping[str, Sequence[_Found]], prompt: Sequence[int]) -> Sequence[Completion]:

@@ -59,10 +59,18 @@ class TurnLog:
         """Turns that are not on the log."""
 
     def keep(
-        self, task_id: str, number: int, prompt: Sequence[int], drawings: Sequence[Drawing], *, answer_id: str
+        self,
+        task_id: str,
+        number: int,
+        prompt: Sequence[int],
+        drawings: Sequence[Drawing],
+        *,
+        answer_id: str,
+        alone: bool,
     ) -> None:
-        """Take a turn, to be sent soon."""
-        size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings)
+        """Take a turn, to be sent soon; with its prompt, where it is a conversation alone."""
+        kept_prompt = wire.token_bytes(prompt) if alone else None
+        size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings) + len(kept_prompt or b"")
         if self._waiting.full() or self._bytes + size > MOST_BYTES:
             self.passed_over += 1
             return
@@ -90,6 +98,7 @@ class TurnLog:
                 )
             ],
             answer_id=answer_id,
+            prompt=kept_prompt,
         )
         self._waiting.put_nowait((turn, size))
         self._bytes += size

@@ -407,11 +407,29 @@ async def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(
         await mesh.send(dispatch(incarnation))
         await until(lambda: engine.waiting == 1)
         explorer.cancel()
-        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
+        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining" and len(beat.running) == 1)
         left = await mesh.event(ExplorerLeft)
         assert (left.incarnation, left.reason) == (incarnation, "stopped")
+        # Told before: what it had is given back.
+        assert any(isinstance(told, ExplorerHeartbeat) and not told.running for told in mesh.seen)
         await asyncio.wait([explorer])
         assert engine.aborted == 1
+
+
+async def test_whoever_drains_for_long_goes_on_telling_that_it_lives(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    patient = settings.explorer.model_copy(update={"drain_s": float(LIMIT_S)})
+    async with explored(settings.model_copy(update={"explorer": patient}), fork_server) as (mesh, engine, explorer):
+        engine.open.clear()
+        await mesh.send(dispatch(await mesh.joined()))
+        await until(lambda: engine.waiting == 1)
+        explorer.cancel()
+        for _ in range(4):
+            await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining" and len(beat.running) == 1)
+        engine.open.set()
+        assert (await mesh.event(RolloutFinished)).status == "completed"
+        assert (await mesh.event(ExplorerLeft)).reason == "stopped"
 
 
 async def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(

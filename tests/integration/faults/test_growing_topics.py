@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.topics import EXPERIENCES, RESULTS
+from schemas.topic import Topic
+from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS
 from tests.support.faults.client import FaultClient
 from tests.support.faults.mesh import FaultMesh
 from tests.support.mesh.log import MeshLog
-from trinity_bus.bus import Bus
+from trinity_bus.bus import Bus, lane_partition
 from trinity_bus.view import follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -18,6 +19,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 MORE = 4
 """Partitions."""
 LIMIT_S = 400.0
+ANEW = "explorer-0"
+"""Is killed once there are more lanes, and chooses another one."""
+
+
+async def _has(bus: Bus, topic: Topic, partition: int) -> bool:
+    """Whether something lies in this partition."""
+    return (await bus.end_offsets(topic))[partition] > 0
 
 
 async def _used(bus: Bus) -> bool:
@@ -30,6 +38,8 @@ async def _used(bus: Bus) -> bool:
 
 
 async def test_topics_that_grow_below_a_mesh_lose_nothing_and_end_nobody(tmp_path: Path) -> None:
+    lane = lane_partition(ANEW, ROLLOUTS.partitions + MORE)
+    assert lane >= ROLLOUTS.partitions
     mesh = FaultMesh(
         tmp_path / "mesh",
         f"growth-{uuid.uuid4().hex[:8]}",
@@ -47,9 +57,12 @@ async def test_topics_that_grow_below_a_mesh_lose_nothing_and_end_nobody(tmp_pat
             async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
                 group.create_task(client.produce())
                 await client.until(2)
-                for topic in (EXPERIENCES, RESULTS):
+                for topic in (EXPERIENCES, RESULTS, ROLLOUTS):
                     await bus.grow(topic, topic.partitions + MORE)
                 grown = client.ended
+                mesh.services[ANEW].kill()
+                while not await _has(bus, ROLLOUTS, lane):
+                    await client.until(client.ended + 1)
                 while not await _used(bus):
                     await client.until(client.ended + 1)
                 used = client.ended
@@ -62,6 +75,9 @@ async def test_topics_that_grow_below_a_mesh_lose_nothing_and_end_nobody(tmp_pat
     log.check(max_staleness=1, max_inflight_batches=2)
     assert len(log.contents()) == client.sent
     assert {received.partition for received in log.experiences} & set(range(EXPERIENCES.partitions, 99))
-    assert {service.incarnations for service in mesh.services.values()} == {1}
+    assert {name: service.incarnations for name, service in mesh.services.items() if service.incarnations > 1} == {
+        ANEW: 2
+    }
+    assert {received.key for received in log.rollouts if received.partition >= ROLLOUTS.partitions} == {ANEW}
     for output in sorted(tmp_path.glob("*/*.log")):
         assert "Traceback" not in output.read_text(), output.read_text()[-4000:]

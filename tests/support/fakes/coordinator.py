@@ -71,6 +71,8 @@ class FakeCoordinator:
         self.deaf = False
         """Commands are read and not answered."""
         self.contributed: dict[str, Contribute] = {}
+        self.known_ids: set[str] = set()
+        """Of what was contributed, those that it covers too."""
         self.replies: dict[str, CommandReply] = {}
         self.changed = asyncio.Condition()
 
@@ -189,8 +191,11 @@ class FakeCoordinator:
 
     async def _carry_out(self, command: Any) -> None:
         if isinstance(command, Contribute):
-            known = command.task_id in self.contributed
-            self.contributed.setdefault(command.task_id, command)
+            ids = [command.task_id, *(command.covers or ())]
+            known = not self.known_ids.isdisjoint(ids)
+            if not known:
+                self.known_ids.update(ids)
+                self.contributed[command.task_id] = command
             await self._reply(command, "known_task" if known else None)
             return
         batch = self.batches.get(command.batch_id)

@@ -144,7 +144,11 @@ class BrokerCluster:
         os.kill(self.children[node].pid, signal.SIGCONT)
 
     def fill(self, node: int) -> None:
-        """Let no file of it grow any more, as on a disk that is full; once it is started anew, it has room again."""
+        """Let no file of it grow any more, as on a disk that is full; once it is started anew, it has room again.
+
+        A write fails with EFBIG here, and with ENOSPC on a full disk: to Java both are an ``IOException``, for which
+        Kafka gives up its folder. To mount a small disk of its own would take the rights of root.
+        """
         resource.prlimit(self.children[node].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def alive(self) -> int:

@@ -159,6 +159,16 @@ class ComposeStack:
         """Where the collector takes OTLP over HTTP."""
         return f"http://localhost:{self.ports['OTLP_PORT']}"
 
+    @property
+    def gateway_url(self) -> str:
+        """Where agents ask."""
+        return f"http://localhost:{self.ports['GATEWAY_PORT']}"
+
+    @property
+    def gateway_login(self) -> dict[str, str]:
+        """The headers that agents ask with."""
+        return {"Authorization": f"Bearer {defaults()['GATEWAY_API_KEYS'].partition(':')[2]}"}
+
     def compose(self, *args: str, limit_s: float = 300.0, stdin: str | None = None) -> str:
         """``docker compose ARGS`` of this project; what it printed.
 

@@ -78,6 +78,8 @@ class Invariants:
         self._over: dict[str, set[str]] = defaultdict(set)
         self._dispatched: dict[str, list[Dispatch]] = defaultdict(list)
         self._ended_attempts: set[AttemptName] = set()
+        self._given_back: set[AttemptName] = set()
+        """Attempts that an explorer which leaves does not work on: they cost no try."""
         self._countable: set[AttemptName] = set()
         """Attempts whose results came while they were wanted."""
         self._incarnations: set[tuple[str, str]] = set()
@@ -188,6 +190,14 @@ class Invariants:
             fixed=beat.follows == "none",
             outstanding=known.outstanding if known else set(),
         )
+        if beat.state == "draining":
+            self._gives_back(self.told[beat.explorer], {(one.task_id, one.attempt) for one in beat.running})
+
+    def _gives_back(self, explorer: Told, kept: set[AttemptName]) -> None:
+        back = explorer.outstanding - kept
+        explorer.outstanding -= back
+        self._ended_attempts |= back
+        self._given_back |= back
 
     def _gone(self, explorer: str, incarnation: str) -> None:
         known = self.told.get(explorer)
@@ -264,13 +274,15 @@ class Invariants:
         # What an attempt that broke off has done is not asked for again: its other runs may be several stretches.
         inside = all(set(runs) <= set(runs_of(other)) for other in same)
         hold(inside, Invariant.ATTEMPTS, f"{task_id} is split in two ways")
-        hold(len(same) <= self._most_attempts(), Invariant.ATTEMPTS, f"{task_id}: {len(same)} attempts at runs {runs}")
+        tries = [other for other in same if (task_id, other.attempt) not in self._given_back]
+        hold(
+            len(tries) <= self.settings.max_attempts,
+            Invariant.ATTEMPTS,
+            f"{task_id}: {len(tries)} tries at runs {runs}",
+        )
         alive = [other for other in same if (task_id, other.attempt) not in self._ended_attempts]
         at_once = 1 if self.settings.straggler_factor is None else 2
         hold(len(alive) <= at_once, Invariant.ATTEMPTS, f"{task_id}: {len(alive)} attempts at once at runs {runs}")
-
-    def _most_attempts(self) -> int:
-        return self.settings.max_attempts
 
     def _cancel(self, cancel: Cancel) -> None:
         name = (cancel.task_id, cancel.attempt)

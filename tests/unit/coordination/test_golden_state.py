@@ -70,7 +70,7 @@ def test_reading_changes_nothing(path: Path) -> None:
         name = key.partition("/")[2]
         # What is in them now and was not, their reader of before passes over.
         if key.startswith("explorer/"):
-            assert body == {"name": name, "pool": "", "fixed": False, **was}, key
+            assert body == {"name": name, "pool": "", "fixed": False, "lane": None, **was}, key
         elif key.startswith("batch/"):
             assert body == {"batch_id": name, "owner": "*" if was["unnamed"] else "", **was}, key
         elif key == "books":

@@ -7,6 +7,7 @@ import pytest
 from schemas import (
     Cancel,
     ExplorerLeft,
+    RunningAttempt,
     TrainerHeartbeat,
 )
 from schemas.batch_names import escaped
@@ -25,10 +26,12 @@ from tests.support.simulation.harness import (
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
     CoordinatorMachine,
+    Dismiss,
     Effect,
     Fact,
     SendOrder,
     StateError,
+    TellPace,
     Tick,
 )
 from trinity_bus.coordination.state.codec import StateCodec, unpack
@@ -330,6 +333,21 @@ def test_a_new_life_ends_the_old_one_for_good() -> None:
     assert harness.machine.fleet.find("e0", "2") is not None
 
 
+def test_each_life_is_told_in_its_own_lane() -> None:
+    def lanes(effects: list[Effect]) -> list[tuple[str, int | None]]:
+        return [
+            (one.record.incarnation, one.lane) for one in effects if isinstance(one, SendOrder | TellPace | Dismiss)
+        ]
+
+    harness = Harness(batch_size=1, max_staleness=9)
+    harness.beat(incarnation="1", lane=3)
+    assert lanes(harness.task("a")) == [("1", 3)]
+    assert lanes(harness.beat(incarnation="2", lane=20, pace_s=5.0)) == [("1", 3), ("2", 20), ("2", 20)]
+    assert lanes(harness.beat(incarnation="1", lane=3)) == [("1", 3)], "it is to end"
+    harness.restart()
+    assert lanes(harness.task("b")) == [("2", 20)], "a successor knows it, too"
+
+
 def test_the_first_of_many_lives_stays_over() -> None:
     """A service that dies as soon as it starts, and a process of the first incarnation that was only stopped."""
     harness = Harness(batch_size=1)
@@ -350,6 +368,39 @@ def test_one_that_left_stays_gone() -> None:
     harness.event(ExplorerLeft(explorer="e0", incarnation="1", reason="SIGTERM"))
     assert facts(harness.beat()) == [Fact.ZOMBIE_EXPLORER]
     assert [d.attempt for d in dispatches(harness.beat(incarnation="2"))] == [2]
+
+
+def test_what_an_explorer_that_leaves_in_order_gives_back_costs_no_try() -> None:
+    harness = Harness(batch_size=1, max_attempts=2)
+    harness.beat("e0")
+    harness.task("a")
+    for number in range(5):
+        harness.beat(f"e{number}", state="draining", running=[RunningAttempt(task_id="a", attempt=number + 1)])
+        harness.beat(f"e{number}", state="draining")
+        assert answers(harness.event(ExplorerLeft(explorer=f"e{number}", incarnation="1", reason="stopped"))) == []
+        assert [d.attempt for d in dispatches(harness.beat(f"e{number + 1}"))] == [number + 2]
+    assert batches(harness.finished("a", name="e5", attempt=6))[-1].state == "finalized"
+
+
+def test_what_an_explorer_runs_when_it_ends_with_an_error_costs_a_try() -> None:
+    harness = Harness(batch_size=1, max_attempts=1)
+    harness.beat()
+    harness.task("a")
+    harness.beat(state="draining", running=[RunningAttempt(task_id="a", attempt=1)])
+    (failed,) = answers(harness.event(ExplorerLeft(explorer="e0", incarnation="1", reason="its engine has died")))
+    assert failed.status == "failed"
+
+
+def test_orders_that_one_who_drains_never_took_go_to_others_at_once() -> None:
+    harness = Harness(batch_size=2)
+    harness.beat("e0")
+    harness.task("taken")
+    harness.task("overlooked")
+    harness.beat("e1")
+    orders = dispatches(harness.beat("e0", state="draining", running=[RunningAttempt(task_id="taken", attempt=1)]))
+    assert [(d.explorer, d.task.task_id, d.attempt) for d in orders] == [("e1", "overlooked", 2)]
+    harness.finished("overlooked", name="e1", attempt=2)
+    assert batches(harness.finished("taken"))[-1].state == "finalized"
 
 
 def test_a_coordinator_that_stood_still_blames_nobody() -> None:

@@ -26,11 +26,11 @@ async def test_turns_that_wait_are_bounded_by_their_bytes_and_room_is_made_as_th
     kept = TurnLog(cast("Producer", FakeProducer(log)), gateway="g", incarnation="life", workflow="w")
     drawn = [Drawing([65] * 5, [-0.5] * 5, [], "stop")]
     for number in range(4):
-        kept.keep("t", number, [1], drawn, answer_id="a")
+        kept.keep("t", number, [1], drawn, answer_id="a", alone=False)
     assert kept.passed_over == 2
     sending = asyncio.create_task(kept.run())
     await until(lambda: len(log.all(TURNS)) == 2)
-    kept.keep("t", 4, [1], drawn, answer_id="a")
+    kept.keep("t", 4, [1], drawn, answer_id="a", alone=False)
     await until(lambda: len(log.all(TURNS)) == 3)
     assert kept.passed_over == 2
     sending.cancel()

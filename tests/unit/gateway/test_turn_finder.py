@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,12 +11,15 @@ import aiohttp
 import pytest
 
 from schemas.topics import TURNS
+from tests.support.fakes.coordinator import FakeCoordinator
+from tests.support.fakes.log import FakeBus
 from tests.support.gateway.rig import OTHERS_KEY, Rig, rig
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_feedback import post
 from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.errors import BusError
+from trinity_bus.gateway.answer_ids import new_answer_id
 from workers.gateway import turn_finder
 
 MORE: Any = {"role": "user", "content": "Sure?"}
@@ -34,6 +38,10 @@ async def ask(gateway: Rig, messages: list[Any], **how: Any) -> list[Any]:
     async with gateway.client(session="s", **how) as client:
         answer = await client.chat.completions.create(model="policy", messages=messages)
     return [*messages, answer.choices[0].message.model_dump(exclude_none=True), MORE]
+
+
+async def refuse(*_: object) -> None:
+    raise BusError("the fake broker is away")
 
 
 async def on_the_log(here: Rig, turns: int) -> None:
@@ -125,10 +133,6 @@ async def test_a_look_that_fails_does_not_count_as_one_in_vain(monkeypatch: pyte
         first = await ask(here, ASKED)
         await on_the_log(here, 1)
         with monkeypatch.context() as patched:
-
-            async def refuse(*_: object) -> None:
-                raise BusError("the fake broker is away")
-
             patched.setattr(there.gateway._bus, "offsets_from", refuse)
             for number in range(turn_finder.MOST_LOOKS):
                 await ask(there, [first[0], {"role": "assistant", "content": str(number)}, MORE])
@@ -137,3 +141,73 @@ async def test_a_look_that_fails_does_not_count_as_one_in_vain(monkeypatch: pyte
         assert "user: 6*7=\nassistant: 42\nuser: Sure?" in "".join(map(chr, here.engines["explorer-0"].prompts[-1]))
         async with aiohttp.ClientSession() as http, http.get(f"{there.url}/metrics") as response:
             assert "gateway_recalled_answers_total 1.0" in await response.text()
+
+
+async def ask_alone(gateway: Rig, **how: Any) -> str:
+    """Asks without a session; returns the id of the answer."""
+    async with gateway.client() as client:
+        answer = await client.chat.completions.create(model="policy", messages=ASKED, **how)
+    return str(answer.id)
+
+
+async def test_an_answer_without_a_session_is_rewarded_at_any_gateway_and_contributed_once() -> None:
+    async with two() as (here, there), FakeCoordinator(FakeBus(here.log)).running() as coordinator:
+        answers = [await ask_alone(here, n=2), await ask_alone(here)]
+        async with here.client() as client:
+            answers.append((await client.completions.create(model="policy", prompt="6*7=")).id)
+        await on_the_log(here, 3)
+        for counted in (3, 0):
+            assert (await post(there, "/feedback", msg_ids=answers, reward=1))[1]["counted"] == counted
+        samples = [
+            (one.prompt_token_ids, one.response_token_ids, one.logprobs, one.mask, one.versions, one.reward)
+            for task in there.gateway._sessions.pending("me")
+            for one in task.rollouts
+        ]
+        await post(here, "/feedback", msg_ids=answers, reward=1)
+        assert samples == [
+            (one.prompt_token_ids, one.response_token_ids, one.logprobs, one.mask, one.versions, one.reward)
+            for task in here.gateway._sessions.pending("me")
+            for one in task.rollouts
+        ]
+        assert (await post(there, "/commit"))[1]["contributed"] == {
+            f"me/{answer}": n for answer, n in zip(answers, (2, 1, 1), strict=True)
+        }
+        status, body = await post(here, "/commit")
+        assert (status, {why.partition(":")[0] for why in body["refused"].values()}) == (409, {"known_task"})
+        assert len(coordinator.contributed) == 3
+
+
+async def test_an_answer_counts_once_under_whatever_tasks_two_gateways_were_told() -> None:
+    async with two() as (here, there), FakeCoordinator(FakeBus(here.log)).running() as coordinator:
+        answers = [await ask_alone(here), await ask_alone(here)]
+        await on_the_log(here, 2)
+        for gateway, task in ((there, "one"), (here, "other")):
+            told = await post(gateway, "/feedback", msg_ids=answers, reward=1, task_id=task)
+            assert told[1]["counted"] == 2
+        assert (await post(there, "/commit"))[1]["contributed"] == {"one": 2}
+        status, body = await post(here, "/commit")
+        assert (status, body["refused"]["other"].partition(":")[0]) == (409, "known_task")
+        assert sorted(coordinator.contributed["one"].covers or ()) == sorted(f"me/{answer}" for answer in answers)
+
+
+async def test_what_no_gateway_has_answered_is_unknown_and_without_a_broker_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two() as (here, there):
+        async with here.client(session="s") as client:
+            of_a_session = (await client.chat.completions.create(model="policy", messages=ASKED)).id
+        altered = await ask_alone(here, response_format={"type": "json_object"})
+        answer = await ask_alone(here)
+        await on_the_log(here, 2)
+        unknown = [new_answer_id("chatcmpl-", time.time()), "chatcmpl-1", of_a_session, altered]
+        for one in unknown:
+            assert (await post(there, "/feedback", msg_ids=[answer, one], reward=1))[0] == 404
+        assert (await post(there, "/feedback", OTHERS_KEY, msg_ids=[answer], reward=1))[0] == 404
+        assert there.gateway._sessions.pending("me") == []
+    async with two() as (here, there):
+        answer = await ask_alone(here)
+        await on_the_log(here, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(there.gateway._bus, "offsets_from", refuse)
+            assert (await post(there, "/feedback", msg_ids=[answer], reward=1))[0] == 503
+        assert (await post(there, "/feedback", msg_ids=[answer], reward=1))[1]["counted"] == 1

@@ -113,9 +113,13 @@ class Ledger:
         """
         return self.backlog.has_room(self._settings.max_open_tasks, self._settings.max_open_bytes)
 
+    def knows(self, task_id: str) -> bool:
+        """Whether a task of this id is open, or was lately accepted."""
+        return task_id in self.tasks or task_id in self.done
+
     def refusal(self, task: Task) -> tuple[RejectionReason, str] | None:
         """Why the books cannot take this task; None if they can."""
-        if task.task_id in self.tasks or task.task_id in self.done:
+        if self.knows(task.task_id):
             return RejectionReason.DUPLICATE_TASK, f"a task with the id {task.task_id!r} was accepted before"
         batch = None if task.batch_id is None else self.batches.get(task.batch_id)
         if batch is None and task.batch_id is not None and task.batch_id in self.closed:
@@ -163,6 +167,11 @@ class Ledger:
             if self.admission.grew(batch):
                 self._filled(batch)
         return batch if is_new else None
+
+    def cover(self, task_ids: Iterable[str]) -> None:
+        """Note that no task of these ids is to be accepted: what they stand for was contributed under another."""
+        for task_id in task_ids:
+            self.done.add(task_id)
 
     def register(self, wanted: SubmitBatch) -> Batch:
         """Take a batch that a client has submitted and whose id is free."""

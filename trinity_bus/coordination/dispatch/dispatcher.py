@@ -143,7 +143,8 @@ class Dispatcher:
             reason=short_error(reason),
             restart_runner=restart_runner,
         )
-        self._out.add(SendOrder(order, task.traceparent))
+        lane = self._fleet.lane_of(attempt.explorer, attempt.incarnation)
+        self._out.add(SendOrder(order, task.traceparent, lane))
 
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
@@ -167,7 +168,7 @@ class Dispatcher:
             timeout_s=timeout_s,
             turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
         )
-        self._out.add(SendOrder(dispatch, task.traceparent))
+        self._out.add(SendOrder(dispatch, task.traceparent, explorer.lane))
 
 
 def _min_version(batch: Batch, newest_version: int) -> int:

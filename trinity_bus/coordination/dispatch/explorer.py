@@ -26,6 +26,8 @@ class Explorer(Row):
     """As :mod:`trinity_bus.coordination.pools` calls it."""
     fixed: bool = False
     """Whether it serves one checkpoint for good."""
+    lane: int | None = None
+    """The partition of ``rollouts`` that this incarnation reads, as it has told; None where it has not."""
 
     def __post_init__(self) -> None:
         self.find_kinds()

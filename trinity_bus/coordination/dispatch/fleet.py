@@ -109,6 +109,11 @@ class Fleet:
             return None
         return explorer
 
+    def lane_of(self, name: str, incarnation: str) -> int | None:
+        """Return the lane that an incarnation has told, if it has and is the one that counts."""
+        explorer = self.explorers.get(name)
+        return explorer.lane if explorer is not None and explorer.incarnation == incarnation else None
+
     def assign(self, explorer: Explorer, attempt: Attempt) -> None:
         """Note that it is handed an attempt."""
         self._assigned.of(explorer.name).add(attempt)
@@ -238,6 +243,7 @@ class Fleet:
             zombies=zombies,
             pool=pool_of(beat.pool, self._model),
             fixed=beat.follows == "none",
+            lane=beat.lane,
         )
         explorer.assigned = self._assigned.of(beat.explorer)
         self.explorers[beat.explorer] = explorer
@@ -250,12 +256,12 @@ class Fleet:
         workflows = _sorted(beat.workflows)
         version = -1 if beat.model_version == explorer.distrusted else beat.model_version
         told = (beat.state, min(beat.slots, MAX_SLOTS), version, workflows)
-        serves = (pool_of(beat.pool, self._model), beat.follows == "none")
+        serves = (pool_of(beat.pool, self._model), beat.follows == "none", beat.lane)
         known = (explorer.state, explorer.slots, explorer.version, explorer.workflows)
-        if not rejoined and told == known and serves == (explorer.pool, explorer.fixed):
+        if not rejoined and told == known and serves == (explorer.pool, explorer.fixed, explorer.lane):
             return HeartbeatOutcome.SAME
         explorer.state, explorer.slots, explorer.version, explorer.workflows = told
-        explorer.pool, explorer.fixed = serves
+        explorer.pool, explorer.fixed, explorer.lane = serves
         explorer.find_kinds()
         explorer.gone = False
         self._changed(explorer)

@@ -12,12 +12,13 @@
 
 The task of a contribution is one like others, whose one part has its answer when it is accepted. What it may be drawn
 with is known when its batch gets its place, so its result is told then; where even the next place would be too late it
-is refused at once. It is accepted once: its id is that of a task, and the reply to its command is remembered.
+is refused at once. It is accepted once: its id is that of a task, and the reply to its command is remembered. What
+could be contributed under several ids, because several gateways know of it, names the others in ``covers``.
 
 ==================  ==================================================================================================
 refused as          because
 ==================  ==================================================================================================
-``known_task``      a task of this id was accepted before, contributed or not
+``known_task``      a task of this id was accepted before, contributed or not, or one of an id that it covers
 ``too_stale``       a version that drew it is older than the next batch in training may be drawn with
 ``unknown_version`` it says of no version, or of one that was never published
 ``beyond_the_log``  a position holds no record: never written, or deleted
@@ -117,6 +118,7 @@ class Contributions:
             more=more,
         )
         new_batch = self._ledger.accept(TaskArrived(task, Origin(0, 0), arrived.traceparent), answer)
+        self._ledger.cover(command.covers or ())
         if new_batch is not None:
             self._out.add(PublishBatch(new_batch.record()))
 
@@ -124,6 +126,9 @@ class Contributions:
         refused = self._ledger.refusal(task)
         if refused is not None and refused[0] is RejectionReason.DUPLICATE_TASK:
             return "known_task", refused[1]
+        covered = next(filter(self._ledger.knows, command.covers or ()), None)
+        if covered is not None:
+            return "known_task", f"some of it was accepted before, as {covered!r} or with it"
         if self._codec.level < CONTRIBUTIONS_LEVEL:
             return "invalid", "the state cannot hold it yet: run `trinity-bus upgrade finalize`"
         return (

@@ -16,13 +16,15 @@ an attempt is good                      its part is answered, another attempt at
 an attempt breaks off, some runs done   these are kept, and the others are tried again, as parts of their own
 an attempt fails, is out of time, or    the part is tried again while tries are left and nobody else is at it; else the
 its explorer is gone                    task fails, or goes on for the runs of its other parts (partial results)
+its explorer leaves in order, and does  the part is handed out again, and no try is lost: a fleet that shrinks, or is
+not have it, or gives it back           upgraded one by one, ends no task that takes longer than explorers wait
 enough tasks of a batch are finished    ``wait_after_min_s`` later the others are cut off
 a client ends tasks or a batch          the unfinished ones are cut off: their attempts are cancelled, and each has a
                                         result, ``partial`` or ``aborted``
 ======================================  ================================================================================
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from schemas import BatchLifecycleState as State
 from schemas import RolloutFinished
@@ -30,7 +32,7 @@ from schemas.command import BatchResult
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
-from trinity_bus.coordination.batches.parts import Attempt, Part
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
@@ -169,6 +171,20 @@ class Endings:
         for attempt in sorted(lost, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             if attempt.key in explorer.assigned:
                 self.failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
+
+    def give_back(self, explorer: Explorer, kept: Container[AttemptKey]) -> None:
+        """Note what an explorer that leaves in order does not work on: it is handed out anew, and no try is lost.
+
+        Args:
+            explorer: Takes no more orders.
+            kept: What it works on still.
+        """
+        back = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
+        for attempt in sorted(back, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+            task, part = self._dispatcher.stop(attempt)
+            self._ledger.progressed(task)
+            if not part.running:
+                self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
 
     def hand_out_again(self, reason: str) -> None:
         """Stop all that runs with the trainer's weights; it waits to be handed out anew, and no try is lost."""

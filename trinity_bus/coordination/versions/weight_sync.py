@@ -54,7 +54,6 @@ from typing import ClassVar
 from msgspec import field
 
 from schemas import Member, ModelVersion, Rollback, StepTrained, VersionWanted
-from schemas.model_version import MAX_MEMBERS
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT, Fleet
 from trinity_bus.coordination.limits import bounded
@@ -144,14 +143,16 @@ class WeightSync:
         policy: When what is published is served.
         timeout_s: How long a member may take to answer.
         dirty: Told of every change.
+        most: Explorers that are named in a round.
     """
 
-    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, dirty: DirtyKeys) -> None:
+    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, dirty: DirtyKeys, *, most: int) -> None:
         self.state = SyncState()
         Single("sync", self.state, dirty)
         self._model = model
         self._policy = policy
         self._timeout_s = timeout_s
+        self._most = most
         self._deadline = 0.0
         self._retry_at: dict[MemberKey, float] = {}
         self._late: set[MemberKey] = set()
@@ -363,7 +364,7 @@ class WeightSync:
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state
         # Those that are too many for one record make the next round, and then they serve the oldest version.
-        oldest = sorted(members, key=lambda explorer: (explorer.version, explorer.name))[:MAX_MEMBERS]
+        oldest = sorted(members, key=lambda explorer: (explorer.version, explorer.name))[: self._most]
         group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in oldest))
         if group != state.group or not state.intact or state.pending:
             state.epoch += 1

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from schemas import Contribute, ExperiencePiece, Position
+from schemas.errors import RecordError
 from tests.support.simulation.harness import Harness, answers, batches, errors, facts, replies, statuses
 from tests.unit.schemas.record_strategies import small_group
 from trinity_bus.coordination import Examined, Fact, Finding, Uncountable
@@ -54,6 +55,20 @@ def test_what_is_sent_twice_counts_once() -> None:
     assert errors(harness.contribute("a")) == ["known_task"]
     assert statuses(harness.contribute("b")) == [("a", "completed"), ("b", "completed")]
     assert errors(harness.contribute("a")) == ["known_task"], "answered"
+
+
+def test_what_a_contribution_covers_is_known_with_it() -> None:
+    harness = Harness(batch_size=4)
+    assert errors(harness.contribute("a", covers=["x", "y"])) == [None]
+    for _ in range(2):
+        assert errors(harness.contribute("x")) == ["known_task"]
+        refused = harness.contribute("b", covers=["z", "y"])
+        assert (errors(refused), "'y'" in replies(refused)[0].detail) == (["known_task"], True)
+        assert errors(harness.contribute("c", covers=["a"])) == ["known_task"]
+        harness.restart()
+    assert errors(harness.contribute("z")) == [None], "what is refused covers nothing"
+    with pytest.raises(RecordError, match="more ids than there are samples"):
+        harness.contribute("d", covers=["1", "2", "3"])
 
 
 def test_a_task_of_anybody_is_known() -> None:

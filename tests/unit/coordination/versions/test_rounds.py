@@ -3,14 +3,12 @@
 import math
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExplorerLeft
 from tests.support.simulation.harness import Harness, announced, facts, groups
 from trinity_bus.coordination import Fact
-from trinity_bus.coordination.versions import weight_sync
 
 
 def mesh(explorers: int, **synchronizer: Any) -> Harness:
@@ -82,20 +80,18 @@ def test_a_successor_finishes_the_round_under_way_too() -> None:
 def test_each_explorer_is_named_as_often_as_any_other_however_fast_versions_come(
     explorers: int, most: int, each: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_sync, "MAX_MEMBERS", most)
-        harness = mesh(explorers)
-        rounds = math.ceil(explorers / most)
-        named = {f"e{number}": 0 for number in range(explorers)}
-        version, found = 1, announced(harness.trained(1))
-        for number in range(1, 4 * rounds + 1):
-            (under_way,) = found
-            members = [member.explorer for member in under_way.members]
-            assert len(members) <= most
-            for _ in range(each):
-                version += 1
-                assert announced(harness.trained(version)) == []
-            for name in members:
-                found = announced(harness.synced(under_way.version, under_way.epoch, name))
-                named[name] = number
-        assert min(named.values()) > 3 * rounds, "nobody waits for longer than all rounds take"
+    harness = mesh(explorers, sync_members=most)
+    rounds = math.ceil(explorers / most)
+    named = {f"e{number}": 0 for number in range(explorers)}
+    version, found = 1, announced(harness.trained(1))
+    for number in range(1, 4 * rounds + 1):
+        (under_way,) = found
+        members = [member.explorer for member in under_way.members]
+        assert len(members) <= most
+        for _ in range(each):
+            version += 1
+            assert announced(harness.trained(version)) == []
+        for name in members:
+            found = announced(harness.synced(under_way.version, under_way.epoch, name))
+            named[name] = number
+    assert min(named.values()) > 3 * rounds, "nobody waits for longer than all rounds take"

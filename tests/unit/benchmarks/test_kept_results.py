@@ -1,0 +1,81 @@
+"""The benchmarks' kept results hold their goals, but for those misses that are known, each with its reason."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks._report import RESULTS, Row
+
+MISSES: Final = {
+    ("codec", "decode speed over the fastest baseline"): (
+        "short by 2 %: the fastest baseline, pickle with safetensors, reads tensors in place, too"
+    ),
+    ("console", "1 M: indexed"): "texts are indexed along: without them one core takes 47,000 samples a second",
+    ("console", "3 M: indexed"): "texts are indexed along: without them one core takes 47,000 samples a second",
+    ("peers", "the training in a step: TRL over mesh"): (
+        "Megatron's step costs more than a plain one at so small a model: see the benchmark training"
+    ),
+    ("rollout", "conversations that are kept over those that are not"): (
+        "short by 2 %: each turn is made durable before the next one ends"
+    ),
+    ("scheduling", "1 explorer: last result to FINALIZED, p99"): (
+        "two cores bear broker, coordinator, explorers and producer at once, all of them busy"
+    ),
+    ("scheduling", "1 explorer: CPU of all over that"): (
+        "the broker's and the clients' share of a task is several times the coordinator's own"
+    ),
+    ("scheduling", "8 explorers: last result to FINALIZED, p99"): (
+        "two cores bear broker, coordinator, explorers and producer at once, all of them busy"
+    ),
+    ("scheduling", "8 explorers: the same at 1000 tasks/s, p99"): (
+        "two cores bear broker, coordinator, explorers and producer at once, all of them busy"
+    ),
+    ("scheduling", "8 explorers: CPU of all over that"): (
+        "the broker's and the clients' share of a task is several times the coordinator's own"
+    ),
+    ("training", "demo: Megatron over plain"): "Megatron's modules cost more than plain ones at 0.3 M parameters",
+    ("training", "demo: steps/s of two data-parallel ranks over one's, 0.3 M parameters, 10,240 tokens"): (
+        "two ranks share two cores, and steps of few tokens are short beside the exchange of gradients"
+    ),
+    ("training", "ragged: steps/s of two data-parallel ranks over one's, 15 M parameters, 3,038 tokens"): (
+        "two ranks share two cores, and steps of few tokens are short beside the exchange of gradients"
+    ),
+    ("weight_sync", "0.6M, nccl, 4 receivers without vLLM: announcement to first byte (control)"): (
+        "two explorers and the trainer share two cores: the announcement waits for its turn"
+    ),
+    ("weight_sync", "15M, nccl, 2 explorers: announcement to first byte (control)"): (
+        "two explorers and the trainer share two cores: the announcement waits for its turn"
+    ),
+    ("weight_sync", "150M, nccl, 2 explorers: announcement to first byte (control)"): (
+        "two explorers and the trainer share two cores: the announcement waits for its turn"
+    ),
+}
+"""Benchmark and metric to what is known of the miss. One that is met leaves the list."""
+
+
+def kept(path: Path) -> list[Row]:
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [Row(row["metric"], row["value"], row["unit"], row["goal"], row["better"]) for row in rows]
+
+
+def missed(rows: list[Row]) -> dict[str, str]:
+    return {row.metric: f"{row.value:.4g} {row.unit}, goal {row.goal:g}" for row in rows if row.met is False}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_kept_results_hold_their_goals_but_for_the_misses_that_are_known(path: Path) -> None:
+    found = missed(kept(path))
+    known = {metric for name, metric in MISSES if name == path.stem}
+    assert {metric: told for metric, told in found.items() if metric not in known} == {}
+    assert known <= found.keys(), "what is met, or not measured any more, leaves the list"
+
+
+def test_each_miss_that_is_known_is_of_a_benchmark() -> None:
+    assert {name for name, _ in MISSES} <= {path.stem for path in RESULTS.glob("*.json")}
+
+
+def test_a_miss_is_told_with_its_goal() -> None:
+    rows = [Row("fast", 2.0, "x", 1.0), Row("slow", 9.0, "ms", 5.0, "lower"), Row("told", 1.0, "s")]
+    assert missed(rows) == {"slow": "9 ms, goal 5"}
