@@ -46,5 +46,5 @@ def test_what_was_told_is_read_again() -> None:
     told = told_settings(settings, "trainer")
     paths = ["trainer.advantage", "trainer.stages", "trainer.overlong_buffer", "trainer.none"]
     assert values_told(told, paths) == {"trainer.advantage": "rloo", "trainer.stages": stages}
-    with pytest.raises(ConfigError, match="what was told of a.b is no value"):
+    with pytest.raises(ConfigError, match=r"what was told of a\.b is no value"):
         values_told({"a.b": '"cut'}, ["a.b"])
