@@ -73,6 +73,29 @@ def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]
     return [given is not None for given in _judged(groups, advantage)[1]]
 
 
+def mean_advantages(group: ExperienceGroup, advantage: Advantage) -> list[float | None] | None:
+    """Return the mean advantage of each sample of a group that is a batch of its own, over the tokens trained on.
+
+    Args:
+        group: All parts of a task's.
+        advantage: One that does not compare tasks with each other.
+
+    Returns:
+        None for a sample that is not trained on; None for all where the group teaches nothing.
+
+    Raises:
+        TrainingError: The group lacks what rewards are compared with.
+    """
+    (view,), (given,) = _judged([group], advantage)
+    if given is None:
+        return None
+    found: list[float | None] = [None] * len(group)
+    for (place, sample), values in zip(view, given, strict=True):
+        if (trained := _train_sample(sample, values, place)) is not None:
+            found[place] = float(trained.advantages[trained.mask].mean(dtype=np.float64))
+    return found
+
+
 def _judged(
     groups: Sequence[ExperienceGroup], advantage: Advantage
 ) -> tuple[list[list[tuple[int, Sample]]], list[GroupAdvantages]]:

@@ -1,6 +1,7 @@
 """Samples, groups and tasks: what the model said, and what became of it."""
 
 import asyncio
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +11,8 @@ import numpy as np
 from aiohttp import web
 
 from schemas import ExperienceGroup
+from schemas.errors import SchemaError
+from schemas.experience import join_groups
 from schemas.token_figures import Float16
 from trinity_bus.console.index import (
     GroupRow,
@@ -21,8 +24,9 @@ from trinity_bus.console.index import (
     StepName,
     TaskTimeline,
 )
+from trinity_bus.console.index.errors import UnreadableError
 from trinity_bus.console.web import charts
-from trinity_bus.console.web.advantage import group_advantages
+from trinity_bus.console.web.advantage import Advantages, advantages_of, run_rewards
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.rollouts import (
     RunView,
@@ -43,6 +47,8 @@ from workers.console.training_pages import BINS, histogram_part
 _ROWS: Final = 100
 _RUNS: Final = 64
 """Side by side."""
+_PARTS: Final = 16
+"""Of one group, each a record that is fetched."""
 _STEPS: Final = 4
 """That trained on a sample, whose means are shown beside it."""
 _OF_TOKENS: Final = ("entropy", "mismatch_k3")
@@ -76,6 +82,19 @@ class FiguresView:
     def told(self) -> bool:
         """Whether there is something."""
         return self.gaps is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeGroup:
+    """A group with all its parts: a task may be split over attempts, and its group over records."""
+
+    record: ExperienceGroup
+    places: list[SamplePlace]
+    """Of each of its samples."""
+    parts: int
+    advantages: Advantages
+    trouble: str = ""
+    """Why these are not all parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +193,19 @@ class RolloutPages:
                 "turns": [],
                 "sampled_with": "",
                 "advantage": None,
+                "advantages": Advantages(),
                 "figures": FiguresView(),
                 "missing": (),
             }
             shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
             try:
+                whole_group = await self._whole(found, task, frame.until)
                 record = await self._record(found.group)
                 figures = await self._figures(found, count(frame, "of"))
                 shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
+                advantages = whole_group.advantages
+                at = whole_group.places.index(place)
+                shown = {**shown, "advantages": advantages, "advantage": advantages.at(at)}
             except TrinityError as error:
                 shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
             samples = found.group.samples
@@ -261,7 +285,6 @@ class RolloutPages:
             "figures": figures,
             "missing": missing,
             "sampled_with": way_of_drawing(sample.sampling),
-            "advantage": group_advantages(record.rewards.tolist())[at],
             "more": first + PAGE_TOKENS < len(sample.tokens),
         }
 
@@ -275,6 +298,37 @@ class RolloutPages:
     async def _record(self, group: GroupRow) -> ExperienceGroup:
         return await self._context.feed.records.group(group.partition, group.offset)
 
+    async def _whole(self, sample: SampleDetail, task: TaskTimeline | None, until: float | None) -> WholeGroup:
+        """Return the group of a sample with all its parts, and what it teaches."""
+        own, trained = sample.group, next(iter(sample.fates), None)
+        rows, trouble = parts_of(own, [] if task is None else task.groups), ""
+        if len(rows) > _PARTS:
+            rows, trouble = [own], f"The group has {len(rows)} parts: this is one of them."
+        record = await self._record(own)
+        try:
+            others = [one for one in rows if one != own]
+            fetched = [((row.partition, row.offset), await self._record(row)) for row in others]
+        except TrinityError as error:
+            fetched, trouble = [], f"Another part of the group cannot be had, this is one of them: {error}"
+        fetched.append(((own.partition, own.offset), record))
+        if trained is None and share_runs([record for _, record in fetched]):
+            fetched = [one for one in fetched if one[0] == (own.partition, own.offset)]
+            trouble = "Other attempts had the same runs, and no step says yet which of them count: this is one of them."
+        # Parts are named in the order of their run ids.
+        fetched.sort(key=lambda one: (int(one[1].run_ids.min()), *one[0]))
+        try:
+            joined = join_groups([record for _, record in fetched])
+        except SchemaError as error:
+            raise UnreadableError(str(error)) from error
+        places = [SamplePlace(*place, number) for place, record in fetched for number in range(len(record))]
+        at = until if trained is None else trained.begun_at
+        told = await self._index.ask(lambda index: index.settings(until=at))
+        trainer = None if trained is None else trained.step.trainer
+        advantages = Advantages(unknown=trouble)
+        if not trouble:
+            advantages = await asyncio.to_thread(advantages_of, joined, told, trainer)
+        return WholeGroup(joined, places, len(fetched), advantages, trouble)
+
     # ----------------------------------------------------------------------------------------------- groups, tasks
 
     async def _group(self, request: web.Request) -> web.Response:
@@ -284,18 +338,31 @@ class RolloutPages:
             first = SamplePlace(partition, offset, 0)
             found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
             runs: list[RunView] = []
-            prompt, trouble = None, ""
+            prompt, trouble, parts, samples = None, "", 1, found.group.samples
+            rewards: list[float] = []
+            advantages, run_ids = Advantages(), 0
             try:
-                record = await self._record(found.group)
+                whole_group = await self._whole(found, task, frame.until)
+                trouble, parts, advantages = whole_group.trouble, whole_group.parts, whole_group.advantages
+                record, samples = whole_group.record, len(whole_group.record)
+                rewards, run_ids = run_rewards(record), len(set(record.run_ids.tolist()))
                 texts = self._index.texts
                 read = None if texts is None else texts.read
-                prompt, runs = await asyncio.to_thread(group_runs, record, first, texts, _RUNS, read)
+                prompt, runs = await asyncio.to_thread(
+                    group_runs, record, whole_group.places, advantages, texts, most=_RUNS, read=read
+                )
             except TrinityError as error:
                 trouble = f"What was said cannot be had: {error}"
             return {
                 "group": found.group,
                 "runs": runs,
-                "more_runs": max(0, found.group.samples - _RUNS) if runs else 0,
+                "run_ids": run_ids,
+                "parts": parts,
+                "samples": samples,
+                "mean": statistics.fmean(rewards) if rewards else None,
+                "deviation": statistics.pstdev(rewards) if rewards else None,
+                "advantages": advantages,
+                "more_runs": max(0, samples - _RUNS) if runs else 0,
                 "prompt": prompt,
                 "answer": None if task is None else task.answer,
                 "trouble": trouble,
@@ -326,6 +393,27 @@ def place_of(request: web.Request) -> SamplePlace:
         return SamplePlace.parse(request.match_info["place"])
     except ValueError as error:
         raise BadLinkError(str(error)) from None
+
+
+def parts_of(own: GroupRow, groups: Sequence[GroupRow]) -> list[GroupRow]:
+    """Return the records that together are a task's group.
+
+    Args:
+        own: One of them.
+        groups: Of all attempts at the task.
+
+    Returns:
+        Those that the same step trained on; where none has yet, those of the same batch.
+    """
+    if own.trained_in:
+        return [one for one in groups if own.trained_in[0] in one.trained_in] or [own]
+    return [one for one in groups if one.batch_id == own.batch_id] or [own]
+
+
+def share_runs(parts: Sequence[ExperienceGroup]) -> bool:
+    """Whether several attempts had the same runs, so that not all of them count."""
+    runs = {(part.attempt, run) for part in parts for run in part.run_ids.tolist()}
+    return len({run for _, run in runs}) < len(runs)
 
 
 def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:

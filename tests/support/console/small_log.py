@@ -25,6 +25,7 @@ from schemas import (
     Task,
     TaskResult,
     TokenFigures,
+    TrainerHeartbeat,
     WeightsSynced,
 )
 from schemas.batch import ResultPart
@@ -69,6 +70,16 @@ async def write_small_log(bus: Bus) -> dict[str, Position]:
         )
         await log.write(EXPLORER_EVENTS, "explorer-0", beat)
         await log.write(COORDINATOR_EVENTS, "c-0", _coordinator())
+        lives = TrainerHeartbeat(
+            **TRAINER,
+            state="ready",
+            step=0,
+            version=0,
+            master_address="127.0.0.1",
+            master_port=1,
+            settings={"trainer.advantage": '"rloo"'},
+        )
+        await log.write(TRAINER_EVENTS, "trainer-0", lives)
         for step in (1, 2):
             places |= await _step(log, step)
         await _replay(log, places)

@@ -9,6 +9,7 @@ from schemas.experience import SampledWith
 from tests.support.fakes.experiences import make_group
 from trinity_bus.console.index import Place, SamplePlace, TaskEvent, TaskTimeline, Tokens
 from trinity_bus.console.index.answers import EventKind
+from trinity_bus.console.web.advantage import Advantages
 from trinity_bus.console.web.rollouts import group_runs, sample_json, task_spans, task_tree, way_of_drawing
 
 
@@ -24,12 +25,15 @@ def timeline(*events: tuple[EventKind, float, int | None, str]) -> TaskTimeline:
 
 def test_runs_stand_side_by_side_with_their_advantages() -> None:
     group = make_group(rewards=(0.67, 0.0, float("nan")), prompt=3)
-    prompt, runs = group_runs(group, SamplePlace(1, 2, 0), texts, most=2)
+    places = [SamplePlace(1, 2, 0), SamplePlace(1, 2, 1), SamplePlace(0, 7, 0)]
+    known = Advantages(of="rloo", values=(0.67, -0.67, None))
+    prompt, runs = group_runs(group, places, known, texts, most=2)
     assert prompt == "3 tokens"
     assert [str(run.place) for run in runs] == ["1-2-0", "1-2-1"]
-    assert [run.advantage is not None and run.advantage > 0 for run in runs] == [True, False]
-    _, all_of_them = group_runs(group, SamplePlace(1, 2, 0), None, most=9)
-    assert (all_of_them[2].reward, all_of_them[2].advantage) == (None, None)
+    assert [run.advantage for run in runs] == [0.67, -0.67]
+    _, all_of_them = group_runs(group, places, Advantages(unknown="nobody told"), None, most=9)
+    assert (str(all_of_them[2].place), all_of_them[2].reward) == ("0-7-0", None)
+    assert [run.advantage for run in all_of_them] == [None, None, None]
 
 
 def test_a_sample_is_json_whatever_is_in_it() -> None:
@@ -94,7 +98,7 @@ def test_a_way_is_a_tree_of_attempts() -> None:
 def test_metrics_that_have_no_room_are_told_apart() -> None:
     group = make_group(rewards=(1.0,))
     group = msgspec.structs.replace(group, metrics=[{f"m{n:02}": 1.0 for n in range(12)}])
-    _, (run,) = group_runs(group, SamplePlace(0, 0, 0), None, most=1)
+    _, (run,) = group_runs(group, [SamplePlace(0, 0, 0)], Advantages(), None, most=1)
     assert [len(run.metrics), len(run.more_metrics)] == [8, 4]
 
 

@@ -1,11 +1,10 @@
-"""Tokens, turns and advantages of a sample."""
+"""Tokens and turns of a sample."""
 
 import math
 from collections.abc import Sequence
 
 from trinity_bus.chat.formats import read_hermes
 from trinity_bus.console.index import Tokens
-from trinity_bus.console.web.advantage import group_advantages, teaches_nothing
 from trinity_bus.console.web.tokens import token_views
 from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces, turns
 
@@ -99,10 +98,3 @@ def test_what_the_template_has_put_into_a_prompt_is_told_from_the_rest() -> None
 def test_turns_without_end_are_one_piece_after_so_many() -> None:
     found = turns(list(range(10_000)), [i % 2 == 0 for i in range(10_000)], None)
     assert len(found) == 200
-
-
-def test_a_group_in_which_all_are_the_same_teaches_nothing() -> None:
-    assert teaches_nothing([0.5, 0.5, math.nan])
-    assert not teaches_nothing([0.5, 0.6])
-    assert group_advantages([0.67, 0.67]) == [0.0, 0.0]
-    assert group_advantages([math.nan]) == [None]

@@ -1,7 +1,7 @@
 """Groups, samples and tasks as what pages show of them. Pure."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from schemas.experience import Sample, SampledWith
 from trinity_bus.chat.formats import Format
 from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
-from trinity_bus.console.web.advantage import group_advantages
+from trinity_bus.console.web.advantage import Advantages
 from trinity_bus.console.web.charts import Span
 from trinity_bus.console.web.turns import TurnView, turns
 
@@ -53,19 +53,25 @@ class TreeRow:
 
 
 def group_runs(
-    group: ExperienceGroup, first: SamplePlace, texts: Texts | None, most: int, read: Format | None = None
+    group: ExperienceGroup,
+    places: Sequence[SamplePlace],
+    advantages: Advantages,
+    texts: Texts | None,
+    *,
+    most: int,
+    read: Format | None = None,
 ) -> tuple[str, list[RunView]]:
     """Return the prompt of a group's first sample, and its runs.
 
     Args:
-        group: As it lies on the log.
-        first: The place of its first sample.
+        group: All its parts.
+        places: Where each of its samples lies.
+        advantages: Of its samples.
         texts: Makes text of tokens; absent: ids are shown.
         most: Runs that are returned.
         read: Finds calls of tools in the model's text.
     """
     samples = list(group.samples())
-    advantages = group_advantages(group.rewards.tolist())
     ids = group.run_ids.tolist()
     prompt = samples[0].tokens[: samples[0].prompt_length].tolist()
     told = texts([prompt])[0] if texts is not None else " ".join(map(str, prompt))
@@ -75,11 +81,11 @@ def group_runs(
         named = [(name, value) for name, value in sorted(metrics.items()) if name != "reward"]
         runs.append(
             RunView(
-                place=SamplePlace(first.partition, first.offset, number),
+                place=places[number],
                 run_id=sample.run_id,
                 part=ids[:number].count(sample.run_id) + 1 if ids.count(sample.run_id) > 1 else 0,
                 reward=sample.reward if math.isfinite(sample.reward) else None,
-                advantage=advantages[number],
+                advantage=advantages.at(number),
                 response_tokens=len(sample.logprobs),
                 logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
                 finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
