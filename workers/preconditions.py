@@ -15,9 +15,9 @@ from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSet
 from trinity_bus.config.mesh import TAKES_PART
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.values import MIN_KEY_CHARS
-from trinity_bus.console.web.who import is_loopback
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.training.launch import launch_of
 from trinity_bus.training.objectives import registry
 

@@ -71,6 +71,12 @@ def test_partitions_that_a_topic_cannot_have_are_refused(wrong: str) -> None:
     assert f"trinity.{wrong.partition('=')[0]} has 8 partitions, and cannot have" in done.stderr
 
 
+def test_partitions_of_a_topic_that_is_none_are_refused() -> None:
+    done = helm("template", [*RELEASE, *CASES["8-gpus"], "--set", "kafka.partitions.experience=16"])
+    assert done.returncode != 0
+    assert "kafka.partitions: there is no topic experience" in done.stderr
+
+
 def test_users_have_the_rights_that_the_command_gives(resources: list[dict[str, Any]]) -> None:
     found = of_kind(resources, "KafkaUser")
     if not found:

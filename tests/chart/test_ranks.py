@@ -42,11 +42,13 @@ def test_each_node_launches_its_part_of_the_ranks(group: dict[str, Any]) -> None
     assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
 
 
-def test_ranks_find_rank_0_by_the_leaders_name_and_prove_themselves_by_a_file(group: dict[str, Any]) -> None:
+def test_ranks_find_rank_0_by_its_pods_address_and_prove_themselves_by_a_file(group: dict[str, Any]) -> None:
     for template in (group["leaderTemplate"], group["workerTemplate"]):
         told = variables(template)
-        assert told["TRINITY_BUS_TRAINER__RANKS_HOST"] == told["TRINITY_BUS_TRAINER__HOST"]
-        assert told["TRINITY_BUS_TRAINER__RANKS_HOST"] == "mesh-trainer-0.mesh-trainer.training.svc.cluster.local"
+        assert told["TRINITY_BUS_TRAINER__HOST"] == "mesh-trainer-0.mesh-trainer.training.svc.cluster.local"
+        assert told["TRINITY_BUS_TRAINER__RANKS_HOST"] == "$(POD_IP)"
+        names = list(told)
+        assert names.index("POD_IP") < names.index("TRINITY_BUS_TRAINER__RANKS_HOST"), "else it is not filled in"
         assert told["TRINITY_BUS_TRAINER__RANKS_KEY_FILE"] == "/run/secrets/trinity-bus/ranks-key"
         (secrets,) = [one for one in template["spec"]["volumes"] if one["name"] == "secrets"]
         items = [item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]]
@@ -55,13 +57,24 @@ def test_ranks_find_rank_0_by_the_leaders_name_and_prove_themselves_by_a_file(gr
     assert not [one for one in resources_of(SIZE) if one["kind"] == "Service" and "trainer" in one["metadata"]["name"]]
 
 
+def test_the_leader_alone_knows_the_log(group: dict[str, Any]) -> None:
+    leader, worker = (group[one] for one in ("leaderTemplate", "workerTemplate"))
+    assert [name for name in variables(leader) if "_KAFKA__" in name]
+    assert not [name for name in variables(worker) if "_KAFKA__" in name]
+    (secrets,) = [one for one in worker["spec"]["volumes"] if one["name"] == "secrets"]
+    items = [item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]]
+    assert items == ["ranks-key"]
+
+
 def test_all_share_the_checkpoints_and_the_leader_alone_is_asked(group: dict[str, Any]) -> None:
     leader, worker = group["leaderTemplate"], group["workerTemplate"]
-    assert leader["spec"]["volumes"] == worker["spec"]["volumes"]
+    shared = [[one for one in at["spec"]["volumes"] if one["name"] != "secrets"] for at in (leader, worker)]
+    assert shared[0] == shared[1]
     (claim,) = [one for one in resources_of(SIZE) if one["kind"] == "PersistentVolumeClaim"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert {name for name in container(leader) if name.endswith("Probe")}
     assert not {name for name in container(worker) if name.endswith("Probe")}
-    around = [{key: part for key, part in one["spec"].items() if key != "containers"} for one in (leader, worker)]
+    own = ("containers", "volumes")
+    around = [{key: part for key, part in one["spec"].items() if key not in own} for one in (leader, worker)]
     assert around[0] == around[1]
     assert leader["metadata"] == worker["metadata"]

@@ -33,7 +33,7 @@ from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 from aiokafka.producer.transaction_manager import TransactionManager
-from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from aiokafka.protocol.admin import ApiVersionRequest, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import (
@@ -60,6 +60,7 @@ __all__ = [
     "READ_COMMITTED",
     "AIOKafkaConnection",
     "AbstractType",
+    "ApiVersionRequest",
     "Array",
     "BatchBuilder",
     "Boolean",

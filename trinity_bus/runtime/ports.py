@@ -1,8 +1,19 @@
-"""Free ports on the loopback interface."""
+"""Addresses and free ports on the loopback interface."""
 
 import socket
+from ipaddress import ip_address
 
 LOOPBACK = "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but programs on this machine reaches an address that is listened on."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ class RendezvousError(TrinityError, ConnectionError):
 
 
 def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
-    """Open a store for the ranks of one machine, on a free port of ``host`` and on no other interface.
+    """Open a store for whoever reaches ``host``, on a free port of it and on no other interface.
 
     Args:
         host: Address to listen on.

@@ -26,7 +26,7 @@ import torch
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
-from trinity_bus.runtime.ports import LOOPBACK
+from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.rendezvous import serve_store
 from trinity_bus.training import parallel, shared_folder
 from trinity_bus.training.checkpoint import TrainingProgress
@@ -63,7 +63,7 @@ class MultiRankEngine(TrainingEngine):
         store = serve_store(host, timeout_s=LIMIT_S)
         followers.begin(Build(world_size, host, store.port, settings.model_dump_json().encode()))
         with followers.explained():
-            world = World(0, world_size, 0, store, on_this_machine=host == LOOPBACK)
+            world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))
             self._engine = MegatronEngine(settings, parallel.initialize(settings, world))
         self._settle()
 

@@ -6,7 +6,8 @@ It builds an engine and does what it is told (``rank_protocol``); it knows of no
 
     WAITING --order--> CALLED --made: Done--> WAITING --Leave-------------------------> LEFT
        |                  '--an error: Failed-----------------------------------------> FAILED
-       '--rank 0 ends the line--> before Join: DISMISSED; within its training: ORPHANED
+       |--Dismiss, in place of Join--------------------------------------------------> DISMISSED
+       '--rank 0 ends the line without a word----------------------------------------> ORPHANED
 
 ``python -m trinity_bus.training.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the other end
 of a socket pair.
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.ports import LOOPBACK
+from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
 from trinity_bus.training import parallel, rank_protocol, shared_folder
@@ -40,6 +41,7 @@ from trinity_bus.training.rank_lines import PairLine, RankLine
 from trinity_bus.training.rank_protocol import (
     Build,
     Call,
+    Dismiss,
     Done,
     Export,
     Failed,
@@ -64,9 +66,9 @@ class Outcome(Enum):
     FAILED = auto()
     """It could not make a call, and has said why."""
     DISMISSED = auto()
-    """Rank 0 ended before it had begun."""
+    """Rank 0 has ended as it should, and nothing is to be trained."""
     ORPHANED = auto()
-    """Rank 0 is gone, in the midst of training."""
+    """Rank 0 is gone without a word."""
 
 
 class Rank:
@@ -121,7 +123,7 @@ class Rank:
         settings = TrainerSettings.model_validate_json(call.settings)
         store = join_store(call.store_host, call.store_port, timeout_s=rank_protocol.LIMIT_S)
         world = parallel.World(
-            self._rank, call.world_size, self._local_rank, store, on_this_machine=call.store_host == LOOPBACK
+            self._rank, call.world_size, self._local_rank, store, on_this_machine=is_loopback(call.store_host)
         )
         return MegatronEngine(settings, parallel.initialize(settings, world))
 
@@ -160,6 +162,8 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
     follower = Rank(rank, local_rank, line)
     while (body := line.receive(rank_protocol.ORDERS.limit)) is not None:
         order = rank_protocol.ORDERS.decode(body)
+        if isinstance(order.call, Dismiss):
+            return Outcome.DISMISSED
         try:
             turns.take(order)
             result: Done | Failed = follower.make(order.call)
@@ -175,7 +179,7 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
             return Outcome.FAILED
         if isinstance(order.call, Leave):
             return Outcome.LEFT
-    return Outcome.ORPHANED if turns.last else Outcome.DISMISSED
+    return Outcome.ORPHANED
 
 
 def prepare(rank: int, level: int) -> None:

@@ -30,7 +30,8 @@ class RankLine(ABC):
 
         Raises:
             ProtocolError: One is larger than any may be.
-            OSError: The other side has ended, or takes nothing for ``LIMIT_S``.
+            OSError: The other side has ended, or takes nothing: for ``LIMIT_S`` on one machine, and
+                over a network until its machine counts as lost.
         """
 
     @abstractmethod

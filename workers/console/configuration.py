@@ -34,9 +34,9 @@ from trinity_bus.console.configuration import (
     sections_of_fields,
     tasks_file,
 )
-from trinity_bus.console.web.who import host_is_ours, is_loopback
+from trinity_bus.console.web.who import host_is_ours
 from trinity_bus.errors import ConfigError
-from trinity_bus.runtime.ports import free_port
+from trinity_bus.runtime.ports import free_port, is_loopback
 from trinity_bus.sizing import GIB
 from trinity_bus.training.families import read_shape
 from workers.console.access_control import VISITOR, operator

@@ -5,18 +5,21 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from schemas.topics import TOPICS
+from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
 from trinity_bus.broker.archive import archive_path
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ROLES, Kind, rights
 from trinity_bus.bus.allowed import allowed
+from trinity_bus.bus.brokers_release import latest_versions
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
@@ -40,6 +43,15 @@ _TIMEX_BYTES: Final = 512
 """More than the kernel's ``struct timex`` has."""
 _TIME_ERROR: Final = 5
 _CLIENT_ID: Final = "trinity-bus-doctor"
+_HEARD_S: Final = 3.0
+"""A coordinator gives a sign of life every second, unless it is told otherwise."""
+_NEEDED: Final = {
+    (3, 12): "Metadata 12 (Kafka 2.8)",
+    (35, 4): "DescribeLogDirs 4 (Kafka 3.3)",
+    (49, 0): "AlterClientQuotas (Kafka 2.6)",
+    (51, 0): "AlterUserScramCredentials (Kafka 2.7)",
+}
+"""Number and version of a request to its name, and the release that brought it."""
 
 
 async def gather(settings: Settings, services: Sequence[str]) -> Facts:
@@ -178,6 +190,7 @@ async def _topics(kafka: KafkaSettings, servers: str, services: Sequence[str]) -
         with kafka_errors("list the topics"):
             names = set(await admin.list_topics())
         present = [topic for topic in TOPICS if topic.full_name(kafka.namespace) in names]
+        known = await latest_versions(admin)
         may = await allowed(admin, [topic.full_name(kafka.namespace) for topic in present])
     refused = []
     for service in services:
@@ -187,4 +200,25 @@ async def _topics(kafka: KafkaSettings, servers: str, services: Sequence[str]) -
             for right in needed
             if right.name in names and right.operation not in may.get(right.name, ())
         ]
-    return BrokerFacts(servers, None, [topic.name for topic in TOPICS if topic not in present], refused)
+    return BrokerFacts(
+        servers,
+        None,
+        [topic.name for topic in TOPICS if topic not in present],
+        refused,
+        ahead_s=await _ahead_s(kafka) if COORDINATOR_EVENTS in present else None,
+        unknown=[name for (key, least), name in _NEEDED.items() if known.get(key, -1) < least],
+    )
+
+
+async def _ahead_s(kafka: KafkaSettings) -> float | None:
+    """Compare clocks by the next sign of life of a coordinator: brokers write on it when they took it."""
+    try:
+        async with (
+            Bus(kafka, client_id=_CLIENT_ID) as bus,
+            bus.reader(COORDINATOR_EVENTS, start="end", expect=()) as reader,
+        ):
+            received = await reader.batch(_HEARD_S)
+    except TrinityError:
+        # That this user may not read there is told as a right that lacks, where it needs it.
+        return None
+    return time.time() - received[-1].timestamp_ms / 1000 if received else None

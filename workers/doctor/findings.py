@@ -22,6 +22,8 @@ MIN_SHM_MIB: Final = 1024
 """What workers of an engine, and NCCL, exchange tensors through; containers have 64 unless they are told."""
 MIN_FILES: Final = 4096
 MIN_DISK_MIB: Final = 1024
+MAX_AHEAD_S: Final = 2.0
+"""Between two clocks: a record may have been under way for about one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class BrokerFacts:
     """Topics that are not there, or may not be seen."""
     refused: Sequence[str] = ()
     """What this user may not do."""
+    ahead_s: float | None = None
+    """How far this machine's clock is ahead of the brokers', by a record that came just now; None where none came."""
+    unknown: Sequence[str] = ()
+    """Requests of this program that the brokers do not know, with the release that brought them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +187,7 @@ def _log(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "Kafka", broker.error, "see docs/operations.md, and docs/security.md for rights")
         return
     yield Finding("ok", "Kafka", f"answers at {broker.servers}")
+    yield from _brokers(broker)
     if broker.absent:
         found = f"{len(broker.absent)} topics are absent, or may not be seen: {', '.join(broker.absent)}"
         remedy = "trinity-bus topics create, or a service that may; where it is refused: trinity-bus access show"
@@ -189,3 +196,18 @@ def _log(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "rights", refused, "log in as the service's user, or trinity-bus access apply")
     if not broker.absent and not broker.refused:
         yield Finding("ok", "topics", "all are there, and this user may see them")
+
+
+def _brokers(broker: BrokerFacts) -> Iterator[Finding]:
+    for unknown in broker.unknown:
+        yield Finding("error", "Kafka's release", f"the broker knows no {unknown}", "upgrade the brokers, best to 4")
+    if broker.ahead_s is None:
+        return
+    found = f"this machine's is {abs(broker.ahead_s):.1f} s {'ahead of' if broker.ahead_s >= 0 else 'behind'} it"
+    if abs(broker.ahead_s) <= MAX_AHEAD_S:
+        yield Finding("ok", "clock of the brokers", found)
+    else:
+        remedy = (
+            "have a time service keep both: ages and retention go by the brokers' clock, traces by each machine's own"
+        )
+        yield Finding("warning", "clock of the brokers", found, remedy)

@@ -6,9 +6,11 @@ All of them run ``trinity-bus run trainer``. Rank 0 is the service; every other 
     rank 0                                                      rank n
       listens at trainer.ranks_host
       the launcher's store: where ------------------------------> reads it
-           <--------------------------------------------------- connects; both prove that they know trainer.ranks_key
+           <--------------------------------------------------- connects, again and again until it is let in;
+                                                                both prove that they know trainer.ranks_key
       PARKED --start()--> FOLLOWS --Leave--> it is let go        makes calls; connects again when it was let go
-        '--close(): every connection is cut--------------------> ended: 0
+        |--close() in order: Dismiss---------------------------> ended: 0
+        '--close() after an error, and every other end---------> ended: 1
       FOLLOWS --this process ends in whatever way--------------> ended: 1, by force after ABORT_S within a collective
       FOLLOWS --rank n ends, or is silent for SILENCE_S--------> lost: this process ends
 
@@ -17,16 +19,20 @@ for each message; what is said on it is ``rank_protocol``'s. So a stranger at th
 nothing that it says is read as anything else. The launcher's store, and what gloo and NCCL say, is not protected by
 this: see docs/security.md.
 
-Failures: a rank does not come within ``LIMIT_S``, since its machine has not started it or it does not know the key:
-RankError, which names it. A machine is gone without a word: the kernel notices after ``SILENCE_S``, whichever side
-waits for the other. The launcher ends what else it has started on the machine of a rank that failed; rank 0 says which
-it was, and ends; whoever runs the launchers starts all of them anew.
+Failures: of many ranks that come at once rank 0 cuts some, as strangers (``listener.MAX_STRANGERS``): they come again
+after a random time. A rank does not come within ``LIMIT_S``, since its machine has not started it or it does not know
+the key: RankError, which names it. A machine is gone without a word: the kernel notices after ``SILENCE_S``,
+whichever side waits for the other. The launcher ends what else it has started on the machine of a rank that failed;
+rank 0 says which it was, and ends; whoever runs the launchers starts all of them anew.
 """
 
+import asyncio
 import contextlib
 import os
+import random
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from logging import getLogger
@@ -38,7 +44,7 @@ from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.launch import Launch, launch_of
 from trinity_bus.training.rank_lines import RankLine
-from trinity_bus.training.rank_protocol import LIMIT_S, SAMPLE_BYTES
+from trinity_bus.training.rank_protocol import LIMIT_S, ORDERS, SAMPLE_BYTES, Dismiss, Order
 from trinity_bus.training.ranks import ABORT_S, ChildRanks, Follower, RankSource, end_by_force
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError, WireError
@@ -55,6 +61,12 @@ log = getLogger(__name__)
 
 SILENCE_S: Final = 30
 """How long a machine may be unreachable before its ranks are taken for lost."""
+_COMING_S: Final = LIMIT_S
+"""How long a rank tries to come to rank 0."""
+_AGAIN_S: Final = 10.0
+"""Likewise, after it was let go: rank 0 may have ended."""
+_PAUSE_S: Final = 4.0
+"""Most between two tries."""
 _WHERE: Final = "trinity-bus/orders"
 """In the launcher's store: host and port of rank 0."""
 _NAME: Final = re.compile(r"rank-([1-9]\d{0,6})")
@@ -197,11 +209,20 @@ class LaunchedRanks:
             parked, self._parked = self._parked, {}
         return [self._started(rank, parked[rank]) for rank in range(1, world_size)]
 
-    def close(self) -> None:
-        """Listen no more, and cut all connections."""
+    def close(self, *, in_order: bool = False) -> None:
+        """Listen no more, and cut all connections.
+
+        Args:
+            in_order: Whether ranks that wait for a training end as they should; else they have failed, too.
+        """
         with self._changed:
             self._closed = True
+            parked, self._parked = self._parked, {}
             self._changed.notify_all()
+        for channel in parked.values() if in_order else ():
+            # One that is gone has ended already.
+            with contextlib.suppress(LinkError):
+                channel.send(ORDERS.encode(Order(0, Dismiss())))
         self._listener.close()
 
     def _started(self, rank: int, channel: Channel) -> _Launched:
@@ -224,7 +245,7 @@ class LaunchedRanks:
             self._parked[int(named[1])] = channel
             self._changed.notify_all()
         if before is not None:
-            before.close()
+            self._listener.close_channel(before, who)
         return True
 
 
@@ -240,12 +261,25 @@ async def ranks_of(settings: Settings) -> AsyncIterator[RankSource]:
         yield ChildRanks()
         return
     trainer = settings.trainer
-    ranks = LaunchedRanks(launch, trainer.ranks_host, trainer.ranks_ports, ranks_key(settings))
+    key = ranks_key(settings)
+    made: list[LaunchedRanks] = []
+
+    def listen() -> None:
+        # Looks up a name, which may take long.
+        made.append(LaunchedRanks(launch, trainer.ranks_host, trainer.ranks_ports, key))
+        made[0].announce()
+
+    in_order = False
     try:
-        await in_daemon_thread(ranks.announce, name="announce")
-        yield ranks
+        await in_daemon_thread(listen, name="announce")
+        yield made[0]
+        in_order = True
+    except asyncio.CancelledError:
+        in_order = True
+        raise
     finally:
-        ranks.close()
+        for ranks in made:
+            ranks.close(in_order=in_order)
 
 
 def follow(settings: Settings, launch: Launch, level: int) -> int:
@@ -265,7 +299,7 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
     key = ranks_key(settings)
     host, port = _where_rank_0_is()
     try:
-        line: _PeerLine | None = _connect(host, port, launch.rank, key)
+        line: _PeerLine | None = _come(host, port, launch.rank, key, _COMING_S)
     except LinkError as error:
         raise RankError(
             f"{error}: trainer.ranks_key must be the same on all machines, and trainer.ranks_host an address of rank "
@@ -280,9 +314,9 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
         match _followed(line, launch):
             case program.Outcome.LEFT:
                 try:
-                    line = _connect(host, port, launch.rank, key)
-                except LinkError:
-                    log.info("rank 0 has ended")
+                    line = _come(host, port, launch.rank, key, _AGAIN_S, again=True)
+                except LinkError as error:
+                    log.info("rank 0 has ended: %s", error)
                     line = None
             case program.Outcome.DISMISSED:
                 log.info("rank 0 has ended")
@@ -307,6 +341,33 @@ def _followed(line: _PeerLine, launch: Launch) -> "Outcome":
     finally:
         over.set()
         line.close()
+
+
+def _come(host: str, port: int, rank: int, key: str, limit_s: float, *, again: bool = False) -> _PeerLine:
+    """Connect to rank 0, which may cut who comes together with many others.
+
+    Args:
+        host: Where it listens.
+        port: Likewise.
+        rank: This one.
+        key: ``trainer.ranks_key``.
+        limit_s: How long to try.
+        again: Whether rank 0 has listened there before, so that it has ended where nothing does.
+
+    Raises:
+        LinkError: Of the last try.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return _connect(host, port, rank, key)
+        except LinkError as error:
+            pause_s = random.uniform(0, _PAUSE_S)  # noqa: S311 - so that not all come together again
+            ended = again and isinstance(error.__cause__, ConnectionRefusedError)
+            if ended or time.monotonic() + pause_s > deadline:
+                raise
+            log.warning("%s: tried again; do trainer.ranks_key and trainer.ranks_host fit rank 0's?", error)
+        time.sleep(pause_s)
 
 
 def _connect(host: str, port: int, rank: int, key: str) -> _PeerLine:

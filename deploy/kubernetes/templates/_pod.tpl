@@ -10,7 +10,7 @@ The pod of a service. Given are:
   volumes, mounts, ports   more of each
   command  in the place of the image's own
   args     in the place of `run` and the name
-  unasked  whether it answers no probes
+  follows  whether it is a rank that follows another pod's: it answers no probes, and knows of no log
 
 Secrets are files, and variables say where: nothing secret is in the environment.
 */}}
@@ -82,12 +82,14 @@ spec:
       env:
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         - {name: TRINITY_BUS_CONFIG, value: /etc/trinity-bus/mesh.toml}
+        {{- if not .follows }}
         - {name: TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS, value: {{ include "kafka.bootstrap" $root | quote }}}
         - {name: TRINITY_BUS_KAFKA__SECURITY_PROTOCOL, value: SASL_SSL}
         - {name: TRINITY_BUS_KAFKA__SASL_MECHANISM, value: SCRAM-SHA-512}
         - {name: TRINITY_BUS_KAFKA__SASL_USERNAME, value: {{ $user | quote }}}
         - {name: TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE, value: /run/secrets/trinity-bus/kafka-password}
         - {name: TRINITY_BUS_KAFKA__SSL_CAFILE, value: /run/secrets/trinity-bus/kafka-ca.crt}
+        {{- end }}
         # The kubelet asks from outside of the pod.
         - {name: TRINITY_BUS_HEALTH__HOST, value: 0.0.0.0}
         - {name: TRINITY_BUS_HEALTH__PORT, value: "8080"}
@@ -109,7 +111,7 @@ spec:
         {{- range $name, $port := .ports }}
         - {name: {{ $name }}, containerPort: {{ $port }}}
         {{- end }}
-      {{- if not .unasked }}
+      {{- if not .follows }}
       # A lost broker is no reason to restart: that makes a service not ready, and never not alive.
       startupProbe:
         httpGet: {path: /livez, port: health}
@@ -148,12 +150,14 @@ spec:
       projected:
         defaultMode: 0440
         sources:
+          {{- if not .follows }}
           - secret:
               name: {{ $user }}
               items: [{key: password, path: kafka-password}]
           - secret:
               name: {{ include "kafka.caSecret" $root }}
               items: [{key: ca.crt, path: kafka-ca.crt}]
+          {{- end }}
           {{- with .secrets }}
           - secret:
               name: {{ required "keys.secret: the Secret with the keys of gateway, explorers, console and ranks" $root.Values.keys.secret }}

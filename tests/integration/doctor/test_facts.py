@@ -1,11 +1,12 @@
 """What is found on this machine and on a real broker: topics that are absent, then there."""
 
+import asyncio
 import socket
 import uuid
 
 import pytest
 
-from schemas.topics import TOPICS
+from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from workers.doctor.facts import gather
@@ -25,9 +26,33 @@ async def test_a_broker_is_looked_at_and_not_changed(kafka: KafkaSettings) -> No
         await bus.ensure_topics()
     facts = await gather(settings, ["coordinator"])
     assert (list(facts.broker.absent), list(facts.broker.refused)) == ([], [])
+    assert (facts.broker.ahead_s, list(facts.broker.unknown)) == (None, []), "nobody speaks here"
     assert facts.versions["trinity-bus"] is not None
     assert facts.memory_mib is not None
     assert [finding.subject for finding in findings(facts) if finding.level == "error"] == []
+
+
+async def test_clocks_are_compared_by_what_a_coordinator_says(
+    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = kafka.model_copy(update={"namespace": f"doctor-{uuid.uuid4().hex[:8]}"})
+    settings = Settings().model_copy(update={"kafka": own})
+    monkeypatch.setattr("workers.doctor.facts._HEARD_S", 60.0)
+    async with Bus(own, client_id="test") as bus, bus.producer() as producer:
+        await bus.ensure_topics()
+
+        async def speak() -> None:
+            while True:
+                await (await producer.send_raw(COORDINATOR_EVENTS, "coordinator", b"alive"))
+                await asyncio.sleep(0.05)
+
+        speaking = asyncio.create_task(speak())
+        try:
+            facts = await gather(settings, [])
+        finally:
+            speaking.cancel()
+    assert facts.broker.ahead_s is not None
+    assert abs(facts.broker.ahead_s) < 2.0, "one machine has one clock"
 
 
 async def test_a_broker_that_does_not_answer_is_told() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trinity_bus.console.web.who import SESSION_S, Logins, host_is_ours, is_loopback
+from trinity_bus.console.web.who import SESSION_S, Logins, host_is_ours
+from trinity_bus.runtime.ports import is_loopback
 
 
 def test_a_cookie_says_who_logged_in_until_it_ends() -> None:

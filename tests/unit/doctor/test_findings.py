@@ -19,7 +19,7 @@ WELL = Facts(
     prepared=True,
     gpus=["H200, 143771 MiB, 580"],
     gpu_error=None,
-    broker=BrokerFacts("kafka:9092"),
+    broker=BrokerFacts("kafka:9092", ahead_s=0.4),
     settings=[],
 )
 
@@ -39,6 +39,7 @@ def test_all_is_well() -> None:
         "folder of trainer.checkpoint_dir",
         "Java",
         "Kafka",
+        "clock of the brokers",
         "topics",
     ]
     assert "vllm 0.32.0" in found[0].found
@@ -67,6 +68,9 @@ def test_all_is_well() -> None:
         ({"prepared": False}, "warning", "embedded broker", "broker prepare"),
         ({"broker": BrokerFacts(None)}, "note", "Kafka", "broker start"),
         ({"broker": BrokerFacts("k:1", "no answer")}, "error", "Kafka", "no answer"),
+        ({"broker": BrokerFacts("k:1", ahead_s=-7.0)}, "warning", "clock of the brokers", "7.0 s behind it"),
+        ({"broker": BrokerFacts("k:1", ahead_s=2.5)}, "warning", "clock of the brokers", "time service"),
+        ({"broker": BrokerFacts("k:1", unknown=["Metadata 12 (Kafka 2.8)"])}, "error", "Kafka's release", "upgrade"),
         ({"broker": BrokerFacts("k:1", None, ["tasks"])}, "note", "topics", "tasks"),
         ({"broker": BrokerFacts("k:1", None, [], ["may not read"])}, "error", "rights", "access apply"),
     ],

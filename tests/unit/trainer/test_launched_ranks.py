@@ -17,12 +17,16 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.training import rank as program
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.launch import Launch
+from trinity_bus.training.rank import Outcome
 from trinity_bus.training.rank_protocol import Done, Gather, Join, Leave, Order, RankAnswer
 from trinity_bus.training.ranks import Followers
+from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.transport import Source
 from workers.preconditions import PRECONDITIONS
 from workers.trainer import launched_ranks
 from workers.trainer.launched_ranks import LaunchedRanks, follow
@@ -133,10 +137,42 @@ def test_a_rank_that_there_is_not_is_let_go(ranks: LaunchedRanks, connect: Conne
     assert connect(rank).receive(100) is None
 
 
+def test_a_rank_that_is_cut_among_many_comes_again(ranks: LaunchedRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([LinkError("cut"), LinkError("cut")])
+
+    def cut_twice(source: Source, cancelled: threading.Event) -> Channel:
+        if (error := next(tries, None)) is not None:
+            raise error
+        return meet(source, cancelled)
+
+    monkeypatch.setattr(launched_ranks, "meet", cut_twice)
+    monkeypatch.setattr(launched_ranks, "_PAUSE_S", 0.001)
+    line = launched_ranks._come(*ranks.address, 1, KEY, 60)
+    wait_until(lambda: 1 not in ranks._missing(), "it is let in", 10)
+    line.close()
+
+
+def test_one_that_was_let_go_does_not_wait_for_a_rank_0_that_has_ended(ranks: LaunchedRanks) -> None:
+    ranks.close()
+    with pytest.raises(LinkError, match="refused"):
+        launched_ranks._come(*ranks.address, 1, KEY, float("inf"), again=True)
+
+
+@pytest.mark.parametrize(("in_order", "outcome"), [(True, Outcome.DISMISSED), (False, Outcome.ORPHANED)])
+def test_who_waits_for_rank_0_is_told_whether_it_ends_in_order(
+    ranks: LaunchedRanks, connect: Connect, *, in_order: bool, outcome: Outcome
+) -> None:
+    line = connect(1)
+    wait_until(lambda: 1 not in ranks._missing(), "it is known", 10)
+    ranks.close(in_order=in_order)
+    assert program.follow(line, 1, 0) is outcome
+
+
 def test_a_key_that_is_another_is_told_with_its_setting(
     ranks: LaunchedRanks, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launched_ranks, "_where_rank_0_is", lambda: ranks.address)
+    monkeypatch.setattr(launched_ranks, "_COMING_S", 0.0)
     monkeypatch.setenv("TRINITY_BUS_TRAINER__RANKS_KEY", "another key of characters")
     with pytest.raises(RankError, match=r"trainer\.ranks_key must be the same on all machines"):
         follow(Settings(), launch(1), 20)
@@ -163,6 +199,7 @@ def test_one_that_has_connected_twice_is_taken_once(ranks: LaunchedRanks, connec
     answering(connect(2))
     ranks.wait(3)
     assert before.receive(100) is None
+    assert len(ranks._listener._members["rank-1"]) == 1, "its listener has let go of the first one, too"
     followers = Followers(3, ranks)
     followers.begin(Join("1.0"))
     followers.settle(0)

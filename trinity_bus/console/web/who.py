@@ -16,9 +16,9 @@ import hmac
 import re
 import secrets
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Final, Literal
 
+from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.secrecy import same_secret
 
 type Role = Literal["viewer", "operator"]
@@ -79,16 +79,6 @@ class Logins:
 
     def _sign(self, use: str, said: str) -> str:
         return hmac.new(self._key, f"{use}:{said}".encode(), hashlib.sha256).hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but programs on this machine reaches an address that is listened on."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def host_is_ours(header: str) -> bool:

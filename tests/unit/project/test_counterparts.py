@@ -1,0 +1,77 @@
+"""Everything that ``docs/counterparts.md`` names of this project is there: files, modules, commands, settings."""
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from trinity_bus.config import Settings
+from workers.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "counterparts.md").read_text()
+PATH = re.compile(r"(?:trinity_bus|workers|schemas|recipes)/[\w/]+(?:\.\w+)?")
+MODULE = re.compile(r"((?:trinity_bus|workers|schemas)(?:\.\w+)+)(?:\(.*\))?")
+COMMAND = re.compile(r"trinity-bus ([a-z][a-z-]*)")
+SETTING = re.compile(r"([a-z]+)\.([a-z]\w*)(?:=.*| = .*)?")
+
+
+def here(page: str) -> Iterator[str]:
+    """What stands in code in the second column of each table, where things of this project are named."""
+    for line in page.splitlines():
+        cells = re.split(r"(?<!\\)\|", line)
+        # Tables of two settings and of their defaults have four columns.
+        for cell in [] if len(cells) < 4 else cells[3:4] if len(cells) == 6 else cells[2:3]:
+            yield from re.findall(r"`([^`]+)`", cell)
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a name is that of a module, or of something in one."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[count:]:
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
+
+
+def missing(page: str) -> list[str]:
+    """What a page names of this project, and is not there."""
+    gone = []
+    sections = Settings.model_fields
+    for code in here(page):
+        if PATH.fullmatch(code):
+            there = (ROOT / code).exists()
+        elif named := MODULE.fullmatch(code):
+            there = resolves(named[1])
+        elif command := COMMAND.match(code):
+            there = command[1] in COMMANDS
+        elif (setting := SETTING.fullmatch(code)) and setting[1] in sections:
+            fields = getattr(sections[setting[1]].annotation, "model_fields", {})
+            there = setting[2] in fields
+        else:
+            continue
+        if not there:
+            gone.append(code)
+    return gone
+
+
+def test_every_counterpart_that_the_page_names_is_there() -> None:
+    assert missing(PAGE) == []
+
+
+def test_one_that_is_gone_is_found() -> None:
+    named = "`trinity_bus/no.py`, `trinity_bus.NoSuch`, `trinity-bus no-such`, `explorer.no_such`, `trainer.loss=grpo`"
+    assert missing(f"| there | {named} |") == [
+        "trinity_bus/no.py",
+        "trinity_bus.NoSuch",
+        "trinity-bus no-such",
+        "explorer.no_such",
+    ]
+    assert len(list(here(PAGE))) > 150
