@@ -6,7 +6,7 @@ It builds an engine and does what it is told (``rank_protocol``); it knows of no
 
     WAITING --order--> CALLED --made: Done--> WAITING --Leave-------------------------> LEFT
        |                  '--an error: Failed-----------------------------------------> FAILED
-       |--Dismiss, in place of Join--------------------------------------------------> DISMISSED
+       |--Disband, in place of Join--------------------------------------------------> DISMISSED
        '--rank 0 ends the line without a word----------------------------------------> ORPHANED
 
 ``python -m trinity_bus.training.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the other end
@@ -41,7 +41,7 @@ from trinity_bus.training.rank_lines import PairLine, RankLine
 from trinity_bus.training.rank_protocol import (
     Build,
     Call,
-    Dismiss,
+    Disband,
     Done,
     Export,
     Failed,
@@ -162,7 +162,7 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
     follower = Rank(rank, local_rank, line)
     while (body := line.receive(rank_protocol.ORDERS.limit)) is not None:
         order = rank_protocol.ORDERS.decode(body)
-        if isinstance(order.call, Dismiss):
+        if isinstance(order.call, Disband):
             return Outcome.DISMISSED
         try:
             turns.take(order)

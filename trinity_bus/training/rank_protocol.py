@@ -14,7 +14,7 @@ call is *settled* when every other rank has answered it, and none is sent before
       Order(7, Export) --------------------->  the same
       Order(8, Leave) ---------------------->  leave the process groups, end
       <-- RankAnswer(n, Done(step)) after each, or RankAnswer(n, Failed(why)), after which the rank ends
-      Order(0, Dismiss) -------------------->  end: in place of Join, and without an answer
+      Order(0, Disband) -------------------->  end: in place of Join, and without an answer
 
     PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED
                             |                   |--another step than rank 0: RankError
@@ -120,7 +120,7 @@ class Leave(Struct, frozen=True, tag=True):
     """Leave the process groups and end."""
 
 
-class Dismiss(Struct, frozen=True, tag=True):
+class Disband(Struct, frozen=True, tag=True):
     """End: there is nothing to take part in any more."""
 
 
@@ -131,7 +131,7 @@ class Order(Struct, frozen=True, array_like=True):
     """One call, to all ranks but the first."""
 
     number: int
-    call: Call | Dismiss
+    call: Call | Disband
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -317,7 +317,7 @@ class PendingCalls:
             self.lost = f"rank {rank} of {self.world_size} {how}"
 
 
-def _name(call: Call | Dismiss | None) -> str:
+def _name(call: Call | Disband | None) -> str:
     return type(call).__name__
 
 

@@ -70,7 +70,7 @@ async def write_small_log(bus: Bus) -> dict[str, Position]:
         )
         await log.write(EXPLORER_EVENTS, "explorer-0", beat)
         await log.write(COORDINATOR_EVENTS, "c-0", _coordinator())
-        its = {"trainer.advantage": '"grpo"', "trainer.advantage_std": '"group"'}
+        its = {"trainer.advantage": '"rloo"'}
         trains = {"state": "training", "step": 0, "version": 0, "master_address": "127.0.0.1", "master_port": 1}
         await log.write(TRAINER_EVENTS, "trainer-0", TrainerHeartbeat(**TRAINER, **trains, settings=its))
         for step in (1, 2):
