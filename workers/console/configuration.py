@@ -21,6 +21,7 @@ from trinity_bus.console.configuration import (
     Checked,
     Checks,
     PlannedService,
+    Running,
     answers_of,
     changed_values,
     chart_values,
@@ -31,11 +32,12 @@ from trinity_bus.console.configuration import (
     fields,
     mesh_file,
     planned,
+    running_settings,
     sections_of_fields,
     tasks_file,
 )
 from trinity_bus.console.web.who import host_is_ours
-from trinity_bus.errors import ConfigError
+from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.ports import free_port, is_loopback
 from trinity_bus.sizing import GIB
 from trinity_bus.training.families import read_shape
@@ -61,6 +63,8 @@ def _has_rows(path: str) -> bool:
 _CHECKS: Final = Checks(refusals, lambda path: read_shape(Path(path)), _has_rows)
 _FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
+_TELL: Final = ("coordinator", "explorer", "trainer")
+"""Services that tell their settings."""
 
 
 class Configuration:
@@ -91,9 +95,10 @@ class Configuration:
 
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        answers = answers_of(changed_values(self._context.settings)) if request.query.get("from") == "running" else {}
+        running = request.query.get("from") == "running"
+        answers = answers_of(changed_values((await self._running()).settings)) if running else {}
         checked = None if not answers else await self._checked(answers, lay_out=False)
-        return self._page(request, answers, checked)
+        return await self._page(request, answers, checked)
 
     async def _check(self, request: web.Request) -> web.Response:
         self._let_in(request)
@@ -102,7 +107,7 @@ class Configuration:
         checked = await self._checked(answers, lay_out=goes_on or _mode(request) == "beginner")
         if goes_on:
             answers = {**answers_of(checked.draft.values), **answers}
-        return self._page(request, answers, checked)
+        return await self._page(request, answers, checked)
 
     async def _file(self, request: web.Request) -> web.Response:
         self._let_in(request)
@@ -131,7 +136,7 @@ class Configuration:
         answers = await _answers(request)
         checked = await self._checked(answers, lay_out=True)
         if not checked.is_sound or checked.settings is None:
-            return self._page(request, answers, checked)
+            return await self._page(request, answers, checked)
         if self._mesh.is_busy:
             raise MeshBusyError("a mesh that was started from here runs already: stop it first")
         try:
@@ -217,7 +222,7 @@ class Configuration:
             address = f"http://127.0.0.1:{port}/"
         return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
 
-    def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
+    async def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
         mode = _mode(request)
         known = {**fields(), **EXTRA_FIELDS}
         asked = {question.field for question in QUESTIONS}
@@ -235,13 +240,24 @@ class Configuration:
             "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
             "gib": GIB,
             "changes": [],
+            "running": None,
             "mesh_toml": "",
             "may_run": self._may_run(request),
         }
         if sound and checked is not None and checked.settings is not None:
-            values["changes"] = differences(self._context.settings, checked.settings)
+            values["running"] = running = await self._running()
+            values["changes"] = differences(running.settings, checked.settings)
             values["mesh_toml"] = mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
+
+    async def _running(self) -> Running:
+        """Return the settings of the mesh that is looked at; the console's own where its index cannot be asked."""
+        index = self._context.feed.index
+        try:
+            told = await index.ask(lambda asked: [asked.settings(service=kind) for kind in _TELL])
+        except TrinityError:
+            told = []
+        return running_settings(self._context.settings, [row for rows in told for row in rows])
 
 
 def _mode(request: web.Request) -> str:

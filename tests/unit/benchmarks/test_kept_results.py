@@ -17,9 +17,6 @@ MISSES: Final = {
     ("peers", "the training in a step: TRL over mesh"): (
         "Megatron's step costs more than a plain one at so small a model: see the benchmark training"
     ),
-    ("rollout", "conversations that are kept over those that are not"): (
-        "short by 2 %: each turn is made durable before the next one ends"
-    ),
     ("scheduling", "1 explorer: last result to FINALIZED, p99"): (
         "two cores bear broker, coordinator, explorers and producer at once, all of them busy"
     ),

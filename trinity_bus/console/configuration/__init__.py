@@ -27,6 +27,7 @@ from trinity_bus.console.configuration.questions import (
     answers_of,
     draft_of,
 )
+from trinity_bus.console.configuration.running import Running, running_settings
 
 __all__ = [
     "EXTRA_FIELDS",
@@ -39,6 +40,7 @@ __all__ = [
     "Difference",
     "Draft",
     "PlannedService",
+    "Running",
     "SettingField",
     "SettingProblem",
     "TaskRows",
@@ -52,6 +54,7 @@ __all__ = [
     "fields",
     "mesh_file",
     "planned",
+    "running_settings",
     "sections_of_fields",
     "tasks_file",
 ]
