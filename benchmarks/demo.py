@@ -3,6 +3,7 @@
 Runs the demo as a user does, once for each seed, one after another, and reads its ``summary.json``; or reads those of
 earlier runs: ``make bench NAME=demo ARGS=runs/ID/summary.json``. Whether it learns is a matter of many seeds:
 ``make bench NAME=demo ARGS='--seeds 0-19'``. Of several the table has medians, and the file what each seed came to.
+``--subject tools`` is the demo of that name, with results of its own.
 """
 
 import json
@@ -18,20 +19,31 @@ from typing import Any
 from benchmarks._options import parser
 from benchmarks._report import Row, report
 from workers.demo.settings import LEARNED
+from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import SUMMARY
 
 LIMIT_S = 300.0
 """The demo's own limit on two cores, after set-up."""
 
 
-def run_demo(seed: int, *, short: bool) -> dict[str, Any] | None:
+def run_demo(subject: str, seed: int, *, short: bool) -> dict[str, Any] | None:
     """Run the demo in a folder that is thrown away; its output is shown. None where it did not come to its end.
 
     One that has not learned ends with an error too, and counts: it has a summary.
     """
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "workers.cli.app", "demo", "--seed", str(seed), "--run-dir", str(run_dir)]
+        command = [
+            sys.executable,
+            "-m",
+            "workers.cli.app",
+            "demo",
+            subject,
+            "--seed",
+            str(seed),
+            "--run-dir",
+            str(run_dir),
+        ]
         if short:
             command += ["--steps", "2"]
         subprocess.run(command, check=False)  # noqa: S603 - our own command line
@@ -103,15 +115,22 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("summaries", nargs="*", type=Path, help="summary.json of earlier runs")
     arguments.add_argument("--seeds", type=seeds_of, default=[0], help="such as 0,1,2 or 0-19")
+    arguments.add_argument("--subject", choices=SUBJECTS, default=COPY.name, help="what is taught")
     options = arguments.parse_args()
-    ran = {seed: run_demo(seed, short=options.short) for seed in ([] if options.summaries else options.seeds)}
+    ran = {
+        seed: run_demo(options.subject, seed, short=options.short)
+        for seed in ([] if options.summaries else options.seeds)
+    }
     summaries = [*map(read, options.summaries), *(summary for summary in ran.values() if summary is not None)]
     if not summaries:
         sys.exit("no run came to its end")
     each = [learned(summary) for summary in summaries]
     notes = ["seed {seed}: {exact:.1%} exactly, {steps} steps, {seconds:.1f} s".format(**one) for one in each]
-    title = f"The demo, {summaries[0]['explorers']} explorers, seeds {', '.join(str(one['seed']) for one in each)}"
-    report("demo", title, of_all(summaries), options, notes=notes, more={"seeds": each})
+    taught = "" if options.subject == COPY.name else f" {options.subject}"
+    title = (
+        f"The demo{taught}, {summaries[0]['explorers']} explorers, seeds {', '.join(str(one['seed']) for one in each)}"
+    )
+    report(f"demo{taught.replace(' ', '_')}", title, of_all(summaries), options, notes=notes, more={"seeds": each})
     if ended := [seed for seed, summary in ran.items() if summary is None]:
         sys.exit(f"not in these figures, since they did not come to their end: seeds {ended}")
 

@@ -21,7 +21,7 @@ from trinity_bus.console.configuration import (
     Checked,
     Checks,
     PlannedService,
-    Running,
+    RunningSettings,
     answers_of,
     changed_values,
     chart_values,
@@ -250,7 +250,7 @@ class Configuration:
             values["mesh_toml"] = mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
 
-    async def _running(self) -> Running:
+    async def _running(self) -> RunningSettings:
         """Return the settings of the mesh that is looked at; the console's own where its index cannot be asked."""
         index = self._context.feed.index
         try:

@@ -27,7 +27,7 @@ from trinity_bus.console.configuration.questions import (
     answers_of,
     draft_of,
 )
-from trinity_bus.console.configuration.running import Running, running_settings
+from trinity_bus.console.configuration.running import RunningSettings, running_settings
 
 __all__ = [
     "EXTRA_FIELDS",
@@ -40,7 +40,7 @@ __all__ = [
     "Difference",
     "Draft",
     "PlannedService",
-    "Running",
+    "RunningSettings",
     "SettingField",
     "SettingProblem",
     "TaskRows",

@@ -18,7 +18,7 @@ from trinity_bus.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningSettings:
     """Settings of a mesh, as far as they are known."""
 
     settings: Sections
@@ -28,7 +28,7 @@ class Running:
     """Whose were left out, and why."""
 
 
-def running_settings(own: Sections, told: Sequence[SettingsRow]) -> Running:
+def running_settings(own: Sections, told: Sequence[SettingsRow]) -> RunningSettings:
     """Return the settings of the mesh that services have told about.
 
     Args:
@@ -59,4 +59,4 @@ def running_settings(own: Sections, told: Sequence[SettingsRow]) -> Running:
             continue
         values, settings = others | its, found
         taken.append(row)
-    return Running(settings, taken, refused)
+    return RunningSettings(settings, taken, refused)
