@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.mesh.processes import marked_processes
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -32,14 +33,7 @@ MARK = "DEMO_UNDER_TEST"
 
 def processes(mark: str) -> list[psutil.Process]:
     """All living processes of the run that carries this mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    return marked_processes(MARK, mark)
 
 
 class Demo:

@@ -26,6 +26,18 @@ def family_of(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def marked_processes(variable: str, value: str) -> list[psutil.Process]:
+    """All living processes that have inherited a variable of the environment, whatever they are called."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
 def assert_all_gone(processes: list[psutil.Process], limit_s: float = 10) -> None:
     """Fail unless they end soon. A zombie runs no more: when it is reaped is the machine's affair."""
     deadline = time.monotonic() + limit_s
