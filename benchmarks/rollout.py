@@ -8,6 +8,9 @@ a seed, as an explorer has none by default: vLLM draws for each request that has
 
 Conversations are of one run each. Their time in the mesh is that of a turn in its runner, without the engine's. At the
 end the explorer's process is killed amid conversations, and another goes on with them.
+
+What a version costs those that are amid their responses is how much longer they take than the same ones that no version
+comes to, in turns: for the pause, and with ``explorer.caches=recomputed`` for all their keys and values once more.
 """
 
 import asyncio
@@ -144,17 +147,16 @@ async def answered(
     return results, time.perf_counter() - began
 
 
-async def serve_weights(
-    producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
-) -> None:
-    """Move version 0 into the explorer, as the mesh does before anything is handed out."""
-    publisher = WeightPublisher()
-    checksum = publisher.stage(0, load_file(model / "model.safetensors").items())
+def announced_version(
+    publisher: WeightPublisher, explorer_incarnation: str, model: Path, *, name: str, epoch: int, version: int
+) -> ModelVersion:
+    """Stage weights, and return what says that they are there for one explorer."""
+    checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
     host, port = publisher.address
-    announced = ModelVersion(
+    return ModelVersion(
         model="policy",
-        version=0,
-        step=0,
+        version=version,
+        step=version,
         method="gloo",
         epoch=epoch,
         members=[Member(explorer=name, incarnation=explorer_incarnation, rank=1)],
@@ -165,6 +167,14 @@ async def serve_weights(
         checksum=checksum,
         secret=secrets.token_hex(32),
     )
+
+
+async def serve_weights(
+    producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
+) -> None:
+    """Move version 0 into the explorer, as the mesh does before anything is handed out."""
+    publisher = WeightPublisher()
+    announced = announced_version(publisher, explorer_incarnation, model, name=name, epoch=epoch, version=0)
     await producer.send(MODEL_VERSIONS, announced.model, announced)
     await asyncio.to_thread(publisher.serve, announced)
     synced = False
@@ -285,6 +295,52 @@ class Bench:
             in_mesh[at] = statistics.fmean(seconds) - engine
         return (after.cached - before.cached) / before.block / shared, in_mesh[LATE] / in_mesh[EARLY]
 
+    async def amid_a_version(self, model: Path, version: int | None, name: str, drawn: "Synchronized[int]") -> float:
+        """Return the seconds of some responses, to half of which a version comes; None: none does."""
+        tasks, tokens = (1 if self.short else SHORT_TASKS), IN_FLIGHT[16]
+        prompt = [" ".join(f"t{t}" for t in tokens_of) for tokens_of in prompts(tasks)]
+        sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+        publisher, announced = WeightPublisher(), None
+        if version is not None:
+            announced = announced_version(
+                publisher, self.incarnation, model, name=NAME, epoch=100 + version, version=version
+            )
+        half, began, open_orders = drawn.value + tasks * GROUP * tokens // 2, time.perf_counter(), tasks
+        for number in range(tasks):
+            own = {"task_id": f"{name}/{number}", "prompt": prompt[number]}
+            task = Task(workflow="math", answer="t9", sampling=sampling, **own)
+            order = order_of(task, self.incarnation, repeat_times=GROUP)
+            await self.producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
+        while announced is not None and drawn.value < half:  # noqa: ASYNC110 - another process counts
+            await asyncio.sleep(0.001)
+        waits_for = set() if announced is None else {WeightsSynced}
+        serving = None
+        if announced is not None:
+            await self.producer.send(MODEL_VERSIONS, announced.model, announced)
+            serving = asyncio.create_task(asyncio.to_thread(publisher.serve, announced))
+        took = 0.0
+        while open_orders or waits_for:
+            for received in await self.events.batch(LIMIT_S):
+                waits_for.discard(type(received.record))
+                if isinstance(received.record, RolloutFinished):
+                    assert received.record.status == "completed", received.record.error
+                    open_orders -= 1
+                    took = time.perf_counter() - began
+        if serving is not None:
+            await serving
+        publisher.close()
+        return took
+
+    async def over_versions(self, model: Path, rounds: int, drawn: "Synchronized[int]") -> float:
+        """Return by how many milliseconds responses take longer because a version comes amid them, the median."""
+        longer = []
+        for number in range(rounds + 1):
+            without = await self.amid_a_version(model, None, f"without/{number}", drawn)
+            amid = await self.amid_a_version(model, number + 1, f"amid/{number}", drawn)
+            if number or self.short:
+                longer.append(1000 * (amid - without))
+        return statistics.median(longer)
+
     async def until_half(self, tasks: list[Task], drawn: "Synchronized[int]") -> tuple[set[str], dict[str, Position]]:
         """Begin conversations, and return once half is drawn: which have ended, and where the turns of others begin."""
         # Conversations that began together turn together: the moment is any within a turn, not the end of one.
@@ -355,15 +411,28 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
             rest = [task for task in tasks if task.task_id not in ended]
             orders = [order_of(task, again.incarnation, attempt=2, turns=begun.get(task.task_id)) for task in rest]
             await answered(producer, events, orders, len(orders))
+            total += drawn.value
+            longer = {"recomputed": await again.over_versions(model, 2 * rounds, drawn)}
             pipe.send(None)
             await asyncio.to_thread(process.join)
-            total += drawn.value
+        kept_caches = settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"caches": "kept"})})
+        with explorer_process(kept_caches) as (pipe, drawn, process):
+            await asyncio.to_thread(pipe.recv)
+            third = Bench(pipe, producer, events, short=short)
+            await third.join(model, 3, again.incarnation)
+            longer["kept"] = await third.over_versions(model, 2 * rounds, drawn)
+            pipe.send(None)
+            await asyncio.to_thread(process.join)
     needed = len(tasks) * TURNS * DRAWN
     rows += [
         Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
         Row("blocks found in the prefix cache over those shared", hits, "", 0.9),
         Row(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5, better="lower"),
         Row("tokens drawn twice after a SIGKILL", 100 * (total - needed) / needed, "%", 5.0, better="lower"),
+        *(
+            Row(f"responses in flight over a version, caches {caches}: longer by", value, "ms", better="lower")
+            for caches, value in longer.items()
+        ),
         Row("start of engine and runners", start_s, "s", better="lower"),
     ]
     notes.append(f"ratios, kept or not: {', '.join(f'{ratio:.3f}' for ratio in kept)}")
