@@ -88,6 +88,7 @@ def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
         if key.startswith("explorer/"):
             body.setdefault("pool", "")
             body.setdefault("fixed", False)
+            body.setdefault("lane", None)
         if key.startswith("batch/"):
             body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
         if key.startswith("progress/"):
@@ -224,7 +225,7 @@ def test_in_random_histories_too_both_versions_read_the_state(seed: int) -> None
     rng = random.Random(seed)  # noqa: S311 - histories, not secrets
     world = World(rng, draw_settings(rng))
     former = msgpack.unpackb(load(FILES[0])["entries"]["explorer/explorer-0"])[1]
-    gone = {"name": "gone", **former, "gone": True, "pool": "", "fixed": False}
+    gone = {"name": "gone", **former, "gone": True, "pool": "", "fixed": False, "lane": None}
     world.log.changelog["explorer/gone"] = msgpack.packb([OLDEST_LEVEL, gone])
     world.process = Process(world.settings, world.log)
     world.invariants.keeps_sequences = False

@@ -45,7 +45,7 @@ async def test_a_commit_that_hangs_is_that_of_one_client(monkeypatch: pytest.Mon
             answer = await post(key, "/v1/chat/completions", {"messages": ASKED})
             await post(key, "/feedback", {"msg_ids": [answer["id"]], "reward": 1})
         commits = [asyncio.create_task(post(key, "/commit", {})) for key in (KEY, OTHERS_KEY)]
-        await until(lambda: len(asked) == 2, 5)
+        await until(lambda: len(asked) == 2)
         for one in commits:
             one.cancel()
         await asyncio.wait(commits)

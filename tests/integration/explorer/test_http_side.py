@@ -51,7 +51,7 @@ async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settin
 
 
 async def test_a_workflow_asks_an_explorer_of_another_pool(settings: Settings, fork_server: ForkServer) -> None:
-    own = {"http_key": SecretStr("secret"), "auxiliary_pools": "judge", "auxiliary_wait_s": 0.1, "max_tokens": 9}
+    own = {"http_key": SecretStr("secret"), "auxiliary_pools": "judge", "auxiliary_wait_s": 3.0, "max_tokens": 9}
     settings = settings.model_copy(update={"explorer": settings.explorer.model_copy(update=own)})
     listening = ExplorerSettings(http_port=0, http_key=SecretStr("secret"))
     judge = FakeEngine(version=-1, answer="ok")
