@@ -28,8 +28,8 @@ def test_who_says_much_forgets_its_own() -> None:
 async def test_a_commit_that_hangs_is_that_of_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
 
-    async def contribute(channel: CommandChannel, published: Published) -> Any:
-        del channel
+    async def contribute(channel: CommandChannel, published: Published, covers: Any = None) -> Any:
+        del channel, covers
         asked.append(published.task_id)
         await asyncio.Event().wait()
 
@@ -45,7 +45,7 @@ async def test_a_commit_that_hangs_is_that_of_one_client(monkeypatch: pytest.Mon
             answer = await post(key, "/v1/chat/completions", {"messages": ASKED})
             await post(key, "/feedback", {"msg_ids": [answer["id"]], "reward": 1})
         commits = [asyncio.create_task(post(key, "/commit", {})) for key in (KEY, OTHERS_KEY)]
-        await until(lambda: len(asked) == 2)
+        await until(lambda: len(asked) == 2, 30)
         for one in commits:
             one.cancel()
         await asyncio.wait(commits)
