@@ -168,10 +168,12 @@ class Sandbox:
     async def terminate(self) -> None:
         """Kill what runs, and let go of the folder. Safe to call twice."""
         place, self._place, self._over = self._place, None, True
-        for process in tuple(self._running):
-            await kill(process)
-        if place is not None:
-            await asyncio.to_thread(place.release)
+        try:
+            for process in tuple(self._running):
+                await kill(process)
+        finally:
+            if place is not None:
+                await asyncio.to_thread(place.release)
 
     async def __aenter__(self) -> Self:
         try:

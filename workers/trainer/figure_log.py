@@ -7,6 +7,7 @@
     the queue --a task, a producer of its own--> token-figures
       the producer fails             --> what waits is left out, and counted; said once; another one for what comes then
       one record is too large        --> it is left out, and counted
+      a defect of the task           --> likewise, told with its place; another task for what comes then
     the end of the trainer, in order --> what waits is written, for DRAIN_S; otherwise it is left out
 
 A producer of its own, because one that has failed is of no more use, and the trainer's other records are needed. It is
@@ -133,7 +134,7 @@ class FigureLog:
             self._news.set()
             if self._task is None:
                 self._task = asyncio.create_task(self._write(), name="token figures")
-                self._task.add_done_callback(_look_at)
+                self._task.add_done_callback(self._look_at)
 
     async def _write(self) -> None:
         while True:
@@ -163,6 +164,12 @@ class FigureLog:
             self._news.clear()
             self._empty.set()
 
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("figures by token that waited are not written: a defect", exc_info=error)
+            self._forget()
+            self._task = None
+
     def _forget(self) -> None:
         _drop(len(self._waiting))
         self._waiting.clear()
@@ -182,8 +189,3 @@ def _size(record: TokenFigures) -> int:
 def _drop(records: int) -> None:
     if records:
         TOKEN_FIGURES_DROPPED.add(records)
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("figures by token are written no more: a defect", exc_info=error)

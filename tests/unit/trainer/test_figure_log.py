@@ -155,6 +155,29 @@ async def test_a_broker_that_is_away_costs_figures_and_nothing_else(
     assert sum("not written" in message for message in caplog.messages) == 1
 
 
+async def test_a_defect_costs_what_waits_and_what_comes_then_is_written(
+    dropped: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = False
+
+    class Defective(FakeProducers):
+        @asynccontextmanager
+        async def producer(self) -> AsyncIterator[FakeProducers]:
+            if not sound:
+                raise RuntimeError("a defect")
+            yield self
+
+    bus = Defective()
+    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
+        figures.offer(STEP, [of(0), of(1)])
+        await until(partial(counts, dropped, 2))
+        sound = True
+        figures.offer(STEP, [of(0)])
+    assert [one.task_id for one in bus.sent] == ["a"]
+    assert sum(dropped) == 2
+    assert sum("a defect" in message for message in caplog.messages) == 1
+
+
 async def test_a_producer_that_cannot_start_is_not_tried_again_at_once(dropped: list[int]) -> None:
     class Away(FakeProducers):
         @asynccontextmanager
