@@ -183,7 +183,7 @@ class Supervisor:
         Raises:
             ServiceDiedError: One has ended.
         """
-        for service in self._services.values():
+        for service in list(self._services.values()):
             service.check()
 
     async def watch(self) -> None:
@@ -214,10 +214,13 @@ class Supervisor:
         Returns:
             Its exit status.
         """
-        service = self._services[name]
-        code = service.child.stop(service.spec.grace_s)
-        del self._services[name]
-        return code
+        # First: whoever watches meanwhile would take its end for a death.
+        service = self._services.pop(name)
+        try:
+            return service.child.stop(service.spec.grace_s)
+        except BaseException:
+            service.child.kill()
+            raise
 
     def stop(self) -> None:
         """Stop all services, stage by stage. Where this is interrupted, what is left is killed."""

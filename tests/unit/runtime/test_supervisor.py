@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
-from trinity_bus.runtime.process import ProcessError
+from trinity_bus.runtime.process import Child, ProcessError
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor, activity_of
 
 SLEEP = ("sleep", "600")
@@ -147,3 +147,20 @@ def test_what_a_service_does_is_the_last_line_that_says_so(tmp_path: Path) -> No
     assert 7 <= found.seconds < 60
     log.write_text(f"12:00:02 INFO    workers.one: {'words ' * 100}\n")
     assert len(activity_of("one", log).what) <= 100
+
+
+def test_one_that_is_stopped_is_not_taken_for_one_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Child.stop
+
+    with Supervisor(tmp_path) as supervisor:
+
+        def stop_and_look(child: Child, grace_s: float) -> int:
+            code = stop(child, grace_s)
+            supervisor.check()
+            return code
+
+        supervisor.launch(ServiceSpec(name="one", command=SLEEP))
+        supervisor.launch(ServiceSpec(name="other", command=SLEEP))
+        monkeypatch.setattr(Child, "stop", stop_and_look)
+        assert supervisor.stop_one("one") == -signal.SIGTERM
+        assert [one.name for one in supervisor.activities()] == ["other"]
