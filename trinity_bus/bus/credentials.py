@@ -6,8 +6,8 @@
                  '--its credentials are refused-------> REFUSED; for REFUSED_S and nobody lets it in: GIVEN UP, one line
                  '--gets no answer, or another error--> as before: who is away says nothing of credentials
 
-Not at once, because a refusal may be a matter of moments: a broker that starts, or one of several, may not have read yet
-which users there are, and a user or its new password may be set beside the service that logs in with it.
+Not at once, because a refusal may be a matter of moments: a broker that starts, or one of several, may not have read
+yet which users there are, and a user or its new password may be set beside the service that logs in with it.
 
 A broker that does not take a client's certificate hangs up without a word: that is no refusal here, and is waited for.
 """

@@ -1,10 +1,10 @@
 """TLS and SASL against a real broker that asks for them."""
 
 import asyncio
-import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ pytestmark = [
 ]
 PASSWORD = "right-horse"  # noqa: S105 - of a broker that lives as long as this test
 DOUBT = "does it want another TRINITY_BUS_KAFKA__SECURITY_PROTOCOL?"
-LOGIN = (
-    "are TRINITY_BUS_KAFKA__SASL_USERNAME, TRINITY_BUS_KAFKA__SASL_PASSWORD and TRINITY_BUS_KAFKA__SASL_MECHANISM right?"
-)
-AUTHORITY = "are TRINITY_BUS_KAFKA__SSL_CAFILE and TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS right?"
+LOGIN = "TRINITY_BUS_KAFKA__SASL_PASSWORD and TRINITY_BUS_KAFKA__SASL_MECHANISM right?"
+AUTHORITY = "TRINITY_BUS_KAFKA__SSL_CAFILE and TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS right?"
 LIMIT_S = 60.0
 CERTIFICATE = "a certificate, or another one than that of TRINITY_BUS_KAFKA__SSL_CERTFILE?"
 LISTENERS = {"SSL": "TLS", "SASL_PLAINTEXT": "LOGIN", "SASL_SSL": "BOTH"}
@@ -156,15 +154,10 @@ async def test_a_refusal_says_why_and_shows_no_secret(
         pytest.param({"ssl_cafile": None}, "CERTIFICATE_VERIFY_FAILED", AUTHORITY, id="unknown authority"),
     ],
 )
+@pytest.mark.usefixtures("hasty")
 async def test_wrong_credentials_are_no_outage(
-    brokers: dict[str, str],
-    certificates: Path,
-    wrong: dict[str, Any],
-    answer: str,
-    doubt: str,
-    monkeypatch: pytest.MonkeyPatch,
+    brokers: dict[str, str], certificates: Path, wrong: dict[str, Any], answer: str, doubt: str
 ) -> None:
-    monkeypatch.setattr(credentials, "REFUSED_S", 0.5)
     settings = settings_for(brokers, certificates, "SASL_SSL", outage_s=LIMIT_S, **wrong)
     async with asyncio.timeout(LIMIT_S / 2):
         with pytest.raises(CredentialsRefusedError, match=answer) as caught:
@@ -172,6 +165,12 @@ async def test_wrong_credentials_are_no_outage(
     assert str(caught.value).endswith(doubt)
     assert brokers["SASL_SSL"] in str(caught.value)
     assert PASSWORD not in str(caught.value)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials are given up soon."""
+    monkeypatch.setattr(credentials, "REFUSED_S", 0.5)
 
 
 @pytest.fixture
@@ -205,20 +204,17 @@ async def test_a_user_who_is_made_while_a_service_starts_is_let_in(
     await starting
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["producer", "transactions", "reader", "positions", "new"])
 async def test_a_password_that_is_changed_ends_each_kind_of_client(
-    brokers: dict[str, str],
-    certificates: Path,
-    kind: str,
-    clients: list[LogClient],
-    monkeypatch: pytest.MonkeyPatch,
+    brokers: dict[str, str], certificates: Path, kind: str, clients: list[LogClient]
 ) -> None:
     as_admin = settings_for(brokers, certificates, "SASL_SSL", namespace=f"changed-{kind}", request_timeout_s=1.0)
     user = f"changes-{kind}"
     await give_password(as_admin, user, PASSWORD)
     settings = as_admin.model_copy(update={"sasl_username": user, "outage_s": LIMIT_S})
     task = Task(task_id="t", workflow="math", prompt="x")
-    async with asyncio.timeout(LIMIT_S / 2), Bus(settings, client_id="test") as bus, contextlib.AsyncExitStack() as all_:
+    async with asyncio.timeout(LIMIT_S / 2), Bus(settings, client_id="test") as bus, AsyncExitStack() as all_:
         await bus.ensure_topics([TASKS])
         producer = await all_.enter_async_context(bus.producer())
         transactional = await all_.enter_async_context(bus.producer(transactional_id="t"))
@@ -245,7 +241,6 @@ async def test_a_password_that_is_changed_ends_each_kind_of_client(
                         pass
 
         await give_password(as_admin, user, "another")
-        monkeypatch.setattr(credentials, "REFUSED_S", 1.0)
         for client in clients:
             client.break_off()
         # Of a record it is said, besides, that it is not known to be durable.

@@ -10,15 +10,19 @@ from trinity_bus.bus.credentials import REFUSED_S, Refusals, doubtful_settings
 
 def test_refusals_count_from_the_first_since_a_client_was_let_in() -> None:
     refusals = Refusals()
-    assert refusals.last is refusals.given_up(1000.0) is None
+
+    def told(now: float) -> tuple[str | None, str | None]:
+        return refusals.last, refusals.given_up(now)
+
+    assert told(1000.0) == (None, None)
     refusals.refused(0.0, "wrong")
-    assert (refusals.last, refusals.given_up(REFUSED_S / 2)) == ("wrong", None)
+    assert told(REFUSED_S / 2) == ("wrong", None)
     refusals.forget()
-    assert refusals.last is refusals.given_up(1000.0) is None
+    assert told(1000.0) == (None, None)
     refusals.refused(1000.0, "wrong")
     refusals.refused(1000.0 + REFUSED_S, "wrong again")
-    assert refusals.given_up(1000.0 + REFUSED_S - 0.1) is None
-    assert refusals.given_up(1000.0 + REFUSED_S) == "wrong again"
+    assert told(1000.0 + REFUSED_S - 0.1) == ("wrong again", None)
+    assert told(1000.0 + REFUSED_S) == ("wrong again", "wrong again")
 
 
 @pytest.mark.parametrize(
