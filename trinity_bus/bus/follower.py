@@ -38,6 +38,8 @@ class TopicFollower:
         start: Where it begins.
         pause_s: How long it lets records gather after each that came: for one whom nobody waits for. A fetch for each
             record costs the broker as much as writing it.
+        written: Whether one is caught up when everything is handled that was written, once its transaction has ended;
+            see :meth:`Reader.replay`. For who has read one record of a transaction elsewhere, and wants the others.
     """
 
     def __init__(
@@ -47,12 +49,15 @@ class TopicFollower:
         on_end: Callable[[BaseException], None],
         start: Start = "end",
         pause_s: float = 0.0,
+        *,
+        written: bool = False,
     ) -> None:
         self._make = reader
         self._handle = handle
         self._on_end = on_end
         self._start = start
         self._pause_s = pause_s
+        self._written = written
         self._task: asyncio.Task[None] | None = None
         self._reader: Reader | None = None
         """That is read now; None while it waits."""
@@ -80,7 +85,7 @@ class TopicFollower:
             waiting.cancel()
 
     async def caught_up(self) -> None:
-        """Wait until everything that was committed before the call has been handled."""
+        """Wait until everything that was committed before the call has been handled; see ``written``."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._catching_up.append(waiting)
         self._wanted.set()
@@ -124,7 +129,7 @@ class TopicFollower:
             self._wanted.clear()
             waiting = [one for one in self._catching_up if not one.done()]
             if waiting:
-                async for received in reader.replay():
+                async for received in reader.replay(written=self._written):
                     self._handle(received)
                 for one in waiting:
                     if not one.done():
