@@ -47,7 +47,6 @@ from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
-from trinity_bus.weights.link.transport import LinkTransport
 from trinity_bus.weights.memory import held_version, server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
@@ -122,7 +121,7 @@ def explorer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("bytes")
         post.trainer_may_die("bytes")
 
-    for transport in (LinkTransport, MemoryTransport, CheckpointTransport):
+    for transport in (MemoryTransport, CheckpointTransport):
         fill = transport.fill
 
         def counting(self: Any, buffers: Any, arrived: Any, fill: Any = fill) -> None:
@@ -141,11 +140,12 @@ def trainer_dies_amid_buckets(post: Post) -> None:
     held_version.send_piece = after_some(held_version.send_piece, TENSORS, look)
     answer = server.WeightServer._answer
 
-    def answering(self: Any, *arguments: Any) -> None:
-        answer(self, *arguments)
+    def answering(self: Any, *arguments: Any) -> Any:
+        asked = answer(self, *arguments)
         post.die_if_told("answer")
+        return asked
 
-    server.WeightServer._answer = answering  # type: ignore[method-assign, assignment]
+    server.WeightServer._answer = answering  # type: ignore[method-assign]
 
 
 class TornError(Exception):
@@ -235,10 +235,7 @@ class Server:
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         if announced.members:
             self._post.die_if_told("rendezvous")
-        outcome = self._publisher.serve(announced, traceparent)
-        if self._post.method == "nccl" and None in outcome.values():
-            self._post.die_if_told("answer")
-        return outcome
+        return self._publisher.serve(announced, traceparent)
 
     def admit(self, announced: ModelVersion) -> None:
         self._publisher.admit(announced)

@@ -37,7 +37,6 @@ from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.manifest import TransferManifest
@@ -346,9 +345,9 @@ def test_ports_are_chosen_by_the_operator() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(LinkError, match=f"port {port}"):
             WeightServer(ports=[port])
-        for made in (WeightServer(ports=range(port, port + 50)), WeightPublisher(ports=range(port, port + 50))):
-            assert port < made.address[1] < port + 50
-            made.close()
+        made = WeightServer(ports=range(port, port + 50))
+        assert port < made.address[1] < port + 50
+        made.close()
 
 
 @pytest.mark.parametrize(("value", "ports"), [("0", [0]), ("7000", [7000]), ("7000-7002", [7000, 7001, 7002])])
@@ -417,5 +416,5 @@ def test_a_version_that_is_larger_than_the_model_is_refused_before_memory_is_tak
 
 
 def _listener(publisher: Publisher) -> listener.PeerListener:
-    assert isinstance(publisher, WeightServer | WeightPublisher)
+    assert isinstance(publisher, WeightServer)
     return publisher._listener

@@ -2,8 +2,7 @@
 
 ::
 
-    ModelVersion for this incarnation --------> over links: a thread sends it to each member --> errors are logged;
-                                                  memory, checkpoint: members take it themselves   it is announced again
+    ModelVersion for this incarnation --------> its members are let in, and take it themselves
     WeightsSynced of a version served here ----> its checksum is compared with the one that was sent
 
 An explorer that reports other bytes than were sent does not serve the version. The coordinator, which compares as well,
@@ -92,22 +91,10 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         LinkError: Nothing can listen on the trainer's host.
     """
     from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
-    from trinity_bus.weights.link.publisher import WeightPublisher
     from trinity_bus.weights.memory.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
     dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
-    if sync.sync_method == "memory":
-        return WeightServer(
-            settings.host,
-            ports=settings.weights_ports,
-            tls=pull_certificate(sync),
-            bucket_bytes=bucket_bytes,
-            timeout_s=timeout_s,
-            dtype=dtype,
-            deltas=sync.sync_delta,
-            fan_out=sync.sync_fan_out,
-        )
     if sync.sync_method == "checkpoint":
         return CheckpointPublisher(
             directory,
@@ -117,13 +104,17 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
             dtype=dtype,
             deltas=sync.sync_delta,
         )
-    return WeightPublisher(
+    is_memory = sync.sync_method == "memory"
+    return WeightServer(
         settings.host,
         ports=settings.weights_ports,
+        tls=pull_certificate(sync) if is_memory else None,
         bucket_bytes=bucket_bytes,
         timeout_s=timeout_s,
         dtype=dtype,
-        method="gloo" if device == "cpu" else "nccl",
+        deltas=sync.sync_delta and is_memory,
+        fan_out=sync.sync_fan_out,
+        method="memory" if is_memory else "gloo" if device == "cpu" else "nccl",
     )
 
 

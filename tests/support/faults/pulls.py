@@ -1,6 +1,7 @@
 """One end of a pull in a process of its own, to be killed: ``python -m tests.support.faults.pulls take|serve ...``.
 
-``take HOST PORT CHECKSUM``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``take HOST PORT CHECKSUM [METHOD]``: begins to take version 0, by ``memory`` or by METHOD, prints ``first`` after the
+first bucket, and stays there.
 ``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
 prints ``amid``, and stays there.
 """
@@ -12,10 +13,10 @@ import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import held_version, server
+from trinity_bus.weights.memory import frames, held_version, server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Method, Source
 
 
 def say(word: str) -> None:
@@ -23,7 +24,7 @@ def say(word: str) -> None:
     sys.stdout.flush()
 
 
-def take(host: str, port: str, checksum: str) -> None:
+def take(host: str, port: str, checksum: str, method: Method = "memory") -> None:
     original = MemoryTransport.fill
 
     def stay(_: int) -> None:
@@ -37,7 +38,7 @@ def take(host: str, port: str, checksum: str) -> None:
     receiver = WeightReceiver()
     receiver.start(
         Source(
-            method="memory",
+            method=method,
             host=host,
             port=int(port),
             prefix="trainer-life/1/victim",
@@ -64,7 +65,7 @@ def serve() -> None:
             sys.stdin.read()
 
     # To a member on its own machine it sends all at once, and no frames.
-    server.send_piece = send_and_stay  # type: ignore[attr-defined]
+    frames.send_piece = send_and_stay
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()
@@ -73,6 +74,6 @@ def serve() -> None:
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
     if command == "take":
-        take(*arguments)
+        take(*arguments)  # type: ignore[arg-type]
     else:
         serve()

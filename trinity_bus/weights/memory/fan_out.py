@@ -186,6 +186,10 @@ class FanOut:
         """Return whom a member takes from."""
         return self._places[number].holder
 
+    def is_whole(self, number: int) -> bool:
+        """Whether a member has all."""
+        return self._places[number].proven >= self._ends[-1]
+
     def address(self, number: int) -> tuple[str, int] | None:
         """Return host and port of a member; None for the trainer, and for one that is gone."""
         place = self._places.get(number)

@@ -4,7 +4,7 @@
 
     CLOSED --open--> LISTENING --hold: a version begins to come--> PASSING ON --retire, hold--> ...
                                                                        |
-    a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> frames (``feed``)
+    a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> chunks (``carrier``)
 
 It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
 ``trainer`` of a proof towards those who come, by the secret of the announcement, so nobody else is let in. It does not
@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from trinity_bus.weights.carrier import Carrier
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.listener import PeerListener
+from trinity_bus.weights.memory.frames import FrameCarrier
 from trinity_bus.weights.memory.held_version import HeldVersion
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
@@ -61,6 +63,7 @@ class Relay:
         self._listener: PeerListener | None = None
         self._announcement = _Announcement()
         self._holding: HeldVersion | None = None
+        self._carrier: Carrier = FrameCarrier()
 
     def open(self, host: str, source: Source) -> int:
         """Listen, where it does not yet. Return the port.
@@ -91,11 +94,11 @@ class Relay:
             self._announcement.follow(source)
             return self._listener.address[1]
 
-    def hold(self, holding: HeldVersion) -> None:
-        """Pass this version on from now on, as it comes."""
+    def hold(self, holding: HeldVersion, carrier: Carrier) -> None:
+        """Pass this version on from now on, as it comes, by what carries it."""
         self.retire()
         with self._changed:
-            self._holding = holding
+            self._holding, self._carrier = holding, carrier
             self._changed.notify_all()
 
     def retire(self, holding: HeldVersion | None = None) -> None:
@@ -136,6 +139,8 @@ class Relay:
             return False
         channel.send(ANSWER.encode(WeightsAnswer("")))
         # It is gone, or the version is: it asks the trainer for another holder.
-        with contextlib.suppress(LinkError):
-            holding.send(channel, request.first)
+        with contextlib.suppress(LinkError), contextlib.closing(self._carrier.sender(channel)) as sender:
+            sender.chunks(holding, request.first)
+            # What it has not read yet would be lost with the link; it closes when it has all.
+            channel.waits_for_more()
         return False

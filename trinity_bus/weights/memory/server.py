@@ -3,8 +3,9 @@
 ::
 
     (a member has proven itself: ``listener``) --> read the request --> lease the version --> answer, bytes --> close
-                                                         |                     |                    |
-                                                         +--silent: dropped    +--gone: refused     +--too slow: dropped
+                                                    ^    |                     |                    |
+                                                    |    +--silent: dropped    +--gone: refused     +--too slow: dropped
+                                                    +--over links (``carrier``): kept for the next version
 
 A member on another machine that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open
 meanwhile, so that the trainer sees how far it is, and when it is gone, and is asked there when its holder has failed::
@@ -32,20 +33,22 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
+from trinity_bus.weights.carrier import Sender
+from trinity_bus.weights.carriers import carrier_of
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
-from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
+from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import Keyring, PeerListener
 from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
-from trinity_bus.weights.memory.held_version import BEAT_S, PIECE, HeldVersion, send_piece
+from trinity_bus.weights.memory.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
@@ -63,6 +66,8 @@ _ROUNDS: Final = 8
 class WeightServer:
     """Stages versions and serves them to the members of announcements. All methods may be called from any thread.
 
+    What ``memory`` sends over the connections of members, ``gloo`` and ``nccl`` send over links: see ``carrier``.
+
     Args:
         host: Address to listen on.
         ports: The first free one is taken; 0 is any.
@@ -73,12 +78,12 @@ class WeightServer:
         dtype: As what floating-point tensors travel; as they are if None.
         deltas: Whether to send only what has changed, where that is smaller.
         fan_out: Whether members pass on what they take; never with TLS, for which they have no certificates.
+        method: ``memory``, ``gloo`` or ``nccl``; the last one moves GPU memory. With links, all bytes are sent, and
+            nothing is by TLS.
 
     Raises:
         LinkError: Nothing can listen on ``host``.
     """
-
-    method: Method = "memory"
 
     def __init__(
         self,
@@ -92,10 +97,20 @@ class WeightServer:
         dtype: str | None = None,
         deltas: bool = False,
         fan_out: bool = True,
+        method: Literal["memory", "gloo", "nccl"] = "memory",
     ) -> None:
-        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype, chunks=fan_out and tls is None)
+        self.method: Method = method
+        self._carrier = carrier_of(method)
+        self.staging = Staging(
+            bucket_bytes=bucket_bytes,
+            retain=retain,
+            device=self._carrier.device,
+            dtype=dtype,
+            chunks=fan_out and tls is None,
+        )
         self._deltas: _Deltas | None = _Deltas() if deltas else None
         self._trees = _Trees()
+        self._silence_s = max(1, int(timeout_s))
         self._keyring = Keyring()
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
@@ -138,28 +153,43 @@ class WeightServer:
         self._listener.close()
 
     def _attend(self, channel: Channel, who: str) -> bool:
-        """Serve one member, in a thread of its own; the connection is not kept."""
-        request = REQUEST.decode(channel.receive(REQUEST.limit))
-        with _tracer.start_as_current_span(
-            "send weights",
-            attributes={RL_EXPLORER: who, RL_MODEL_VERSION: request.version},
-        ) as span:
-            try:
-                self._answer(channel, who, request)
-            except (WeightTransferError, OSError) as error:
-                span.set_status(trace.StatusCode.ERROR, str(error))
-                _log.warning("version %d was not sent to %s: %s", request.version, who, error)
+        """Serve one member, in a thread of its own; the connection is not kept by anybody else."""
+        request: WeightsRequest | None = REQUEST.decode(channel.receive(REQUEST.limit))
+        with contextlib.closing(self._carrier.sender(channel)) as sender:
+            while request is not None:
+                version = request.version
+                with _tracer.start_as_current_span(
+                    "send weights",
+                    attributes={RL_EXPLORER: who, RL_MODEL_VERSION: version},
+                ) as span:
+                    try:
+                        request = self._answer(channel, sender, who, request)
+                    except (WeightTransferError, RuntimeError, OSError) as error:
+                        span.set_status(trace.StatusCode.ERROR, str(error))
+                        _log.warning("version %d was not sent to %s: %s", version, who, error)
+                        return False
+                if request is None and self._carrier.keeps:
+                    request = self._next_version(channel)
         return False
 
-    def _answer(self, channel: Channel, who: str, request: WeightsRequest) -> None:
-        """Send what is asked for, or say from whom it can be had, or why not.
+    def _next_version(self, channel: Channel) -> WeightsRequest | None:
+        """Wait, however long, until a member asks for another version; None where it does not."""
+        with contextlib.suppress(LinkError):
+            channel.notice_silence(self._silence_s)
+            channel.wait()
+            if channel.waits_for_more():
+                return REQUEST.decode(channel.receive(REQUEST.limit))
+        return None
+
+    def _answer(self, channel: Channel, sender: Sender, who: str, request: WeightsRequest) -> WeightsRequest | None:
+        """Send what is asked for, or say from whom it can be had, or why not. Return what the member asks for next.
 
         Raises:
             VersionGoneError: The member was refused.
             LinkError: It is gone or too slow.
         """
         try:
-            with self.staging.lease(request.version, request.checksum) as staged:
+            with self._lease(request, sender) as staged:
                 manifest, hashes = staged.manifest.to_json(), staged.chunk_hashes
                 delta = self._delta(staged, request.held)
                 here, there = channel.ends
@@ -168,48 +198,61 @@ class WeightServer:
                 if delta is not None or not passes_on:
                     changes = None if delta is None else delta.changes
                     channel.send(ANSWER.encode(WeightsAnswer("", manifest, changes)))
-                    parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
-                    for part in parts:
-                        view = memoryview(part)
-                        for start in range(0, len(view), PIECE):
-                            send_piece(channel, view[start : start + PIECE])
-                    return
+                    sender.whole(self._carrier.views(staged.buffers) if delta is None else delta.payload)
+                    return None
             with self._trees.joined(channel, who, request, staged) as place:
-                self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes, reports=True))
+                answer = WeightsAnswer("", manifest, None, hashes, reports=True)
+                return self._fan_out(channel, sender, place, request, answer)
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
             raise
 
-    def _fan_out(self, channel: Channel, place: "_Joined", request: WeightsRequest, answer: WeightsAnswer) -> None:
-        """Send frames, or name a holder, until the member has all or is gone; raises as ``_answer`` does."""
+    @contextlib.contextmanager
+    def _lease(self, request: WeightsRequest, sender: Sender) -> Iterator[Staged]:
+        """Lease a version, as ``Staging.lease``; what may still be read of it later is not used again."""
+        with self.staging.lease(request.version, request.checksum) as staged:
+            try:
+                yield staged
+            finally:
+                staged.spoiled = staged.spoiled or sender.still_reads
+
+    def _fan_out(
+        self, channel: Channel, sender: Sender, place: "_Joined", request: WeightsRequest, answer: WeightsAnswer
+    ) -> WeightsRequest | None:
+        """Send chunks, or name a holder, until the member has all or is gone; returns and raises as ``_answer``."""
         while True:
             holder = place.holder()
             with contextlib.ExitStack() as leased:
                 if holder is None:
-                    staged = leased.enter_context(self.staging.lease(request.version, request.checksum))
+                    staged = leased.enter_context(self._lease(request, sender))
                     channel.send(ANSWER.encode(answer))
                     chunks = staged.chunks()
                     holding = HeldVersion(request.version, request.checksum, chunks)
-                    holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
-                    if holding.send(channel, request.first, place.goes_on):
+                    holding.attach(self._carrier.views(staged.buffers), proven=len(chunks))
+                    if sender.chunks(holding, request.first, place.goes_on):
                         place.report(len(chunks))
                 else:
                     channel.send(ANSWER.encode(msgspec.structs.replace(answer, holder=holder)))
             again = self._next_request(channel, place)
-            if again is None:
-                return
+            if again is None and not place.is_whole:
+                raise LinkError("it is gone, and has not said that it has all")
+            if again is None or (again.version, again.checksum) != (request.version, request.checksum):
+                return again
             # It has been told what there is to be said about the version.
             request, answer = again, WeightsAnswer("")
             place.move(alone=request.alone)
 
     def _next_request(self, channel: Channel, place: "_Joined") -> WeightsRequest | None:
-        """Take reports until the member wants another holder; None where it is gone."""
+        """Take reports until the member wants another holder, or another version; None where it is gone."""
         told = False
         while channel.waits_for_more():
             request = REQUEST.decode(channel.receive(REQUEST.limit))
             if not request.report:
                 return request
-            if not place.report(request.first) and not told:
+            stays = place.report(request.first)
+            if place.is_whole:
+                return None
+            if not stays and not told:
                 channel.send(ANSWER.encode(WeightsAnswer("", leave=True)))
                 told = True
         return None
@@ -261,6 +304,8 @@ class _Joined:
     told: int = TRAINER
     """The holder that it knows of."""
     reported_at: float = 0.0
+    is_whole: bool = False
+    """It has said that it has all."""
 
     def holder(self) -> tuple[str, int] | None:
         """Whom it takes from, from now on."""
@@ -273,6 +318,7 @@ class _Joined:
         self.reported_at = time.monotonic()
         with self.lock:
             self.tree.report(self.number, proven, self.reported_at)
+            self.is_whole = self.tree.is_whole(self.number)
             return self.tree.holder(self.number) == self.told
 
     def goes_on(self, sent: int) -> bool:
