@@ -131,11 +131,15 @@ class MemoryTransport:
         if self._taker is not None:
             self._taker.close()
             self._taker = None
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._relay is not None and self._holding is not None and not self._holding.is_whole:
-            self._relay.retire(self._holding)
+        channel, self._channel = self._channel, None
+        if self._relay is not None and self._holding is not None:
+            if self._holding.is_whole and channel is not None:
+                self._relay.keep(self._holding, channel)
+                return
+            if not self._holding.is_whole:
+                self._relay.retire(self._holding)
+        if channel is not None:
+            channel.close()
 
     def _asked_again(self, source: Source, held: str | None, cancelled: threading.Event) -> WeightsAnswer | None:
         """Return the answer over the connection of the last transfer; None where there is none any more."""
