@@ -176,7 +176,7 @@ async def serve_weights(
     publisher = WeightServer(method="gloo")
     announced = announced_version(publisher, explorer_incarnation, model, name=name, epoch=epoch, version=0)
     await producer.send(MODEL_VERSIONS, announced.model, announced)
-    await asyncio.to_thread(publisher.serve, announced)
+    publisher.admit(announced)
     synced = False
     while not synced:
         for received in await events.batch(LIMIT_S):
@@ -314,10 +314,9 @@ class Bench:
         while announced is not None and drawn.value < half:  # noqa: ASYNC110 - another process counts
             await asyncio.sleep(0.001)
         waits_for = set() if announced is None else {WeightsSynced}
-        serving = None
         if announced is not None:
             await self.producer.send(MODEL_VERSIONS, announced.model, announced)
-            serving = asyncio.create_task(asyncio.to_thread(publisher.serve, announced))
+            publisher.admit(announced)
         took = 0.0
         while open_orders or waits_for:
             for received in await self.events.batch(LIMIT_S):
@@ -326,8 +325,6 @@ class Bench:
                     assert received.record.status == "completed", received.record.error
                     open_orders -= 1
                     took = time.perf_counter() - began
-        if serving is not None:
-            await serving
         publisher.close()
         return took
 

@@ -138,11 +138,9 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
         checksum = server.stage(version, ((f"{i}", row) for i, row in enumerate(weights)))
         staged_s = time.perf_counter() - began
         announced = announce(version, checksum, server.address, method, "explorer-0")
-        serving = threading.Thread(target=server.serve, args=(announced,), daemon=True)
-        serving.start()
+        server.admit(announced)
         pipe.send(source(announced, "explorer-0", LIMIT_S))
         taken = pipe.recv()
-        serving.join(LIMIT_S)
         assert isinstance(taken, Taken), f"version {version} was not taken: {taken}"
         assert taken.digits == digits_of(weights), f"version {version} is not on the other's device what it was here"
         # The first one makes memory, and links.

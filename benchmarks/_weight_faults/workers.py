@@ -232,13 +232,10 @@ class Server:
         self._post = post
         self._publisher = publisher
 
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
         if announced.members:
             self._post.die_if_told("rendezvous")
-        return self._publisher.serve(announced, traceparent)
-
-    def admit(self, announced: ModelVersion) -> None:
-        self._publisher.admit(announced)
+        self._publisher.admit(announced, traceparent)
 
     def keep(self, version: int) -> None:
         self._publisher.keep(version)

@@ -66,11 +66,7 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
     async def take(version: int, tensors: Named) -> int:
         checksum = publisher.stage(version, tensors)
         announced = announcement(publisher, version, checksum, "explorer-0", epoch=version)
-        serving = asyncio.create_task(asyncio.to_thread(publisher.serve, announced))
-        try:
-            return (await engine.sync_weights(announced, announced.members[0])).nbytes
-        finally:
-            await serving
+        return (await engine.sync_weights(announced, announced.members[0])).nbytes
 
     async def drawn() -> EngineCompletion:
         (found,) = await engine.generate(PROMPT, Sampling(max_tokens=16, ignore_eos=True))

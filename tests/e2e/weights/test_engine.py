@@ -74,11 +74,7 @@ class Rig:
         return change(announcement(self.publisher, self.version, checksum, NAME, epoch=self.version))
 
     async def transfer(self, announced: ModelVersion) -> SyncOutcome:
-        serving = asyncio.create_task(asyncio.to_thread(self.publisher.serve, announced))
-        try:
-            return await self.engine.sync_weights(announced, announced.members[0])
-        finally:
-            await serving
+        return await self.engine.sync_weights(announced, announced.members[0])
 
     def sync(self, model: int) -> SyncOutcome:
         return self.run(self.transfer(self.announce(model)))

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
+_PIECE_S: Final = 10.0
+"""In which a piece must come in any case: ``memory.transport.CHUNK_S``."""
 
 
 class LinkCarrier:
@@ -110,7 +112,7 @@ class _End:
                 timeout_s=limit_s,
                 at_once=at_once,
                 # The last of those under way may have to wait for all before it.
-                operation_s=at_once * limit_s,
+                operation_s=at_once * max(limit_s, _PIECE_S),
             )
         return self._link
 

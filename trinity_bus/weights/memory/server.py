@@ -32,6 +32,7 @@ import logging
 import ssl
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -40,14 +41,15 @@ import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
-from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
+from trinity_bus.telemetry.context import parent_context
+from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
 from trinity_bus.weights.carrier import Sender
 from trinity_bus.weights.carriers import carrier_of
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.listener import Keyring, PeerListener
+from trinity_bus.weights.listener import Keyring, PeerListener, member_name
 from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
 from trinity_bus.weights.memory.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
+_SPANS: Final = 4096
+"""Members of announcements of which it is known what their spans are to say."""
 _VERSIONS: Final = 8
 """In which a machine that was slow comes behind the others. Then it has another chance."""
 
@@ -112,6 +116,9 @@ class WeightServer:
         self._deltas: _Deltas | None = _Deltas() if deltas else None
         self._silence_s = max(1, int(timeout_s))
         self._trees = _Trees(self._silence_s)
+        self._told = threading.Lock()
+        self._spans: OrderedDict[tuple[str, int], tuple[dict[str, str | int], str | None]] = OrderedDict()
+        """Members and versions, and what is told of sending the one the other."""
         self._keyring = Keyring()
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
@@ -139,15 +146,24 @@ class WeightServer:
         """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
         self.staging.keep(version)
 
-    def admit(self, announced: ModelVersion) -> None:
-        """Let the members of an announcement in. See ``listener.Keyring``."""
-        self._keyring.add(announced)
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        """Let the members of an announcement in. See ``listener.Keyring``.
 
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Let members in; they come by themselves."""
-        del traceparent
-        self.admit(announced)
-        return {member.explorer: None for member in announced.members}
+        Args:
+            announced: The announcement.
+            traceparent: Parent of the spans of what is sent to them.
+        """
+        with self._told:
+            for member in announced.members:
+                attributes = {
+                    RL_EXPLORER: member.explorer,
+                    RL_MODEL_VERSION: announced.version,
+                    RL_WEIGHT_SYNC_EPOCH: announced.epoch,
+                }
+                self._spans[member_name(announced, member.explorer), announced.version] = attributes, traceparent
+            while len(self._spans) > _SPANS:
+                self._spans.popitem(last=False)
+        self._keyring.add(announced)
 
     def close(self) -> None:
         """Stop listening and cut all connections."""
@@ -159,9 +175,10 @@ class WeightServer:
         with contextlib.closing(self._carrier.sender(channel)) as sender:
             while request is not None:
                 version = request.version
+                with self._told:
+                    attributes, parent = self._spans.get((who, version), ({}, None))
                 with _tracer.start_as_current_span(
-                    "send weights",
-                    attributes={RL_EXPLORER: who, RL_MODEL_VERSION: version},
+                    "send weights", context=parent_context(parent), attributes=attributes
                 ) as span:
                     try:
                         request = self._answer(channel, sender, who, request)

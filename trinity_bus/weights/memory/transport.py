@@ -181,8 +181,11 @@ class MemoryTransport:
                 with contextlib.ExitStack() as met:
                     holder = met.enter_context(contextlib.closing(self._meet(self._holder, trainer.cancelled)))
                     taker = met.enter_context(contextlib.closing(self._carrier.taker(holder)))
+                    unmet -= 1
                     ask = WeightsRequest(holding.version, holding.checksum, first=holding.proven)
                     _ask(holder, ask, time.monotonic() + CHUNK_S)
+                    # The ports of a link may be barred, where that of the holder is not.
+                    unmet += 1
                     taker.meet(chunks=True)
                     unmet -= 1
                     if self._reports:
