@@ -155,3 +155,16 @@ def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_i
     assert receiver._relay._holding is None
     receiver.close()
     server.close()
+
+
+def test_who_joins_late_takes_it_from_a_member_that_has_it(fleet: LinkedMembers) -> None:
+    fleet.round("a")
+    fleet.all_have_it()
+    fleet.sent_by_trainer = 0
+    announced = announcement(fleet.server, 0, fleet.checksum, "late", epoch=2)
+    # It reads that on the log.
+    fleet.members["a"].let_in(source(announced, "nobody", 20))
+    late = fleet.members["late"] = WeightReceiver()
+    late.start(source(announced, "late", 20))
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 0
