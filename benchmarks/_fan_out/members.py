@@ -53,7 +53,7 @@ def _die_after(buckets: int) -> None:
     """Let this process kill itself when so many buckets of a version have come."""
     fill = MemoryTransport.fill
 
-    def dying(self: MemoryTransport, buffers: Sequence[torch.Tensor], arrived: Callable[[int], None]) -> None:
+    def dying(self: MemoryTransport, buffers: list[torch.Tensor], arrived: Callable[[int], None]) -> None:
         def look(index: int) -> None:
             arrived(index)
             if index + 1 == buckets:

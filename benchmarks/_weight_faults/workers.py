@@ -145,7 +145,7 @@ def trainer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("answer")
         return asked
 
-    server.WeightServer._answer = answering  # type: ignore[method-assign]
+    server.WeightServer._answer = answering  # type: ignore[method-assign, assignment]
 
 
 class TornError(Exception):

@@ -9,7 +9,7 @@ prints ``amid``, and stays there.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -34,7 +34,7 @@ def take(host: str, port: str, checksum: str, method: Method = "memory") -> None
         say("first")
         sys.stdin.read()
 
-    def fill_and_stay(self: MemoryTransport, buffers: Sequence[torch.Tensor], _: object) -> None:
+    def fill_and_stay(self: MemoryTransport, buffers: list[torch.Tensor], _: object) -> None:
         original(self, buffers, stay)
 
     MemoryTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
@@ -92,7 +92,7 @@ def serve() -> None:
             sys.stdin.read()
 
     # To a member on its own machine it sends all at once, and no frames.
-    frames.send_piece = send_and_stay
+    frames.send_piece = send_and_stay  # type: ignore[attr-defined]
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()
