@@ -155,7 +155,7 @@ class WeightServer:
         """
         with self._told:
             for member in announced.members:
-                attributes = {
+                attributes: dict[str, str | int] = {
                     RL_EXPLORER: member.explorer,
                     RL_MODEL_VERSION: announced.version,
                     RL_WEIGHT_SYNC_EPOCH: announced.epoch,
