@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 import torch
+import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 
 from benchmarks._fan_out.network import enter
 from benchmarks._sources import source
