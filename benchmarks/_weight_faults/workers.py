@@ -44,11 +44,12 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.weights import held_version
 from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
-from trinity_bus.weights.memory import held_version, server
+from trinity_bus.weights.memory import server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent

@@ -3,7 +3,7 @@
 =============  ===========================================================  ====================
 carrier        bytes                                                        module
 =============  ===========================================================  ====================
-frames         on the channel itself                                        ``memory.frames``
+frames         on the channel itself                                        ``frames``
 links          over a process group of the two, by gloo or NCCL             ``link.carrier``
 =============  ===========================================================  ====================
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory.held_version import HeldVersion
+from trinity_bus.weights.held_version import HeldVersion
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from trinity_bus.weights.carrier import Carrier
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.frames import FrameCarrier
 from trinity_bus.weights.link.carrier import LinkCarrier
-from trinity_bus.weights.memory.frames import FrameCarrier
 from trinity_bus.weights.transport import Method
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from dataclasses import replace
 import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
+from trinity_bus.weights import frames, held_version
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import frames, held_version, server
+from trinity_bus.weights.memory import server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Method, Source

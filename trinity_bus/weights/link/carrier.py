@@ -32,8 +32,8 @@ from trinity_bus.weights.carrier import Arrived
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import behind_piece, piece_bytes
 from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.link.link import Backend, Link, open_link
-from trinity_bus.weights.memory.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.wire import ANSWER, WeightsAnswer
 
 if TYPE_CHECKING:

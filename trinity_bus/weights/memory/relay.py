@@ -30,9 +30,9 @@ from typing import Final
 from trinity_bus.weights.carrier import Carrier
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.frames import FrameCarrier
+from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.listener import PeerListener
-from trinity_bus.weights.memory.frames import FrameCarrier
-from trinity_bus.weights.memory.held_version import HeldVersion
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 

@@ -34,9 +34,9 @@ from trinity_bus.weights.carrier import Carrier, Taker
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import HASH_BYTES, spans
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.frames import FrameCarrier
+from trinity_bus.weights.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.frames import FrameCarrier
-from trinity_bus.weights.memory.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest

@@ -11,10 +11,10 @@ import torch
 
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
+from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.link.carrier import LinkSender
 from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.memory import transport
-from trinity_bus.weights.memory.held_version import HeldVersion
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_bus.weights.carrier import Arrived
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import WireError
-from trinity_bus.weights.memory.held_version import FRAME, LEAVE, PIECE, HeldVersion, send_piece
+from trinity_bus.weights.held_version import FRAME, LEAVE, PIECE, HeldVersion, send_piece
 
 if TYPE_CHECKING:
     import torch
