@@ -93,6 +93,7 @@ async def log_offsets(
         except KafkaTimeoutError as error:
             # As long as it waits for an answer of one that is lost, it does not learn who leads now.
             client_of(client).break_off()
+            client_of(client).check_credentials()
             if time.monotonic() > until:
                 raise BrokerUnreachableError(
                     f"no broker has told the {which} of the log in {settings.outage_s:g} s; is it running?"

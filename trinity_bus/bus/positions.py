@@ -222,6 +222,8 @@ class PositionReader:
             while left:
                 with kafka_errors(f"fetch from {name}"):
                     batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
+                    if not batches:
+                        client_of(self._client).check_credentials()
                 if batches:
                     progress = time.monotonic()
                 elif time.monotonic() - progress > self._settings.outage_s:

@@ -330,6 +330,8 @@ class Reader:
         found: dict[TopicPartition, list[_Raw]] = await client.getmany(
             timeout_ms=round(wait_s * 1000), max_records=self._max_records
         )
+        if not found:
+            client_of(client).check_credentials()
         return found
 
     def _added(self, client: AIOKafkaConsumer) -> list[TopicPartition]:
