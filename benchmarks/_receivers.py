@@ -60,6 +60,11 @@ class BareReceiver:
             verify_s=progress.verified_at - progress.received_at,
         )
 
+    def let_in(self, announced: ModelVersion) -> None:
+        """Pass it on, as an engine's workers do."""
+        if announced.members:
+            self._receiver.let_in(source(announced, announced.members[0].explorer))
+
     async def wait_dead(self) -> EngineDeadError:
         """Never."""
         await asyncio.Event().wait()

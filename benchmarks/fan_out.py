@@ -9,6 +9,8 @@ last one has all bytes, and their checksum is right.
               ``tc``; left out, with a line, where they are not to be had.
 ``killed``    one member kills itself when it has half of the version: how much later the others have it. Who takes from
               whom is left to chance, so several are killed, one in each round.
+``late``      some have a version, and others join: how long these take, and what the trainer's card has sent meanwhile.
+              The same where one is killed amid it that sends it to one of them.
 ``slow``      the card of one member is a hundredth as fast, both ways: how much later the others have it. On slower
               cards, so that a transfer takes longer than it takes to find out. The round before has told what is usual.
 ``loopback``  all on this machine, nothing shaped, with fan-out and without it, in turns.
@@ -19,9 +21,10 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks._fan_out.members import Receivers, fleet
-from benchmarks._fan_out.network import network, reshape, why_not
+from benchmarks._fan_out.network import network, reshape, sent, why_not
 from benchmarks._options import parser
 from benchmarks._report import Row, report
 from trinity_bus.weights.chunks import chunk_hash
@@ -29,7 +32,9 @@ from trinity_bus.weights.chunks import chunk_hash
 MBIT_S = 200
 SLOW_MBIT_S = 40
 FEW, MANY = 4, 16
+HAVE_IT, LATE = 8, 4
 FEW_GOAL, MANY_GOAL, KILL_GOAL, SLOW_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 1.1, 0.05, 1.1
+LATE_GOAL, CARD_GOAL = 1.15, 0.05
 _PIECE = 256 << 10
 
 
@@ -52,6 +57,7 @@ def shaped(options: argparse.Namespace, nbytes: int) -> list[Row]:
             with fleet(places, nbytes) as members:
                 members.round()
                 killed.append(members.round(victim=number * most // options.kills))
+    rows += late(options, nbytes, times[1])
     title = f"{MBIT_S} Mbit/s, {most} members, one killed"
     rows.append(Row(f"{title}: the others have it, over nobody killed, median",
                     statistics.median(killed) / times[most], "", KILL_GOAL, "lower"))  # fmt: skip
@@ -61,6 +67,47 @@ def shaped(options: argparse.Namespace, nbytes: int) -> list[Row]:
         rows.append(Row(f"{MBIT_S} Mbit/s: hashing all {what}, over the transfer to one",
                         hashing(nbytes, digest) / times[1], "", HASH_GOAL, "lower"))  # fmt: skip
     return rows
+
+
+def late(options: argparse.Namespace, nbytes: int, alone_s: float) -> list[Row]:
+    """Members on machines of their own that join when others have the version.
+
+    Args:
+        options: Of the command line.
+        nbytes: Of the version.
+        alone_s: For one member.
+    """
+    have_it, joiners = range(options.have_it), range(options.have_it, options.have_it + options.late)
+    took, killed, cards = [], [], []
+    with network(len(have_it) + len(joiners) + 1, MBIT_S) as places:
+        for number in range(2 * options.rounds):
+            with fleet(places, nbytes) as members:
+                # Makes memory and listeners.
+                members.round()
+                members.round(members=have_it)
+                before = [sent(place) for place in places]
+                if number % 2:
+                    killed.append(members.join_late(joiners, partial(kill_a_holder, members, places, before, alone_s)))
+                else:
+                    took.append(members.join_late(joiners))
+                    cards.append(sent(places[0]) - before[0])
+    title = f"{MBIT_S} Mbit/s, {len(have_it)} have it, {len(joiners)} join late"
+    return [
+        Row(f"{title}: until these have it, over the time for one",
+            statistics.median(took) / alone_s, "", LATE_GOAL, "lower"),
+        Row(f"{title}: what the trainer's card sends, over the version, worst",
+            max(cards) / nbytes, "", CARD_GOAL, "lower"),
+        Row(f"{title}, a holder killed: until these have it, over the time for one, worst",
+            max(killed) / alone_s, "", LATE_GOAL, "lower"),
+    ]  # fmt: skip
+
+
+def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: list[int], alone_s: float) -> None:
+    """Kill a member that has sent something, after half of the time for one."""
+    time.sleep(alone_s / 2)
+    # The first place is the trainer's.
+    gains = [sent(place) - had for place, had in zip(places, before, strict=True)][1:]
+    members.kill(gains.index(max(gains)))
 
 
 def slow(options: argparse.Namespace) -> list[Row]:
@@ -131,11 +178,14 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--kills", type=int, default=4)
     arguments.add_argument("--members", nargs="*", type=int, default=[1, FEW, MANY], help="1, and more, for shaped")
+    arguments.add_argument("--have-it", type=int, default=HAVE_IT, help="members that have it when others join late")
+    arguments.add_argument("--late", type=int, default=LATE, help="members that join late")
     arguments.add_argument("--mib", type=int, default=48, help="size of the version, MiB")
     arguments.add_argument("--slow-mib", type=int, default=192, help="size of the version where a card is slow, MiB")
     options = arguments.parse_args()
     if options.short:
         options.rounds, options.kills, options.members, options.mib, options.slow_mib = 1, 1, [1, 2], 4, 4
+        options.have_it, options.late = 2, 1
     nbytes = options.mib << 20
     notes = ["trainer, members and links share this machine's cores"]
     rows = loopback(options, nbytes)

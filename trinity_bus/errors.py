@@ -20,6 +20,7 @@
     +-- BrokerError (RuntimeError)                  the embedded broker; of ``trinity_bus.broker``
     +-- BusError
         +-- BrokerUnreachableError (ConnectionError)    nothing answers at the configured address
+        |   +-- CredentialsRefusedError                 brokers answer, and do not let this user or program in
         +-- AccessDeniedError (PermissionError)         the user may not do this on the cluster
         +-- TopicMismatchError (ValueError)             a topic exists, but is not what its records need
         +-- RecordTooLargeError (ValueError)            a record is over its topic's limit; it was not sent
@@ -38,6 +39,7 @@ __all__ = [
     "BrokerUnreachableError",
     "BusError",
     "ConfigError",
+    "CredentialsRefusedError",
     "DecodeError",
     "EncodeError",
     "NoCoordinatorError",
@@ -100,6 +102,10 @@ class BusError(TrinityError):
 
 class BrokerUnreachableError(BusError, ConnectionError):
     """No broker answers, or it refuses this client."""
+
+
+class CredentialsRefusedError(BrokerUnreachableError):
+    """Brokers refuse this client's user, password or way to log in, or show a certificate that is not to be trusted."""
 
 
 class AccessDeniedError(BusError, PermissionError):

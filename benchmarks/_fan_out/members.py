@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,7 +20,6 @@ from schemas import Member, ModelVersion
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 60.0
@@ -73,8 +72,11 @@ def member(pipe: Connection, where: Where) -> None:
     receiver = WeightReceiver()
     pipe.send("here")
     while (command := pipe.recv()) is not None:
-        wanted, dies = command
-        if dies:
+        wanted, what = command
+        if what == "let in":
+            receiver.let_in(wanted)
+            continue
+        if what == "take and die":
             _die_after(_BUCKETS // 2)
 
         def ended(progress: TransferProgress) -> None:
@@ -88,17 +90,21 @@ def member(pipe: Connection, where: Where) -> None:
 
 
 def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool) -> None:
-    """Body of the trainer's process: stage a version, and let the members of announcements in."""
+    """Body of the trainer's process: stage versions, and let the members of announcements in."""
     die_with_parent()
     if where[0] is not None:
         enter(where[0])
     size = nbytes // _BUCKETS
     server = WeightServer(where[1], bucket_bytes=size, timeout_s=LIMIT_S, fan_out=fan_out)
     tensors = {f"{i}": torch.randint(0, 255, (size,), dtype=torch.uint8) for i in range(_BUCKETS)}
-    pipe.send((server.stage(0, tensors.items()), server.address))
-    while (announced := pipe.recv()) is not None:
-        server.admit(announced)
-        pipe.send("admitted")
+    pipe.send(server.address)
+    while (told := pipe.recv()) is not None:
+        if isinstance(told, int):
+            tensors["0"][:8] = torch.tensor(list(told.to_bytes(8)), dtype=torch.uint8)
+            pipe.send(server.stage(told, tensors.items()))
+        else:
+            server.admit(told)
+            pipe.send("admitted")
     server.close()
 
 
@@ -107,29 +113,80 @@ class Receivers:
 
     def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide]) -> None:
         self._trainer = trainer
-        self._members = members
-        self._checksum, self._address = trainer.hear()
-        self._epoch = 0
+        self._members = dict(enumerate(members))
+        self._address = trainer.hear()
+        self._epoch = self._version = 0
+        self._checksum = ""
+        self._have_it: set[int] = set()
         for side in members:
             side.hear()
 
-    def round(self, *, victim: int | None = None, slow: int | None = None) -> float:
-        """Bring the version to all members. Return the seconds until the last one has it, proven.
+    def round(
+        self, *, victim: int | None = None, slow: int | None = None, members: Collection[int] | None = None
+    ) -> float:
+        """Bring a new version to members. Return the seconds until the last one has it, proven.
 
         Args:
             victim: One that kills itself when it has half of it, and is not waited for.
             slow: One that is not waited for; there is no further round.
+            members: Which; by default, all that there are.
         """
+        self._version += 1
+        self._trainer.pipe.send(self._version)
+        self._checksum = self._trainer.hear()
+        self._have_it = set()
+        return self._bring(sorted(self._members if members is None else members), victim, slow)
+
+    def join_late(self, members: Collection[int], amid: Callable[[], None] = lambda: None) -> float:
+        """Bring the version of the last round to others. Return the seconds until the last one of them has it, proven.
+
+        Args:
+            members: Which.
+            amid: Called when they have begun.
+        """
+        return self._bring(sorted(members), None, None, amid)
+
+    def kill(self, number: int) -> None:
+        """Kill a member that has the version."""
+        self._have_it.discard(number)
+        self._members.pop(number).process.kill()
+
+    def _bring(
+        self, members: list[int], victim: int | None, slow: int | None, amid: Callable[[], None] = lambda: None
+    ) -> float:
+        announced = self._announce(members)
+        self._trainer.pipe.send(announced)
+        self._trainer.hear()
+        # Who has it reads announcements, too.
+        for number in self._have_it:
+            self._members[number].pipe.send((source(announced, "nobody", LIMIT_S), "let in"))
+        began = time.monotonic()
+        for number in members:
+            what = "take and die" if number == victim else "take"
+            self._members[number].pipe.send((source(announced, f"explorer-{number}", LIMIT_S), what))
+        amid()
+        waited_for = [number for number in members if number not in (victim, slow)]
+        told = [self._members[number].hear() for number in waited_for]
+        for number in waited_for:
+            self._members[number].pipe.send("all have it")
+        self._have_it.update(waited_for)
+        if victim is not None:
+            self._members.pop(victim).process.join(LIMIT_S)
+        if failed := [error for state, error, _ in told if state != "ready"]:
+            raise RuntimeError(f"{len(failed)} members do not have it: {failed[0]}")
+        return float(max(at for _, _, at in told) - began)
+
+    def _announce(self, members: list[int]) -> ModelVersion:
         self._epoch += 1
-        announced = ModelVersion(
+        return ModelVersion(
             model="policy",
-            version=0,
-            step=0,
+            version=self._version,
+            step=self._version,
             method="memory",
             epoch=self._epoch,
             members=[
-                Member(explorer=f"explorer-{rank}", incarnation="life", rank=rank)
-                for rank in range(1, len(self._members) + 1)
+                Member(explorer=f"explorer-{number}", incarnation="life", rank=rank)
+                for rank, number in enumerate(members, 1)
             ],
             trainer="trainer-0",
             trainer_incarnation="life",
@@ -138,22 +195,6 @@ class Receivers:
             checksum=self._checksum,
             secret=secrets.token_hex(32),
         )
-        self._trainer.pipe.send(announced)
-        self._trainer.hear()
-        began = time.monotonic()
-        for number, side in enumerate(self._members):
-            wanted: Source = source(announced, f"explorer-{number + 1}", LIMIT_S)
-            side.pipe.send((wanted, number == victim))
-        living = [side for number, side in enumerate(self._members) if number not in (victim, slow)]
-        told = [side.hear() for side in living]
-        for side in living:
-            side.pipe.send("all have it")
-        if victim is not None:
-            self._members[victim].process.join(LIMIT_S)
-            del self._members[victim]
-        if failed := [error for state, error, _ in told if state != "ready"]:
-            raise RuntimeError(f"{len(failed)} members do not have it: {failed[0]}")
-        return float(max(at for _, _, at in told) - began)
 
 
 @contextmanager

@@ -7,6 +7,7 @@
 Rights of root, ``ip`` and ``tc`` are needed; :func:`why_not` says what is lacking.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -75,6 +76,16 @@ def reshape(machine: tuple[str, str], mbit_s: float) -> None:
         _shape("change", where, device, mbit_s)
 
 
+def sent(machine: tuple[str, str]) -> int:
+    """Return the bytes that a machine's card has sent so far.
+
+    Args:
+        machine: One of :func:`network`.
+    """
+    (told,) = json.loads(_do(f"ip -n {machine[0]} -j -s link show dev nic"))
+    return int(told["stats64"]["tx"]["bytes"])
+
+
 def _shape(verb: str, where: str, device: str, mbit_s: float) -> None:
     _do(f"tc -n {where} qdisc {verb} dev {device} root tbf rate {mbit_s}mbit burst {_BURST} latency 50ms")
 
@@ -97,5 +108,6 @@ def _namespace(name: str) -> Iterator[None]:
         _do(f"ip netns del {name}")
 
 
-def _do(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True)  # noqa: S603 - all of it is made here
+def _do(command: str) -> str:
+    done = subprocess.run(command.split(), check=True, capture_output=True, text=True)  # noqa: S603 - it is made here
+    return done.stdout

@@ -53,6 +53,9 @@ class ZeroCostEngine:
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions)
 
+    def let_in(self, announced: ModelVersion) -> None:
+        """Nothing is passed on."""
+
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Nothing is moved."""
         del member

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
+    AuthenticationFailedError,
     ClusterAuthorizationFailedError,
     ConsumerStoppedError,
     GroupAuthorizationFailedError,
@@ -28,6 +29,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
+from trinity_bus.bus.credentials import REFUSED_S, Refusals, doubtful_settings
 from trinity_bus.bus.internals import AIOKafkaConnection, client_of
 from trinity_bus.bus.shutdown import bounded_shutdown, close_connection, to_the_end
 from trinity_bus.config import KafkaSettings, env_name
@@ -36,6 +38,7 @@ from trinity_bus.errors import (
     BrokerUnreachableError,
     BusError,
     ConfigError,
+    CredentialsRefusedError,
     ProducerFencedError,
     RecordGoneError,
     RecordTooLargeError,
@@ -121,24 +124,30 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
     Raises:
         ConfigError: No broker is configured.
         BrokerUnreachableError: None can be reached; the message has every broker's answer.
+        CredentialsRefusedError: None lets us in, and one refuses the credentials; likewise.
     """
     security = _security(settings)
     answers: dict[str, str] = {}
+    doubts: dict[str, None] = {}
     servers = bootstrap_servers(settings)
     asking = [asyncio.ensure_future(_answer_of(server, settings, client_id, security)) for server in servers]
     try:
         for answer in asyncio.as_completed(asking):
-            server, refusal = await answer
-            if refusal is None:
+            server, error = await answer
+            if error is None:
                 return
-            answers[server] = refusal
+            answers[server] = _answer(error, settings)
+            if (doubt := doubtful_settings(error)) is not None:
+                doubts[doubt] = None
     finally:
         for task in asking:
             task.cancel()
         await asyncio.wait(asking)
+    told = ", ".join(f"{server} ({answers[server]})" for server in servers)
+    if doubts:
+        raise CredentialsRefusedError(f"no Kafka broker lets this process in at {told}: {' '.join(doubts)}")
     raise BrokerUnreachableError(
-        f"no Kafka broker can be used at {', '.join(f'{server} ({answers[server]})' for server in servers)}: is it "
-        f"running, and is {env_name('kafka.bootstrap_servers')} right?"
+        f"no Kafka broker can be used at {told}: is it running, and is {env_name('kafka.bootstrap_servers')} right?"
     )
 
 
@@ -153,18 +162,24 @@ async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: floa
     Raises:
         ConfigError: No broker is configured.
         BrokerUnreachableError: None can be reached; the message has every broker's answer.
+        CredentialsRefusedError: None has let us in for ``REFUSED_S``, and one refuses the credentials; likewise.
     """
     until = time.monotonic() + within_s
-    told = False
+    refusals = Refusals()
+    told: type[BrokerUnreachableError] | None = None
     while True:
         try:
             await check_reachable(settings, client_id)
         except BrokerUnreachableError as error:
-            if time.monotonic() + _AGAIN_S > until:
+            now = time.monotonic()
+            if isinstance(error, CredentialsRefusedError):
+                refusals.refused(now, str(error))
+            if now + _AGAIN_S > until or refusals.given_up(now) is not None:
                 raise
-            if not told:
-                log.warning("%s It is asked again for %g s", error, within_s)
-            told = True
+            if told is not type(error):
+                again_s = min(within_s, REFUSED_S) if isinstance(error, CredentialsRefusedError) else within_s
+                log.warning("%s It is asked again for %g s", error, again_s)
+            told = type(error)
             await asyncio.sleep(_AGAIN_S)
         else:
             return
@@ -172,7 +187,7 @@ async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: floa
 
 async def _answer_of(
     server: str, settings: KafkaSettings, client_id: str, security: dict[str, Any]
-) -> tuple[str, str | None]:
+) -> tuple[str, Exception | None]:
     """Which broker was asked, and why it does not let us in; None where it does."""
     host, _, port = server.rpartition(":")
     connection = AIOKafkaConnection(
@@ -185,12 +200,20 @@ async def _answer_of(
     try:
         await connection.connect()
     except (TimeoutError, OSError, KafkaError) as error:
-        hung_up = isinstance(error, ConnectionResetError | KafkaConnectionError)
-        doubt = f"; does it want another {env_name('kafka.security_protocol')}?" if hung_up else ""
-        return server, f"{_reason(error)}{doubt}"
+        return server, error
     finally:
         await close_connection(connection)
     return server, None
+
+
+def _answer(error: Exception, settings: KafkaSettings) -> str:
+    """Return why a broker does not let us in."""
+    if not isinstance(error, ConnectionResetError | KafkaConnectionError):
+        return _reason(error)
+    wants = f"does it want another {env_name('kafka.security_protocol')}?"
+    if settings.security_protocol.endswith("SSL"):
+        wants = f"{wants} Or a certificate, or another one than that of {env_name('kafka.ssl_certfile')}?"
+    return f"{_reason(error)}; {wants}"
 
 
 @asynccontextmanager
@@ -246,4 +269,4 @@ def translated(error: BaseException, doing: str) -> BusError:
         return AccessDeniedError(f"{text}; `trinity-bus access show` lists what each user of the mesh may do")
     if isinstance(error, KafkaConnectionError):
         return BrokerUnreachableError(f"{text}; is the broker running?")
-    return BusError(text)
+    return CredentialsRefusedError(text) if isinstance(error, AuthenticationFailedError) else BusError(text)

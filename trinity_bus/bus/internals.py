@@ -14,6 +14,7 @@ a line for each part, and says which is gone or takes other arguments.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -27,7 +28,7 @@ from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED
-from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
+from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError, RequestTimedOutError
 from aiokafka.partitioner import murmur2
 from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
@@ -54,6 +55,8 @@ from aiokafka.protocol.types import (
 )
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
+
+from trinity_bus.bus.credentials import Refusals, doubtful_settings
 
 __all__ = [
     "MAX_SEQUENCE",
@@ -137,12 +140,23 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         # Until they are closed: over TLS that takes an answer, for which the library keeps none of them.
         self._opened: set[AIOKafkaConnection] = set()
         self._is_stopped = False
+        self.refusals = Refusals()
 
     async def bootstrap(self) -> None:
-        """Connect for the first time."""
+        """Connect for the first time.
+
+        Raises:
+            AuthenticationFailedError: No broker lets it in, and one has refused its credentials.
+            KafkaConnectionError: No broker answers.
+        """
         token = _opener.set(self)
         try:
             await super().bootstrap()
+        except KafkaConnectionError as error:
+            # The library says no more than that it could not.
+            if (refusal := self.refusals.last) is not None:
+                raise AuthenticationFailedError(refusal) from error
+            raise
         finally:
             _opener.reset(token)
 
@@ -176,8 +190,13 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
             if not self._is_stopped:
                 async with asyncio.timeout(CONNECT_S):
                     await connection.connect()
+                self.refusals.forget()
         except TimeoutError as error:
             raise KafkaConnectionError(f"{connection.host}:{connection.port} did not answer in time") from error
+        except (OSError, KafkaError) as error:
+            if (doubt := doubtful_settings(error)) is not None:
+                self.refusals.refused(time.monotonic(), f"{connection.host}:{connection.port} says {error}; {doubt}")
+            raise
         finally:
             if was_connected(connection):
                 connection._closed_fut.add_done_callback(lambda _: self._opened.discard(connection))
@@ -187,6 +206,15 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
                 _abort(connection)
         if self._is_stopped:
             raise KafkaConnectionError("the client has been stopped")
+
+    def check_credentials(self) -> None:
+        """Look at what brokers say of the credentials of this client.
+
+        Raises:
+            AuthenticationFailedError: They have refused them for longer than they may.
+        """
+        if (refusal := self.refusals.given_up(time.monotonic())) is not None:
+            raise AuthenticationFailedError(refusal)
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
         """Ask a broker, and believe it lost, for all that it is asked, where it does not answer in time."""

@@ -7,6 +7,7 @@
     UNKNOWN --a broker names its partitions------------------> KNOWN
        |------a broker answers, and has no such topic--------> BusError, after kafka.request_timeout_s
        |------no broker answers for kafka.outage_s-----------> BrokerUnreachableError
+       |------they refuse its credentials--------------------> CredentialsRefusedError (``credentials``)
        '------the user may not see it------------------------> AccessDeniedError
 
 The client library gives up as soon on brokers that are away as on those that do not have the topic; here only the
@@ -72,6 +73,8 @@ async def _topic_known(client: AIOKafkaProducer, name: str, settings: KafkaSetti
     waited_s = 0.0
     while not await _ask(client, name, settings.request_timeout_s):
         waited_s += settings.request_timeout_s
+        with kafka_errors(f"send to {name}"):
+            client.client.check_credentials()
         if waited_s >= settings.outage_s:
             raise BrokerUnreachableError(
                 f"send to {name}: no broker has answered for {waited_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"

@@ -5,6 +5,7 @@ topic's ``min.insync.replicas`` says::
 
     WRITING --the same batch or commit for TOLD_S--> WAITING: one line in the log, and the process is not ready
        ^                                                |--------kafka.outage_s--> GIVEN UP, one line
+       |                                                |--credentials refused--> GIVEN UP, one line (``credentials``)
        '---it is durable: one line----------------------'
 """
 
@@ -13,7 +14,7 @@ import logging
 import weakref
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError
 
 from trinity_bus.bus.internals import close_sender, fail_all, waits_for
 from trinity_bus.bus.shutdown import bounded_shutdown
@@ -99,8 +100,15 @@ async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: floa
     try:
         while not wait.is_over:
             await asyncio.sleep(_WATCH_S)
-            if (line := wait.look(waits_for(client))) is not None:
+            waited_for = waits_for(client)
+            if waited_for is not None:
+                client.client.check_credentials()
+            if (line := wait.look(waited_for)) is not None:
                 log.warning("%s", line)
+    except AuthenticationFailedError as error:
+        log.error("producer %s: %s", client_id, error)  # noqa: TRY400 - one line
+        await give_up(client, error)
+        return
     finally:
         _WAITS.discard(wait)
     log.error("producer %s: a record is not durable after %g s; it gives up", client_id, outage_s)

@@ -107,6 +107,7 @@ class PositionReader:
             partition_bytes=MAX_PARTITION_FETCH_BYTES,
             fetch_bytes=MAX_FETCH_BYTES,
             wait_ms=_STEP_MS,
+            least_bytes=1,
         )
         self._one_at_a_time = asyncio.Lock()
         self._met: dict[str, Received[Any]] = {}
@@ -221,6 +222,8 @@ class PositionReader:
             while left:
                 with kafka_errors(f"fetch from {name}"):
                     batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
+                    if not batches:
+                        client_of(self._client).check_credentials()
                 if batches:
                     progress = time.monotonic()
                 elif time.monotonic() - progress > self._settings.outage_s:

@@ -47,7 +47,7 @@ class KafkaSettings(Section):
     on its way."""
     outage_s: Seconds = 60.0
     """How long the brokers may be away before what runs gives up: until then, records wait to be sent, readers wait for
-    more, and nothing is lost."""
+    more, and nothing is lost. Credentials that brokers refuse are no outage: a service gives up after 10 s."""
 
     def max_message_bytes(self, topic: Topic) -> int:
         """Return Kafka's limit for one batch of records of a topic, on this cluster."""

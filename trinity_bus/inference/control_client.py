@@ -20,7 +20,15 @@ from trinity_bus.runtime.frames import FrameStream, ProtocolError
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.vllm.control import TO_FRONT_END, TO_WORKER, AskProgress, BeginTransfer, TransferTold
+from trinity_bus.weights.vllm.control import (
+    TO_FRONT_END,
+    TO_WORKER,
+    AskProgress,
+    BeginTransfer,
+    LetIn,
+    ToWorker,
+    TransferTold,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -36,7 +44,7 @@ class _Worker:
         self._frames = FrameStream(reader, TO_FRONT_END.limit)
         self.writer = writer
 
-    def say(self, message: BeginTransfer | AskProgress) -> None:
+    def say(self, message: ToWorker) -> None:
         self.writer.write(TO_WORKER.frame(message))
 
     async def hear(self) -> TransferTold:
@@ -88,6 +96,15 @@ class ControlClient:
             worker.say(BeginTransfer(token, source))
         ready = [await self._ended(worker, token) for worker in self._workers]
         return max(ready, key=lambda progress: progress.prepared_at)
+
+    def let_in(self, source: Source) -> None:
+        """Have every worker pass its version on to the members of another announcement, if it is of that version.
+
+        Args:
+            source: As one of them would find it.
+        """
+        for worker in self._workers:
+            worker.say(LetIn(source))
 
     async def drained(self, limit_s: float) -> None:
         """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way.

@@ -188,7 +188,7 @@ class ToolWorkflow(ConversationWorkflow):
                 place = ctx.sandbox_place()
                 talk.sandbox.take(place)
                 await stack.enter_async_context(talk.sandbox)
-                filling = Filling(place)
+                filling = Filling(place, ctx.turns.answered if ctx.turns is not None else {})
             yield answer
 
     async def _answer_calls(
@@ -220,12 +220,15 @@ class ToolWorkflow(ConversationWorkflow):
         self, name: str, arguments: Mapping[str, Any], given: Given, filling: Filling | None
     ) -> list[Any]:
         """Return whether a call could be made, and what the model is told of it."""
+        fills = filling if name in self._toolbox.sandboxed else None
+        if fills is not None:
+            fills.begin()
         try:
             told = [True, await self._toolbox.run(name, arguments, self.tool_timeout_s, given)]
         except ToolError as error:
             told = [False, f"error: {error}"]
-        if filling is not None and name in self._toolbox.sandboxed:
-            filling.note(name, arguments)
+        if fills is not None:
+            fills.note(name, arguments)
         return told
 
 

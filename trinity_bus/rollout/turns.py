@@ -71,6 +71,8 @@ class RunTurns:
         self._writing: asyncio.Task[None] | None = None
         self.resumed = len(done)
         """How many turns were completed before."""
+        self.answered = {question: len(answers) for question, answers in self._known.items()}
+        """How often each question was answered in them."""
 
     def drawn(self, prompt: Sequence[int], sampling: Sampling, n: int, pool: str = "") -> Sequence[Completion] | None:
         """Return what an engine has drawn before; None where it is to be asked."""

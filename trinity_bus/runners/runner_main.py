@@ -6,7 +6,7 @@
 
     a job:  Run --> its workflow --returned--> Done, with the experiences, encoded once and for all
                        |-- asks the engine: Generate --> waits --> Completions, or an error of the engine's
-                       |--raised-------------> Failed, with the error's type and message
+                       |--raised-------------> its last turns durable --> Failed, with the error's type and message
                        '--CancelRun: cancelled, and whatever it does then: Cancelled
 
 What a workflow says of itself first, and last, is told at once, the rest when the explorer asks.
@@ -16,6 +16,7 @@ Spans that a workflow starts are children of the rollout's span, and parents of 
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -74,6 +75,8 @@ _log = logging.getLogger(__name__)
 
 MAX_ERROR_CHARS = 4000
 """Of an error's message; the result keeps less."""
+_SETTLE_S = 5.0
+"""How long the last turns of runs that have failed may take to be written."""
 
 
 def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: LoadWorkflows) -> None:
@@ -316,7 +319,11 @@ class Runner(asyncio.Protocol):
 
     async def _run(self, job: Run, known: _Job) -> RunDone:
         order = decode(job.order, Dispatch)
-        places = KeptPlaces(self._namespace, order.task.task_id)
+        with KeptPlaces(self._namespace, order.task.task_id) as places:
+            return await self._run_in(places, order, job, known)
+
+    async def _run_in(self, places: KeptPlaces, order: Dispatch, job: Run, known: _Job) -> RunDone:
+        turns = _TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep)
         # This task's own context: there is nothing to detach.
         attach(parent_context(job.traceparent))
         context = RolloutContext(
@@ -331,13 +338,17 @@ class Runner(asyncio.Protocol):
             traceparent=job.traceparent,
             state=known.state,
             pools=known.engine,
-            turns_of=_TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep),
+            turns_of=turns,
             places=places,
         )
         try:
             rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
         except PartialRunsError as partial:
             rollouts, error = partial.rollouts, _message(partial)
+            await turns.settle()
+        except Exception:
+            await turns.settle()
+            raise
         done = RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
         if error is None:
             # Else another attempt goes on with them.
@@ -358,6 +369,7 @@ class _TurnsOf:
         self._order = order
         self._done = done
         self._write = write
+        self._given: list[RunTurns] = []
 
     def __call__(self, run_id: int) -> RunTurns:
         """Return those of a run."""
@@ -376,7 +388,21 @@ class _TurnsOf:
                 answers=answers,
             )
 
-        return RunTurns([turn for turn in self._done if turn.run_id == run_id], begin, self._write)
+        turns = RunTurns([turn for turn in self._done if turn.run_id == run_id], begin, self._write)
+        self._given.append(turns)
+        return turns
+
+    async def settle(self) -> None:
+        """Wait until what runs that have failed have completed is durable: the explorer drops what it keeps with them.
+
+        The next attempt at them goes on from it. What cannot be written is asked again then, and so is what takes
+        longer than ``_SETTLE_S``: the failure is to be told.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                ended = await asyncio.gather(*(one.durable() for one in self._given), return_exceptions=True)
+                for error in filter(None, ended):
+                    _log.warning("a turn of a run that failed is not kept: %s", error)
 
 
 def _how(sampling: Sampling) -> bytes:

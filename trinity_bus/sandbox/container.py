@@ -56,8 +56,10 @@ class ContainerSandbox(Sandbox):
 
     async def terminate(self) -> None:
         """See ``Sandbox.terminate``."""
-        await self._kill(*self._containers)
-        await super().terminate()
+        try:
+            await self._kill(*self._containers)
+        finally:
+            await super().terminate()
 
     async def _run(self, command: Sequence[str], stdin: bytes, wall_s: float) -> Executed:
         folder, name = self.folder, f"sandbox-{uuid.uuid4().hex}"

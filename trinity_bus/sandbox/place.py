@@ -27,7 +27,8 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 _PREFIX: Final = "trinity-bus-sandbox-"
 _KEPT: Final = f"{_PREFIX}kept-"
@@ -118,7 +119,7 @@ class SandboxPlace:
 
 
 class KeptPlaces:
-    """Those of an attempt's runs.
+    """Those of an attempt's runs. A context manager, at whose end none is locked, whatever has become of its sandbox.
 
     Args:
         namespace: Of the mesh.
@@ -134,6 +135,15 @@ class KeptPlaces:
         place = SandboxPlace.claim(f"{self._task}/{run_id}")
         self._claimed.append(place)
         return place
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for place in self._claimed:
+            place.release()
 
     def remove(self) -> None:
         """Remove those that were claimed: no attempt follows."""

@@ -173,7 +173,8 @@ class Sandbox:
                 await kill(process)
         finally:
             if place is not None:
-                await asyncio.to_thread(place.release)
+                # Whoever is cancelled here does not wait for it; let go of it is in any case.
+                await asyncio.shield(asyncio.to_thread(place.release))
 
     async def __aenter__(self) -> Self:
         try:

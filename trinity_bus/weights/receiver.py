@@ -15,7 +15,8 @@ last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
 
-What came by a pull is passed on to other members while it comes, and until the next ``start`` (``memory.relay``).
+What came by a pull is passed on to other members while it comes, and until the next ``start`` (``memory.relay``); to
+those of later announcements, too, that are told of (``let_in``).
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
@@ -317,6 +318,14 @@ class WeightReceiver:
         )
         self._resources = _Resources()
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
+
+    def let_in(self, source: Source) -> None:
+        """Pass the version that has come on to the members of another announcement, too, if it is of that version.
+
+        Args:
+            source: As one of them would find it.
+        """
+        self._relay.let_in(source)
 
     def take(self) -> "Iterator[tuple[str, torch.Tensor]]":
         """Return the tensors of the version that is ready, as views into the buffers; the receiver is idle from now on.

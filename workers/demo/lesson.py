@@ -31,7 +31,7 @@ from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
-_GATHER_S: Final = 0.05
+_GATHER_S: Final = 0.1
 """What is shown may be so old: to fetch each record by itself would take time from those that work."""
 _TASKS_KEY: Final = "demo"
 _MODEL_FILES: Final = (
@@ -65,7 +65,7 @@ async def connected(
 async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
     async with Bus(kafka, client_id="demo") as bus:
         await bus.ensure_topics()
-        async with bus.producer() as producer, follow(bus, whole=True, pause_s=_GATHER_S) as follower:
+        async with bus.producer() as producer, follow(bus, whole=True, gather_s=_GATHER_S) as follower:
             yield producer, follower
 
 

@@ -7,7 +7,7 @@
                                                   +--superseded---> (no answer), SYNCING or IDLE
 
 There is at most one transfer. An announcement that names other members ends it too: this incarnation is not wanted in
-it.
+it. Those members may take the version from here, where it is the one that the engine has.
 """
 
 import asyncio
@@ -102,6 +102,7 @@ class WeightFollower:
         await self._end_sync()
         member = membership(announced, self._who.explorer, self._who.incarnation)
         if member is None:
+            self._engine.let_in(announced)
             return
         parent = next(item.traceparent for item in reversed(received) if item.record is announced)
         self._sync = asyncio.create_task(self._follow(announced, member, parent), name=f"sync {announced.version}")

@@ -4,6 +4,7 @@
 
     a step's figures --records_of--> a record for each group --offer--> a queue of MAX_WAITING bytes
       full                           --> the record is left out, and counted
+      they fit no record: a defect   --> those of the step are left out, and counted as one; told with its place
     the queue --a task, a producer of its own--> token-figures
       the producer fails             --> what waits is left out, and counted; said once; another one for what comes then
       one record is too large        --> it is left out, and counted
@@ -122,8 +123,15 @@ class FigureLog:
             self._forget()
 
     def offer(self, begun: StepBegun, figures: Sequence[SampleFigures]) -> None:
-        """Have the figures of a step written when there is time; see the module's docstring."""
-        for record in records_of(begun, figures):
+        """Have the figures of a step written when there is time; see the module's docstring. Raises nothing."""
+        try:
+            records = list(records_of(begun, figures))
+        # No figure is worth a step, which is trained by now and has yet to be told.
+        except Exception:
+            log.exception("figures by token of step %d are not written: a defect", begun.step)
+            _drop(1)
+            return
+        for record in records:
             if self._size + _size(record) > MAX_WAITING:
                 _drop(1)
                 continue

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas import Dispatch, ExperienceGroup, SampledWith, Task
+from schemas import Dispatch, ExperienceGroup, SampledWith, Task, Turn
 from schemas.codec import decode, encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
 from tests.support.mesh.processes import assert_all_gone, family_of, is_alive
@@ -281,6 +281,24 @@ async def test_single_runs_that_succeed_are_kept_and_the_first_error_is_told(for
         assert rewards(some) == [0.0, 1.0, 3.0, 4.0]
         assert some.error == "ValueError: run 2 broke off"
         assert (await all_of_it.begin("some", repeat_times=2)).error is None
+
+
+async def test_the_last_turn_of_a_run_that_fails_is_kept_before_its_failure_is_told(fork_server: ForkServer) -> None:
+    durable, kept = asyncio.Event(), []
+
+    async def keep(turn: bytes) -> None:
+        await durable.wait()
+        kept.append(decode(turn, Turn))
+
+    async with rig(fork_server) as all_of_it:
+        dispatch = order("turn-and-fail")
+        attempt = asyncio.create_task(all_of_it.runners.roll_out(dispatch, encode(dispatch), None, keep=keep))
+        await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
+        assert not attempt.done()
+        durable.set()
+        with pytest.raises(WorkflowRaisedError, match="broke off"):
+            await attempt
+    assert [(one.number, len(one.answers)) for one in kept] == [(0, 1)]
 
 
 async def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_say(fork_server: ForkServer) -> None:

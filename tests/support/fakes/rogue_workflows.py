@@ -215,6 +215,18 @@ class LastWords:
         return [one()]
 
 
+@register("turn-and-fail")
+class TurnAndFail(SingleRunWorkflow):
+    """Ends a turn, and breaks off before that can be durable."""
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        await ctx.generate([1, 2, 3])
+        await ctx.end_turn()
+        await asyncio.sleep(0)
+        ctx.set_state(turn=1)
+        raise ValueError("broke off")
+
+
 @register("some")
 class Some(SingleRunWorkflow):
     """Every third run breaks off."""

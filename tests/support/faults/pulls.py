@@ -1,12 +1,15 @@
 """One end of a pull in a process of its own, to be killed: ``python -m tests.support.faults.pulls take|serve ...``.
 
 ``take HOST PORT CHECKSUM``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``pass-on HOST PORT CHECKSUM``: takes version 0, prints ``whole``, lets the members of epoch 2 in, passes half of it on,
+prints ``amid``, and stays there.
 ``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
 prints ``amid``, and stays there.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -35,19 +38,43 @@ def take(host: str, port: str, checksum: str) -> None:
 
     MemoryTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
     receiver = WeightReceiver()
-    receiver.start(
-        Source(
-            method="memory",
-            host=host,
-            port=int(port),
-            prefix="trainer-life/1/victim",
-            version=0,
-            checksum=checksum,
-            secret=SECRET,
-            timeout_s=60,
-        )
-    )
+    receiver.start(where(host, port, checksum))
     settled(receiver, 60)
+
+
+def pass_on(host: str, port: str, checksum: str) -> None:
+    send = held_version.send_piece
+    sent = []
+
+    def send_and_stay(channel: Channel, piece: memoryview) -> None:
+        send(channel, piece)
+        sent.append(piece)
+        if len(sent) == 3:
+            say("amid")
+            sys.stdin.read()
+
+    held_version.send_piece = send_and_stay
+    receiver = WeightReceiver()
+    at = where(host, port, checksum)
+    receiver.start(at)
+    assert settled(receiver, 60).state == "ready", receiver.progress
+    receiver.take()
+    receiver.let_in(replace(at, prefix="trainer-life/2/", secret=SECRET))
+    say("whole")
+    sys.stdin.read()
+
+
+def where(host: str, port: str, checksum: str) -> Source:
+    return Source(
+        method="memory",
+        host=host,
+        port=int(port),
+        prefix="trainer-life/1/victim",
+        version=0,
+        checksum=checksum,
+        secret=SECRET,
+        timeout_s=60,
+    )
 
 
 def serve() -> None:
@@ -72,7 +99,5 @@ def serve() -> None:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    if command == "take":
-        take(*arguments)
-    else:
-        serve()
+    commands: dict[str, Callable[..., None]] = {"take": take, "pass-on": pass_on, "serve": serve}
+    commands[command](*arguments)

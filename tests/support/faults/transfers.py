@@ -21,6 +21,7 @@ def announcement(
     epoch: int = 1,
     incarnation: str = "life",
     checkpoint: Path | None = None,
+    secret: str = SECRET,
 ) -> ModelVersion:
     """A version for these explorers, as the coordinator would announce it; the trainer has read it."""
     host, port = publisher.address
@@ -39,7 +40,7 @@ def announcement(
         master_port=port,
         checksum=checksum,
         checkpoint=None if checkpoint is None else str(checkpoint),
-        secret=SECRET,
+        secret=secret,
     )
     publisher.admit(announced)
     return announced

@@ -27,6 +27,10 @@ class FakeEngine:
 
     def __init__(self, outcomes: dict[int, SyncOutcome]) -> None:
         self._outcomes = outcomes
+        self.let_in_to: asyncio.Queue[ModelVersion] = asyncio.Queue()
+
+    def let_in(self, announced: ModelVersion) -> None:
+        self.let_in_to.put_nowait(announced)
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         del member
@@ -49,8 +53,10 @@ def announcement(version: int) -> ModelVersion:
     return announced(version, "explorer-0", checksum="aa")
 
 
-async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVersion) -> list[WeightsSynced]:
-    """What is said about these versions, announced one after the other."""
+async def answers_to(
+    engine: FakeEngine, versions: list[int], served: ServedVersion, *others: ModelVersion
+) -> list[WeightsSynced]:
+    """What is said about these versions, announced one after the other; then other announcements."""
     log = FakeLog()
     bus = FakeBus(log)
 
@@ -73,6 +79,10 @@ async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVers
         for count, version in enumerate(versions, 1):
             await (await producer.send(MODEL_VERSIONS, "policy", announcement(version)))
             await until(lambda count=count: len(said()) == count)  # type: ignore[misc]
+        for other in others:
+            await (await producer.send(MODEL_VERSIONS, "policy", other))
+            async with asyncio.timeout(60):
+                assert await engine.let_in_to.get() == other
         following.cancel()
         await asyncio.wait([following])
     return said()
@@ -92,6 +102,14 @@ async def test_a_version_that_is_served_is_answered_for_and_its_pause_and_durati
     assert served.version == 1
     assert pauses.recorded == [(0.03, {names.RL_MODEL: "policy"})]
     assert [attributes for _, attributes in durations.recorded] == [{names.RL_MODEL: "policy"}]
+
+
+async def test_members_that_are_others_are_told_to_the_engine() -> None:
+    served = ServedVersion()
+    engine = FakeEngine({1: SyncOutcome(checksum="aa", control_s=0, transfer_s=0, pause_s=0)})
+    late = announced(1, "explorer-1", checksum="aa", epoch=2)
+    await answers_to(engine, [1], served, late)
+    assert served.version == 1
 
 
 async def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(

@@ -12,7 +12,7 @@ from schemas.turn import chain
 from tests.support.fakes.turns import turn
 from trinity_bus import Conversation, RolloutContext, Sandbox, ToolWorkflow, sandboxed_python
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.filling import Filling
+from trinity_bus.rollout.filling import Filling, digest_of
 from trinity_bus.rollout.tools import PythonTool, ToolError
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
@@ -168,6 +168,31 @@ async def test_a_sandbox_that_another_attempt_has_taken_further_or_less_far_is_m
     assert attempts.calls == 1 + 2 + 1, "the first is there, the second is not"
 
 
+async def test_a_sandbox_keeps_nothing_of_a_call_that_was_not_durable(attempts: Attempts) -> None:
+    await attempts.attempt([PROGRAM, PROGRAM], "here")
+    attempts.log.pop()
+    ((rollout,), _) = await attempts.attempt(["one"], "here")
+    assert rollout.reward == 1.0, "the model was told of one call"
+    assert attempts.calls == 2 + 1
+
+
+async def test_a_sandbox_keeps_nothing_of_a_call_that_was_under_way(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await attempts.attempt([PROGRAM], "here")
+
+    def dies(_filling: Filling, _name: str, _arguments: object) -> None:
+        raise OSError("killed when its program had run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Filling, "note", dies)
+        with pytest.raises(OSError, match="killed"):
+            await attempts.attempt([PROGRAM], "here")
+    ((rollout,), _) = await attempts.attempt(["one"], "here")
+    assert rollout.reward == 1.0
+    assert attempts.calls == 2 + 1
+
+
 async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -> None:
     await attempts.attempt([PROGRAM], "here")
     attempts.log.clear()
@@ -180,10 +205,10 @@ def test_a_sandbox_that_went_another_way_is_filled_from_its_beginning(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = SandboxPlace.make()
-    before = Filling(place)
+    before = Filling(place, {})
     for argument in (1, 2, 3):
         before.note("tool", {"at": argument})
-    after = Filling(place)
+    after = Filling(place, {digest_of("tool", {"at": argument}): 1 for argument in (1, 2, 3, 7)})
     assert after.missing("tool", {"at": 1}) == []
     assert after.missing("tool", {"at": 7}) == [("tool", {"at": 1}), ("tool", {"at": 7})]
     assert place.calls() == []

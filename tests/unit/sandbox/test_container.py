@@ -3,12 +3,14 @@
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from trinity_bus.sandbox import ContainerSandbox, SandboxError, SandboxLimits
+from tests.support.mesh.waiting import until
+from trinity_bus.sandbox import ContainerSandbox, SandboxError, SandboxLimits, SandboxPlace
 
 FAKE = """#!/bin/sh
 # A FAKE docker: `run` does in the sandbox's folder what would be done in a container, `kill` what kills one.
@@ -102,6 +104,24 @@ async def test_a_docker_that_does_not_answer_when_it_is_to_kill_is_not_waited_fo
     async with asyncio.timeout(60), ContainerSandbox("an-image", SandboxLimits(wall_s=0.2), docker=str(hangs)) as box:
         assert (await box.exec(["true"])).timed_out
     assert "kill does not answer for 0.2 s; it may have left sandbox-" in caplog.text
+
+
+async def test_a_docker_that_is_gone_when_it_is_to_kill_keeps_no_place_locked(fake: Path) -> None:
+    box, place = ContainerSandbox("an-image", docker=str(fake)), SandboxPlace.claim(str(fake))
+    box.take(place)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(box.exec(["sleep", "60"]))
+        pid = fake.with_name("pid")
+        await until(lambda: pid.exists() and pid.read_text().strip().isdigit())
+        kept = fake.rename(fake.with_name("away"))
+        with pytest.raises(FileNotFoundError):
+            await box.terminate()
+        kept.rename(fake)
+        os.killpg(int(pid.read_text()), signal.SIGKILL)
+        await running
+    again = SandboxPlace.claim(str(fake))
+    assert again.path == place.path
+    again.remove()
 
 
 @pytest.mark.skipif(not docker_images(), reason="not run: no Docker that answers, or no image python:*")

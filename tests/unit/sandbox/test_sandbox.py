@@ -4,7 +4,9 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -218,3 +220,35 @@ async def test_a_sandbox_whose_block_is_not_entered_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await Sandbox().__aenter__()
     assert not list(tmp_path.iterdir())
+
+
+async def test_one_that_is_cancelled_at_its_end_lets_go_of_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    busy = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        box, place = Sandbox(), SandboxPlace.claim("name")
+        box.take(place)
+        threads.submit(busy.wait)
+        ending = asyncio.create_task(box.terminate())
+        await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        busy.set()
+        # The one thread has done all that came before.
+        await asyncio.to_thread(int)
+        assert SandboxPlace.claim("name").path == place.path
+
+
+def test_places_of_an_attempt_are_let_go_of_whoever_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with KeptPlaces("mesh", "t") as places:
+        path = places.of_run(0).path
+        with KeptPlaces("mesh", "t") as others:
+            assert others.of_run(0).path != path, "it is locked"
+    with KeptPlaces("mesh", "t") as places:
+        assert places.of_run(0).path == path
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]

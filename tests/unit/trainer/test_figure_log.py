@@ -178,6 +178,20 @@ async def test_a_defect_costs_what_waits_and_what_comes_then_is_written(
     assert sum("a defect" in message for message in caplog.messages) == 1
 
 
+async def test_figures_that_fit_no_record_cost_themselves_and_no_step(
+    dropped: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = FakeProducers()
+    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
+        # A sample that the step does not have, and one that comes twice.
+        figures.offer(STEP, [of(99)])
+        figures.offer(STEP, [of(0), of(0)])
+        figures.offer(STEP, [of(0)])
+    assert [one.task_id for one in bus.sent] == ["a"]
+    assert sum(dropped) == 2
+    assert sum("of step" in message and "a defect" in message for message in caplog.messages) == 2
+
+
 async def test_a_producer_that_cannot_start_is_not_tried_again_at_once(dropped: list[int]) -> None:
     class Away(FakeProducers):
         @asynccontextmanager

@@ -220,6 +220,9 @@ class ServerEngine:
                 answer = read_answer(await self._client.ask(_PATH, asked))
             return scores_of(answer, len(token_ids), start)
 
+    def let_in(self, announced: ModelVersion) -> None:
+        """Nothing: a server reads versions from checkpoints, and passes none on."""
+
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Have the server take over a version from its checkpoint; see the module.
 

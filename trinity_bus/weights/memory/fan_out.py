@@ -1,25 +1,31 @@
 r"""Who takes a version from whom, so that it leaves each machine once: a pure state machine, kept by the trainer.
 
-One for each announcement: its members share a secret, by which they let each other in. Each *member* that comes is told
-its *holder*: another member, or nobody, which is the trainer. A member passes on what it takes while it takes the rest,
-so a chain is as fast as one transfer, plus a chunk for each link of it; a holder that sent to two at once over the same
-card would take twice as long::
+One for each version, through all announcements of it. Each *member* that comes is told its *holder*: another member, or
+nobody, which is the trainer. A member passes on what it takes while it takes the rest, so a chain is as fast as one
+transfer, plus a chunk for each link of it; a holder that sent to two at once over the same card would take twice as
+long::
 
     trainer --> a1 --> b1 --> c1          machines a, b, c: each sends the version to one other machine
                  \
                   --> a2 --> a3           and each member to one other on its own machine, which costs no card anything
 
+A member that has all of it is *whole*: it takes from nobody, and stays a holder for as long as it is there. So who
+comes late takes the version from one that has had it for long, and the trainer's card has nothing to do with it.
+
 ==============================================  ====================================================================
 what happens                                    what follows
 ==============================================  ====================================================================
 a member comes                                  its holder is one on its own machine that sends to nobody there; else
-                                                one on a machine that sends to no other; the nearest to the trainer
+                                                one on a machine that sends to no other: a whole one, or the nearest
+                                                to one that has all; the trainer last
 a member says that its holder has failed it     that one is no holder any more; the member has a new one, which does
                                                 not depend on it; unless it is itself on a slow machine
 a member cannot reach others                    it is sent the rest by the trainer; its holder is left to others
 a machine says so for the ninth time            likewise: it is more likely that something is wrong with that machine
 a member is slow to take what its holder has    both machines are put behind the end of the chain; see below
-a member leaves: it has all, or has died        those who take from it go on, or say that it has failed them
+a member has all                                it takes from nobody any more; those who take from it go on
+a member leaves: it takes another version, or   those who take from it say that it has failed them, unless it has sent
+has died                                        them all
 nobody is left who can be a holder              the trainer sends itself, however many it sends to already
 ==============================================  ====================================================================
 
@@ -60,6 +66,8 @@ _FEW_CHUNKS: Final = 4
 """Of the largest, that a holder could have given: with fewer, nothing is said of a link."""
 _SLOW_MACHINES: Final = 4
 """Of so many machines one may be put behind; of fewer than eight, the two ends of one link."""
+_GONE: Final = 1024
+"""Members that have left and are remembered, besides those from whom somebody takes."""
 
 
 @dataclass(slots=True)
@@ -74,7 +82,10 @@ class ChainPlace:
     """Somebody says that it has failed them."""
     alone: bool = False
     """It cannot reach others."""
-    gone: bool = False
+    whole: bool = False
+    """It has all, and takes from nobody."""
+    near: bool = False
+    """Its holder is, or was, on its own machine."""
     proven: int = 0
     """Bytes that it has."""
     began: tuple[float, int] | None = None
@@ -104,13 +115,13 @@ class SlowLink:
 
 
 class FanOut:
-    """Members of one announcement, by numbers in the order in which they came. Times are of any steady clock.
+    """Members that take or have one version, by numbers in the order in which they came. Times are of any steady clock.
 
     Args:
         host: The trainer's.
         chunks: Of the version.
         slow: Machines that come behind the others from the beginning.
-        usual: Bytes a second that members had in the round before; 0 where that is not known.
+        usual: Bytes a second that members had of the version before; 0 where that is not known.
     """
 
     def __init__(self, host: str, chunks: Sequence[Span] = (), *, slow: Iterable[str] = (), usual: float = 0.0) -> None:
@@ -122,6 +133,8 @@ class FanOut:
         self._usual = usual
         self._places: dict[int, ChainPlace] = {}
         self._gone: dict[int, ChainPlace] = {}
+        self._taking = 0
+        """How many of them are not whole."""
         self._links: list[SlowLink] = []
         self._last = TRAINER
         self._claims: Counter[str] = Counter()
@@ -139,6 +152,7 @@ class FanOut:
             port: Where it passes on what it takes.
         """
         self._last += 1
+        self._taking += 1
         self._places[self._last] = ChainPlace(host, port)
         self._hang(self._last, self._choose(self._last))
         self._settle()
@@ -172,6 +186,10 @@ class FanOut:
         nbytes = self._ends[min(proven, len(self._ends) - 1)]
         place.began = place.began or (now, nbytes)
         place.proven, place.at = nbytes, now
+        if nbytes >= self._ends[-1] and not place.whole:
+            place.whole = True
+            self._taking -= 1
+            self._takers[place.holder].discard(number)
         for taker in {number} | self._takers.get(number, set()) | self._takers.get(TRAINER, set()):
             is_slow = self._is_slow(taker, now)
             if is_slow is not None:
@@ -180,16 +198,32 @@ class FanOut:
     def leave(self, number: int) -> None:
         """Note that a member is gone, in whichever way."""
         self._gone[number] = self._places.pop(number)
-        self._takers[self._gone[number].holder].discard(number)
+        self._taking -= not self._gone[number].whole
+        self._takers.get(self._gone[number].holder, set()).discard(number)
+        if len(self._gone) > _GONE:
+            # One version may be served for long, while members come and go.
+            forgotten = next((one for one in self._gone if not self._takers.get(one)), None)
+            if forgotten is not None:
+                del self._gone[forgotten]
+                self._takers.pop(forgotten, None)
 
     def holder(self, number: int) -> int:
         """Return whom a member takes from."""
         return self._places[number].holder
 
+    def is_whole(self, number: int) -> bool:
+        """Whether a member has all."""
+        return self._places[number].whole
+
     def address(self, number: int) -> tuple[str, int] | None:
         """Return host and port of a member; None for the trainer, and for one that is gone."""
         place = self._places.get(number)
         return None if place is None else (place.host, place.port)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody takes anything at present."""
+        return not self._taking
 
     def culprits(self) -> set[str]:
         """Return the machines that were slow, as far as this round has told."""
@@ -197,15 +231,13 @@ class FanOut:
 
     def rate(self) -> float:
         """Return the bytes a second that members had from other machines, in the median; 0 where nobody has told."""
-        everybody = self._gone | self._places
-        hosts = {TRAINER: self._host} | {number: place.host for number, place in everybody.items()}
-        rates = [place.rate for place in everybody.values() if place.rate > 0 and hosts[place.holder] != place.host]
+        rates = [place.rate for place in (self._gone | self._places).values() if place.rate > 0 and not place.near]
         return statistics.median(rates) if rates else 0.0
 
     def _is_slow(self, number: int, now: float) -> bool | None:
         """Return whether a member takes less than it could; None where nobody can tell."""
         place = self._places[number]
-        if place.proven >= self._ends[-1]:
+        if place.whole:
             return False
         holder = self._places.get(place.holder)
         had = self._ends[-1] if holder is None else holder.proven
@@ -217,24 +249,30 @@ class FanOut:
             return None
         since, proven, held = place.window
         passed = now - since
-        if holder is not None:
+        if holder is not None and not holder.whole:
             could = float(had - held)
         else:
-            # The trainer, or one that has all and has left.
-            could = passed * (self._usual if place.holder == TRAINER else self._gone[place.holder].rate)
+            # The trainer, or one that has all, or has left.
+            former = holder or self._gone.get(place.holder)
+            could = passed * (self._usual if former is None else self._card(former))
         if passed < WINDOW_S or could < self._few:
             return None
         place.window = (now, place.proven, had)
         return place.proven - proven < SLOW_SHARE * could
 
+    def _card(self, place: ChainPlace) -> float:
+        """Return the bytes a second that a member's card could send, as far as is known: what it has taken."""
+        return self._usual if place.near or not place.rate else place.rate
+
     def _conclude(self, number: int, *, is_slow: bool) -> None:
         """Put both ends of a slow link behind the others, and one back when it is known to be not to blame."""
-        taker, holder = self._places[number].host, self._host_of(self._places[number].holder)
+        taker = self._places[number].host
         doubted = next((link for link in self._links if link.number == number and link.culprit is None), None)
         if doubted is not None:
             doubted.culprit = doubted.taker if is_slow else doubted.holder
             self._slow = (self._slow - {doubted.holder, doubted.taker}) | self.culprits()
         elif is_slow and taker not in self._slow:
+            holder = self._host_of(self._places[number].holder)
             behind = self._slow | ({taker, holder} - {self._host})
             machines = {self._host_of(one) for one in self._places | self._gone}
             if len(behind & machines) > max(2, len(machines) // _SLOW_MACHINES):
@@ -249,9 +287,9 @@ class FanOut:
             return
         for is_slow in (False, True):
             for number, place in self._places.items():
-                host = self._host_of(place.holder)
-                if place.alone or host == place.host or (place.host in self._slow) != is_slow:
+                if place.whole or place.alone or place.near or (place.host in self._slow) != is_slow:
                     continue
+                host = self._host_of(place.holder)
                 if host in self._slow or (is_slow and host in self._senders(number)):
                     self._hang(number, self._choose(number))
 
@@ -261,7 +299,7 @@ class FanOut:
             place.window = None
         self._takers.get(place.holder, set()).discard(number)
         self._takers.setdefault(holder, set()).add(number)
-        place.holder = holder
+        place.holder, place.near = holder, self._host_of(holder) == place.host
 
     def _host_of(self, number: int) -> str:
         return self._host if number == TRAINER else (self._places.get(number) or self._gone[number]).host
@@ -273,6 +311,7 @@ class FanOut:
             for other, at in self._places.items()
             # One that has failed others is most likely dead, and takes nothing any more.
             if other != without
+            and not at.whole
             and at.holder not in self._gone
             and not at.failed
             and at.host not in self._slow | {self._host_of(at.holder)}
@@ -284,7 +323,9 @@ class FanOut:
         hosts = {TRAINER: self._host} | {other: at.host for other, at in self._places.items()}
         able = [other for other in hosts if other == TRAINER or not self._places[other].failed]
         taken = {
-            at.holder for other, at in self._places.items() if other != number and not at.failed and at.host == own
+            at.holder
+            for other, at in self._places.items()
+            if other != number and not at.whole and not at.failed and at.host == own
         }
         near = [other for other in able if hosts[other] == own and other not in taken]
         barred = senders | self._slow | {own}
@@ -292,13 +333,13 @@ class FanOut:
         for free in (near, far):
             steps = {other: steps for other in free if (steps := self._steps(other, number)) is not None}
             if steps:
-                return min(steps, key=lambda other: (steps[other], other))
+                return min(steps, key=lambda other: (other == TRAINER, steps[other], other))
         return TRAINER
 
     def _steps(self, start: int, without: int) -> int | None:
-        """Return how far a holder is from the trainer; None where it takes from the member itself."""
+        """Return how far a holder is from one that has all; None where it takes from the member itself."""
         steps, at = 0, start
-        while at in self._places:
+        while at in self._places and not self._places[at].whole:
             if at == without:
                 return None
             steps, at = steps + 1, self._places[at].holder

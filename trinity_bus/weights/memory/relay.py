@@ -1,20 +1,29 @@
-"""A member's port for other members of the same announcement: it passes on what it takes, as soon as that is proven.
+"""A member's port for other members that take the same version: it passes on what it takes, as soon as that is proven.
 
 ::
 
     CLOSED --open--> LISTENING --hold: a version begins to come--> PASSING ON --retire, hold--> ...
+                         ^                                             |
+                         +--let_in: another announcement of it         |
                                                                        |
     a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> frames (``feed``)
 
 It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
-``trainer`` of a proof towards those who come, by the secret of the announcement, so nobody else is let in. It does not
-know their names, so all of them together have as many connections as one member has with the trainer: the newest ones.
+``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on, so
+nobody else is let in: the one that names its own member, and later ones that name others, of which its member reads on
+the log as everybody does. No secret is said over a connection. It does not know their names, so all of them together
+have as many connections as one member has with the trainer: the newest ones.
+
+A version that has come whole is passed on until the next one begins to come, and the connection to the trainer is kept
+for as long (``keep``): by its end, the trainer knows that there is a holder less.
+
 Failures: a connection that ends. Those who lose it ask the trainer for another holder.
 """
 
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -25,30 +34,58 @@ from trinity_bus.weights.memory.held_version import HeldVersion
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 
+_ANNOUNCEMENTS: Final = 8
+"""Of one version, whose members are let in: the newest ones."""
 _WAIT_S: Final = 2.0
 """For a version that this member has been named as a holder of, and has not been told so yet."""
 
 
-class _Announcement:
-    """Whom a relay lets in: the members of the last announcement that its own member follows."""
+class _Announcements:
+    """Whom a relay lets in: the members of the last announcements of one version."""
 
     def __init__(self) -> None:
-        self._known = ("", b"")
+        self._changed = threading.Condition()
+        self._closed = False
+        self._version = (-1, "")
+        self._known: deque[tuple[str, bytes]] = deque(maxlen=_ANNOUNCEMENTS)
 
     def follow(self, source: Source) -> None:
-        """Let the other members in, and those of the announcement before no more."""
+        """Let the members of an announcement in, and those of other versions no more."""
+        with self._changed:
+            if self._version != (source.version, source.checksum):
+                self._version = (source.version, source.checksum)
+                self._known.clear()
+        self.let_in(source)
+
+    def let_in(self, source: Source) -> None:
+        """Let the members of an announcement in, too, if it is of this version."""
+        if not source.secret:
+            return
         # Of "incarnation/epoch/explorer", all but the explorer.
-        self._known = (source.prefix.rpartition("/")[0] + "/", bytes.fromhex(source.secret))
+        known = (source.prefix.rpartition("/")[0] + "/", bytes.fromhex(source.secret))
+        with self._changed:
+            if self._version == (source.version, source.checksum) and known not in self._known:
+                self._known.append(known)
+                self._changed.notify_all()
 
     def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        """See ``listener.Secrets``. Whoever comes has been sent by the trainer, so there is nothing to wait for."""
-        del deadline
-        prefix, secret = self._known
-        return secret if secret and who.startswith(prefix) and is_right(secret) else None
+        """See ``listener.Secrets``. Whoever comes may have read its announcement before the own member has."""
+        with self._changed:
+            while not self._closed:
+                for prefix, secret in self._known:
+                    if who.startswith(prefix) and is_right(secret):
+                        return secret
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return None
 
     def close(self) -> None:
         """Nobody is let in any more."""
-        self._known = ("", b"")
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class Relay:
@@ -59,8 +96,10 @@ class Relay:
         self._opening = threading.Lock()
         self._closed = False
         self._listener: PeerListener | None = None
-        self._announcement = _Announcement()
+        self._announcements = _Announcements()
         self._holding: HeldVersion | None = None
+        self._trainer: Channel | None = None
+        """By whose end the trainer knows that ``_holding`` is not passed on any more."""
 
     def open(self, host: str, source: Source) -> int:
         """Listen, where it does not yet. Return the port.
@@ -79,17 +118,26 @@ class Relay:
                 self._listener.close()
                 self._listener = None
             if self._listener is None:
-                self._announcement = _Announcement()
+                self._announcements = _Announcements()
                 self._listener = PeerListener(
                     host,
                     (0,),
                     timeout_s=source.timeout_s,
                     attend=self._attend,
-                    secrets=self._announcement,
+                    secrets=self._announcements,
                     together=True,
                 )
-            self._announcement.follow(source)
+            self._announcements.follow(source)
             return self._listener.address[1]
+
+    def let_in(self, source: Source) -> None:
+        """Let the members of another announcement in, too, if it is of the version that is passed on.
+
+        Args:
+            source: As one of them would find it.
+        """
+        with self._opening:
+            self._announcements.let_in(source)
 
     def hold(self, holding: HeldVersion) -> None:
         """Pass this version on from now on, as it comes."""
@@ -97,6 +145,14 @@ class Relay:
         with self._changed:
             self._holding = holding
             self._changed.notify_all()
+
+    def keep(self, holding: HeldVersion, trainer: Channel) -> None:
+        """Keep the connection to the trainer for as long as this version is passed on; closes it where it is not."""
+        with self._changed:
+            if holding is self._holding:
+                self._trainer = trainer
+                return
+        trainer.close()
 
     def retire(self, holding: HeldVersion | None = None) -> None:
         """Pass nothing on any more. Returns when nobody reads its bytes.
@@ -108,7 +164,10 @@ class Relay:
             if holding is not None and holding is not self._holding:
                 return
             holding, self._holding = self._holding, None
+            trainer, self._trainer = self._trainer, None
             listener = self._listener
+        if trainer is not None:
+            trainer.close()
         if holding is not None:
             if listener is not None:
                 listener.cut()

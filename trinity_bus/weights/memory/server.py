@@ -7,10 +7,11 @@
                                                          +--silent: dropped    +--gone: refused     +--too slow: dropped
 
 A member on another machine that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open
-meanwhile, so that the trainer sees how far it is, and when it is gone, and is asked there when its holder has failed::
+meanwhile, so that the trainer sees how far it is, and when it is gone, and is asked there when its holder has failed;
+and then for as long as the member has the version, so that those who come late can take it from there::
 
-    request with a port --> join --> holder, or frames from here --> (it says no more, and is gone) --> leave
-                              ^                |
+    request with a port --> join --> holder, or frames from here --> has all --> (takes another version, or is gone)
+                              ^                |                                          --> leave
                               +-- move --------+-- it has lost its holder, or has reported that it is slow and was told
                                                    to leave it
 
@@ -42,7 +43,7 @@ from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
-from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
+from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import Keyring, PeerListener
 from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
 from trinity_bus.weights.memory.held_version import BEAT_S, PIECE, HeldVersion, send_piece
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
-_ROUNDS: Final = 8
+_VERSIONS: Final = 8
 """In which a machine that was slow comes behind the others. Then it has another chance."""
 
 
@@ -95,7 +96,7 @@ class WeightServer:
     ) -> None:
         self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype, chunks=fan_out and tls is None)
         self._deltas: _Deltas | None = _Deltas() if deltas else None
-        self._trees = _Trees()
+        self._trees = _Trees(max(1, int(timeout_s)))
         self._keyring = Keyring()
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
@@ -174,7 +175,7 @@ class WeightServer:
                         for start in range(0, len(view), PIECE):
                             send_piece(channel, view[start : start + PIECE])
                     return
-            with self._trees.joined(channel, who, request, staged) as place:
+            with self._trees.joined(channel, request, staged) as place:
                 self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes, reports=True))
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
@@ -195,24 +196,12 @@ class WeightServer:
                         place.report(len(chunks))
                 else:
                     channel.send(ANSWER.encode(msgspec.structs.replace(answer, holder=holder)))
-            again = self._next_request(channel, place)
+            again = place.next_request(channel)
             if again is None:
                 return
             # It has been told what there is to be said about the version.
             request, answer = again, WeightsAnswer("")
             place.move(alone=request.alone)
-
-    def _next_request(self, channel: Channel, place: "_Joined") -> WeightsRequest | None:
-        """Take reports until the member wants another holder; None where it is gone."""
-        told = False
-        while channel.waits_for_more():
-            request = REQUEST.decode(channel.receive(REQUEST.limit))
-            if not request.report:
-                return request
-            if not place.report(request.first) and not told:
-                channel.send(ANSWER.encode(WeightsAnswer("", leave=True)))
-                told = True
-        return None
 
     def _delta(self, staged: Staged, held: str | None) -> Delta | None:
         base = None if self._deltas is None or held is None else self.staging.find(held)
@@ -253,27 +242,30 @@ class _Deltas:
 
 @dataclass(slots=True)
 class _Joined:
-    """A member's place in the tree of its announcement."""
+    """A member's place in the tree of its version."""
 
-    tree: FanOut
+    trees: "_Trees"
+    key: "_Key"
     number: int
-    lock: threading.Lock
     told: int = TRAINER
     """The holder that it knows of."""
     reported_at: float = 0.0
+    is_whole: bool = False
+    """It has said that it has all."""
 
     def holder(self) -> tuple[str, int] | None:
         """Whom it takes from, from now on."""
-        with self.lock:
-            self.told = self.tree.holder(self.number)
-            return self.tree.address(self.told)
+        with self.trees.locked(self.key) as tree:
+            self.told = tree.holder(self.number)
+            return tree.address(self.told)
 
     def report(self, proven: int) -> bool:
         """Note how many chunks it has. Return whether it stays with the holder that it knows of."""
         self.reported_at = time.monotonic()
-        with self.lock:
-            self.tree.report(self.number, proven, self.reported_at)
-            return self.tree.holder(self.number) == self.told
+        with self.trees.locked(self.key) as tree:
+            tree.report(self.number, proven, self.reported_at)
+            self.is_whole = tree.is_whole(self.number)
+            return self.is_whole or tree.holder(self.number) == self.told
 
     def goes_on(self, sent: int) -> bool:
         """Note now and then how much it was sent; as ``report``."""
@@ -281,48 +273,87 @@ class _Joined:
 
     def move(self, *, alone: bool) -> None:
         """Note that it wants another holder than it knows of; it has failed, unless there is another one already."""
-        with self.lock:
-            if alone or self.tree.holder(self.number) == self.told:
-                self.tree.move(self.number, alone=alone)
+        with self.trees.locked(self.key) as tree:
+            if alone or tree.holder(self.number) == self.told:
+                tree.move(self.number, alone=alone)
+
+    def next_request(self, channel: Channel) -> WeightsRequest | None:
+        """Take reports until the member wants another holder; None where it is gone, or takes another version."""
+        told = False
+        while True:
+            if self.is_whole:
+                # It has nothing more to say, for however long it has the version.
+                with contextlib.suppress(LinkError):
+                    channel.notice_silence(self.trees.silence_s)
+                    channel.wait()
+            if not channel.waits_for_more():
+                return None
+            request = REQUEST.decode(channel.receive(REQUEST.limit))
+            if not request.report:
+                return request
+            if not self.report(request.first) and not told:
+                channel.send(ANSWER.encode(WeightsAnswer("", leave=True)))
+                told = True
+
+
+type _Key = tuple[int, str]
+"""Number and checksum of a version."""
 
 
 class _Trees:
-    """Trees of receivers, one for each announcement that somebody follows, and what the last ones have told."""
+    """Trees of receivers, one for each version that somebody takes or has, and what the last ones have told.
 
-    def __init__(self) -> None:
+    Args:
+        silence_s: After which a machine that has a version, and says nothing more, counts as gone.
+    """
+
+    def __init__(self, silence_s: int) -> None:
+        self.silence_s = silence_s
         self._lock = threading.Lock()
-        self._trees: dict[tuple[str, int, str], FanOut] = {}
-        self._slow: dict[tuple[str, int, str], set[str]] = {}
-        """Machines that the last rounds have told of, the newest last. A tree may be made twice in one round."""
+        self._trees: dict[_Key, FanOut] = {}
+        self._slow: dict[_Key, set[str]] = {}
+        """Machines that the trees of the last versions have told of, the newest last."""
         self._usual = 0.0
 
     @contextlib.contextmanager
-    def joined(self, channel: Channel, who: str, request: WeightsRequest, staged: Staged) -> Iterator[_Joined]:
+    def joined(self, channel: Channel, request: WeightsRequest, staged: Staged) -> Iterator[_Joined]:
         """Give a member a place, as long as its connection is served."""
-        key = (who.rpartition("/")[0], request.version, request.checksum)
+        key = (request.version, request.checksum)
         here, there = channel.ends
         with self._lock:
             tree = self._trees.get(key)
             if tree is None:
                 tree = FanOut(here, staged.chunks(), slow=set().union(*self._slow.values()), usual=self._usual)
                 self._trees[key] = tree
-            place = _Joined(tree, tree.join(there, request.port), self._lock)
+            place = _Joined(self, key, tree.join(there, request.port))
         try:
             yield place
         finally:
-            with self._lock:
+            with self.locked(key):
                 tree.leave(place.number)
-                if not tree:
+            with self._lock:
+                if not tree and self._trees.get(key) is tree:
                     del self._trees[key]
-                    self._remember(key, tree)
 
-    def _remember(self, key: tuple[str, int, str], tree: FanOut) -> None:
+    @contextlib.contextmanager
+    def locked(self, key: _Key) -> Iterator[FanOut]:
+        """Provide the tree of a version that somebody has joined; what it tells is kept when nobody takes any more."""
+        with self._lock:
+            tree = self._trees[key]
+            was_settled = tree.is_settled
+            yield tree
+            if tree.is_settled and not was_settled:
+                self._remember(key, tree)
+
+    def _remember(self, key: _Key, tree: FanOut) -> None:
         self._usual = tree.rate() or self._usual
-        slow = tree.culprits()
-        self._slow[key] = self._slow.pop(key, set()) | slow
-        while len(self._slow) > _ROUNDS:
+        known = self._slow.pop(key, set())
+        slow = self._slow[key] = known | tree.culprits()
+        while len(self._slow) > _VERSIONS:
             del self._slow[next(iter(self._slow))]
-        for machine in sorted(slow):
+        for machine in sorted(slow - known):
             _log.warning(
-                "%s was slow to take or to pass on weights: it comes behind the others for %d rounds", machine, _ROUNDS
+                "%s was slow to take or to pass on weights: it comes behind the others for %d versions",
+                machine,
+                _VERSIONS,
             )

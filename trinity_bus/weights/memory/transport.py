@@ -108,11 +108,15 @@ class MemoryTransport:
 
     def close(self) -> None:
         """Close the connection. A version that has come whole is passed on until the relay is told otherwise."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._relay is not None and self._holding is not None and not self._holding.is_whole:
-            self._relay.retire(self._holding)
+        channel, self._channel = self._channel, None
+        if self._relay is not None and self._holding is not None:
+            if self._holding.is_whole and channel is not None:
+                self._relay.keep(self._holding, channel)
+                return
+            if not self._holding.is_whole:
+                self._relay.retire(self._holding)
+        if channel is not None:
+            channel.close()
 
     def _fill_chunks(self, trainer: Channel, holding: HeldVersion, arrived: Callable[[int], None]) -> None:
         source = self._source

@@ -7,8 +7,9 @@
       |<- TransferTold(token, progress: ready, ...) --|  when it has ended, in whichever way
       |-- AskProgress(token) ------------------------>|  for transfers that may hang
       |<- TransferTold(token, progress: receiving) ---|
+      |-- LetIn(source) ----------------------------->|  others are to take the version that it has
 
-The front end numbers what it says with *tokens*, and each is answered under its own.
+The front end numbers what it asks with *tokens*, and each is answered under its own.
 """
 
 from msgspec import Struct
@@ -31,6 +32,12 @@ class AskProgress(Struct, tag="progress", frozen=True):
     token: int
 
 
+class LetIn(Struct, tag="let_in", frozen=True):
+    """Members of this announcement may take the version from here, if it is the one that is held."""
+
+    source: Source
+
+
 class TransferTold(Struct, frozen=True):
     """How far it is."""
 
@@ -38,5 +45,7 @@ class TransferTold(Struct, frozen=True):
     progress: TransferProgress
 
 
-TO_WORKER: Dialect[BeginTransfer | AskProgress] = Dialect(BeginTransfer | AskProgress, limit=1 << 16)
+type ToWorker = BeginTransfer | AskProgress | LetIn
+
+TO_WORKER: Dialect[ToWorker] = Dialect(BeginTransfer | AskProgress | LetIn, limit=1 << 16)
 TO_FRONT_END: Dialect[TransferTold] = Dialect(TransferTold, limit=1 << 16)

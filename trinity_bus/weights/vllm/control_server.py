@@ -24,7 +24,14 @@ from pathlib import Path
 from trinity_bus.runtime.frames import ProtocolError, read_frame
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.vllm.control import TO_FRONT_END, TO_WORKER, AskProgress, BeginTransfer, TransferTold
+from trinity_bus.weights.vllm.control import (
+    TO_FRONT_END,
+    TO_WORKER,
+    AskProgress,
+    LetIn,
+    ToWorker,
+    TransferTold,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +65,10 @@ class ControlServer:
             except ProtocolError as error:
                 _log.error("what came over the control socket is no command: %s", error)
 
-    def _handle(self, command: BeginTransfer | AskProgress) -> None:
+    def _handle(self, command: ToWorker) -> None:
+        if isinstance(command, LetIn):
+            self._receiver.let_in(command.source)
+            return
         token = command.token
         if isinstance(command, AskProgress):
             self._say(token, self._receiver.progress)

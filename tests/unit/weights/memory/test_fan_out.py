@@ -25,9 +25,9 @@ EVENTS = st.lists(
 
 
 def chain(tree: FanOut, number: int) -> list[int]:
-    """From a member to the trainer, or to somebody who has left."""
+    """From a member to the trainer, or to somebody who has all or has left."""
     found = [number]
-    while found[-1] in tree._places:
+    while found[-1] in tree._places and not tree._places[found[-1]].whole:
         found.append(tree._places[found[-1]].holder)
         assert len(found) <= len(tree) + 2, "a circle"
     return found
@@ -45,6 +45,8 @@ def test_nobody_depends_on_itself_nor_moves_to_who_has_failed(events: list[tuple
         else:
             number = there[pick % len(there)]
             former = tree._places[number].holder
+            if tree._places[number].whole and event != "leave":
+                continue
             if event == "leave":
                 tree.leave(number)
                 there.remove(number)
@@ -57,6 +59,8 @@ def test_nobody_depends_on_itself_nor_moves_to_who_has_failed(events: list[tuple
                 assert holder != former or holder == TRAINER or tree._places[number].host in tree._slow
                 assert event != "alone" or tree.holder(number) == TRAINER
         for number in there:
+            if tree._places[number].whole:
+                continue
             chain(tree, number)
             own, other = tree._places[number].host, tree._host_of(tree.holder(number))
             assert own == other or other not in tree._slow
@@ -106,6 +110,68 @@ def test_who_cannot_reach_its_holder_is_sent_the_rest_by_the_trainer_and_others_
     tree.move(second, alone=True)
     assert tree.address(tree.holder(second)) is None
     assert tree._places[tree.join("c", 3)].holder == first
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=9), st.lists(st.sampled_from("abcdefghi"), max_size=16))
+def test_who_comes_late_takes_from_who_has_it_and_sends_to_nobody_else(had: list[str], late: list[str]) -> None:
+    tree = FanOut("trainer", ALIKE)
+    for number in [tree.join(host, 1) for host in had]:
+        tree.report(number, CHUNKS, 1.0)
+    numbers = [tree.join(host, 1) for host in late]
+    assert TRAINER not in {end for number in numbers for end in chain(tree, number)}
+    near = [tree.holder(number) for number in numbers if tree._places[number].near]
+    far = [tree.holder(number) for number in numbers if not tree._places[number].near]
+    assert max(Counter(near).values(), default=0) <= 1
+    assert max(Counter(map(tree._host_of, far)).values(), default=0) <= 1
+    # Nobody waits behind another as long as there are machines that have it and send nothing.
+    assert sum(holder in numbers for holder in far) <= max(0, len(far) - len(set(had)))
+
+
+def test_the_holder_of_who_came_late_is_gone_and_the_next_one_has_it_too() -> None:
+    tree = FanOut("trainer", ALIKE)
+    first, second = tree.join("a", 1), tree.join("b", 1)
+    for number in (first, second):
+        tree.report(number, CHUNKS, 1.0)
+    late = tree.join("c", 1)
+    assert tree.holder(late) == first
+    tree.leave(first)
+    assert tree.address(tree.holder(late)) is None
+    tree.move(late, alone=False)
+    assert tree.holder(late) == second
+    tree.leave(second)
+    tree.move(late, alone=False)
+    assert tree.holder(late) == TRAINER
+    assert not tree.is_settled
+    tree.report(late, CHUNKS, 2.0)
+    assert tree.is_settled
+
+
+def test_a_slow_link_from_who_has_it_is_found() -> None:
+    tree = FanOut("trainer", ALIKE)
+    first, second = tree.join("a", 1), tree.join("b", 1)
+    for now in (0.0, 30.0):
+        for number in (first, second):
+            tree.report(number, int(RATE * now), now)
+    late = tree.join("c", 1)
+    assert tree.holder(late) == first
+    for now in range(31, 35):
+        tree.report(late, now - 30, float(now))
+    assert tree.holder(late) == second
+    # On one machine, nothing is known of the card.
+    near = tree.join("b", 2)
+    tree.report(near, 0, 40.0)
+    tree.report(near, CHUNKS, 40.1)
+    assert tree._card(tree._places[near]) == 0.0
+
+
+def test_members_that_have_come_and_gone_are_forgotten_one_day() -> None:
+    tree = FanOut("trainer", ALIKE)
+    for _ in range(2000):
+        number = tree.join("a", 1)
+        tree.report(number, CHUNKS, 1.0)
+        tree.leave(number)
+    assert len(tree._gone) <= 1024
+    assert len(tree._takers) <= 1025
 
 
 type Kind = Literal["none", "takes", "sends", "both"]

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, settled, source
+from schemas.model_version import ModelVersion
+from tests.support.faults.transfers import SECRET, announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.channel import Channel, meet
@@ -21,6 +22,7 @@ from trinity_bus.weights.chunks import MAX_CHUNKS, PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.memory import held_version, transport
+from trinity_bus.weights.memory.fan_out import FanOut
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
@@ -45,6 +47,14 @@ class PassersOn:
         self.instead: Callable[[Channel, memoryview], None] | None = None
         """What a member does that passes something on."""
         patch.setattr(held_version, "send_piece", self._send)
+        self.joined = 0
+        join = FanOut.join
+
+        def counted(tree: FanOut, host: str, port: int) -> int:
+            self.joined += 1
+            return join(tree, host, port)
+
+        patch.setattr(FanOut, "join", counted)
 
     def _send(self, channel: Channel, piece: memoryview) -> None:
         if any(channel in channels for channels in self.server._listener._members.values()):
@@ -55,17 +65,26 @@ class PassersOn:
             return
         channel.write(piece)
 
-    def joined(self) -> int:
-        return sum(len(tree) for tree in self.server._trees._trees.values())
-
-    def come(self, name: str) -> None:
-        before = self.joined()
+    def come(self, name: str, announced: ModelVersion | None = None) -> None:
+        before = self.joined
         receiver = self.members.setdefault(name, WeightReceiver())
-        receiver.start(source(self.announced, name, 20))
-        wait_until(lambda: self.joined() > before)
+        receiver.start(source(announced or self.announced, name, 20))
+        wait_until(lambda: self.joined > before)
+
+    def come_late(self, *names: str, epoch: int = 2, secret: str = "1a" * 32) -> None:
+        """Announce the version to others, and let those come; who has it reads the announcement as well."""
+        before = list(self.members.values())
+        late = announcement(self.server, 0, self.checksum, *names, epoch=epoch, secret=secret)
+        for receiver in before:
+            receiver.let_in(source(late, names[0], 20))
+        for name in names:
+            self.come(name, late)
 
     def all_have_it(self) -> None:
         for receiver in self.members.values():
+            if receiver.progress.state == "idle":
+                # It has had it before.
+                continue
             assert settled(receiver).state == "ready", receiver.progress
             assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
 
@@ -92,7 +111,84 @@ def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: PassersOn
     fleet.go.set()
     fleet.all_have_it()
     assert fleet.sent_by_trainer == SIZE
+    for receiver in fleet.members.values():
+        receiver.close()
     wait_until(lambda: not fleet.server._trees._trees)
+
+
+def test_who_comes_late_takes_the_version_from_those_who_have_it(fleet: PassersOn) -> None:
+    fleet.go.set()
+    for name in NAMES:
+        fleet.come(name)
+    fleet.all_have_it()
+    # Nobody has anything to do any more, and yet the trainer knows whom it can name.
+    fleet.go.clear()
+    fleet.come_late("e", "f", "g")
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE
+    # Those who came late are as good as the others.
+    for name in NAMES:
+        fleet.members.pop(name).close()
+    (tree,) = fleet.server._trees._trees.values()
+    wait_until(lambda: len(tree) == 3)
+    fleet.come_late("h", epoch=3)
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE
+
+
+def test_who_comes_late_and_takes_from_one_that_is_killed_takes_the_rest_from_another(fleet: PassersOn) -> None:
+    fleet.go.set()
+    host, port = fleet.server.address
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.faults.pulls", "pass-on", host, str(port), fleet.checksum],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"whole\n"
+        fleet.come("a")
+        fleet.all_have_it()
+        fleet.sent_by_trainer = 0
+        fleet.come_late("b", secret=SECRET)
+        # It has been named first: it was there before the other one.
+        assert victim.stdout.readline() == b"amid\n"
+        victim.send_signal(signal.SIGKILL)
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 0
+
+
+def test_who_has_not_read_of_an_announcement_yet_is_waited_for(fleet: PassersOn) -> None:
+    fleet.go.set()
+    fleet.come("a")
+    fleet.all_have_it()
+    fleet.go.clear()
+    late = announcement(fleet.server, 0, fleet.checksum, "b", epoch=2, secret="1a" * 32)
+    fleet.come("b", late)
+    listener = fleet.members["a"]._relay._listener
+    assert listener is not None
+    wait_until(lambda: len(listener._strangers) == 1)
+    fleet.members["a"].let_in(source(late, "b", 20))
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE
+
+
+def test_a_member_that_takes_another_version_is_a_holder_of_the_former_no_more(fleet: PassersOn) -> None:
+    fleet.go.set()
+    fleet.come("a")
+    fleet.all_have_it()
+    newer = fleet.server.stage(1, {"w": torch.ones(1 << 19)}.items())
+    fleet.members["a"].start(source(announcement(fleet.server, 1, newer, "a", epoch=2), "a", 20))
+    assert settled(fleet.members["a"]).state == "ready"
+    fleet.members["a"].take()
+    wait_until(lambda: list(fleet.server._trees._trees) == [(1, newer)])
+    relay = fleet.members.pop("a")._relay
+    fleet.sent_by_trainer = 0
+    fleet.come_late("b", epoch=3)
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE
+    # And whom it has let in for the former, it lets in for the new one no more.
+    assert [prefix for prefix, _ in relay._announcements._known] == ["trainer-life/2/"]
+    relay.close()
 
 
 def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: PassersOn) -> None:
@@ -367,7 +463,8 @@ def test_who_takes_from_a_slow_member_takes_the_rest_from_another(
     machines.all_have_it()
     assert sent_slowly < SIZE / 2
     over.set()
-    wait_until(lambda: not machines.server._trees._trees)
+    (tree,) = machines.server._trees._trees.values()
+    wait_until(lambda: tree.is_settled)
     assert "127.0.1.1 was slow" in caplog.text
     # And it comes behind the others in the next round.
     assert list(machines.server._trees._slow.values()) == [{"127.0.1.1"}]

@@ -72,6 +72,20 @@ async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server
                 assert dict(receiver.take())["w"][0] == version
 
 
+async def test_every_worker_is_told_of_announcements_to_others(server: WeightServer) -> None:
+    engine = FakeEngine(2)
+    async with opened(engine) as control:
+        checksum = server.stage(0, [("w", torch.ones(10))])
+        late = source(announcement(server, 0, checksum, "b", epoch=2), "b", 5)
+        told: list[Source] = []
+        for receiver in engine.receivers:
+            receiver.let_in = told.append  # type: ignore[method-assign, assignment]
+        control.let_in(late)
+        # It has no answer of its own, and what comes after it is answered.
+        await control.drained(5)
+        assert told == [late, late]
+
+
 async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:
     engine = FakeEngine(1)
     async with opened(engine) as control:

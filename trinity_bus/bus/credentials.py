@@ -1,0 +1,73 @@
+"""What brokers say of a client's credentials: no outage, so it is not waited for like one. Pure.
+
+::
+
+    a connection --is let in--------------------------> LET IN
+                 '--its credentials are refused-------> REFUSED; for REFUSED_S and nobody lets it in: GIVEN UP, one line
+                 '--gets no answer, or another error--> as before: who is away says nothing of credentials
+
+Not at once, because a refusal may be a matter of moments: a broker that starts, or one of several, may not have read
+yet which users there are, and a user or its new password may be set beside the service that logs in with it.
+
+A broker that does not take a client's certificate hangs up without a word: that is no refusal here, and is waited for.
+"""
+
+import ssl
+from typing import Final
+
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    AuthenticationMethodNotSupported,
+    IllegalSaslStateError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+
+from trinity_bus.config import env_name
+
+REFUSED_S: Final = 10.0
+"""How long credentials may be refused: brokers of a cluster know of a new user within a second."""
+_LOGIN = (AuthenticationFailedError, SaslAuthenticationFailed)
+_MECHANISM = (AuthenticationMethodNotSupported, IllegalSaslStateError, UnsupportedSaslMechanismError)
+
+
+def doubtful_settings(error: BaseException) -> str | None:
+    """Return the settings that a refusal lets one doubt, as a question; None where it is not one of credentials."""
+    if isinstance(error, _LOGIN):
+        return _question("sasl_username", "sasl_password", "sasl_mechanism")
+    if isinstance(error, _MECHANISM):
+        return _question("sasl_mechanism")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _question("ssl_cafile", "bootstrap_servers")
+    return None
+
+
+def _question(*names: str) -> str:
+    *most, last = [env_name(f"kafka.{name}") for name in names]
+    return f"are {', '.join(most)} and {last} right?" if most else f"is {last} right?"
+
+
+class Refusals:
+    """Since when brokers have refused the credentials of one client."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._reason = ""
+
+    def refused(self, now: float, reason: str) -> None:
+        """Note a refusal, at a time of a steady clock."""
+        self._since = now if self._since is None else self._since
+        self._reason = reason
+
+    def forget(self) -> None:
+        """Note that a broker has let the client in."""
+        self._since = None
+
+    @property
+    def last(self) -> str | None:
+        """The last refusal; None where there is none that counts."""
+        return None if self._since is None else self._reason
+
+    def given_up(self, now: float) -> str | None:
+        """Return the last refusal, where they have gone on for as long as they may."""
+        return None if self._since is None or now - self._since < REFUSED_S else self._reason
