@@ -16,6 +16,9 @@ another member of the announcement or the trainer itself. Each chunk is proven a
     |     could not even be met
     +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
 
+A member that has begun to take the same version before, in whichever epoch and from whichever trainer, says how many
+chunks it has, and goes on from there; with all of them, nothing comes but the hashes.
+
 One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
 cancelled. What the trainer itself sends wrong fails the transfer.
@@ -58,12 +61,14 @@ class MemoryTransport:
 
     Args:
         relay: Where this member passes on what it takes; unset: it does not.
+        has: How many chunks of the version are in the buffers that are to be filled, from the first on, proven.
     """
 
     device = "cpu"
 
-    def __init__(self, relay: Relay | None = None) -> None:
+    def __init__(self, relay: Relay | None = None, has: int = 0) -> None:
         self._relay = relay
+        self._has = 0 if relay is None else has
         self._source: Source | None = None
         self._channel: Channel | None = None
         self._holding: HeldVersion | None = None
@@ -82,7 +87,7 @@ class MemoryTransport:
         self._source = source
         self._channel = channel = meet(source, cancelled)
         port = 0 if self._relay is None else self._relay.open(channel.ends[0], source)
-        answer = _ask(channel, WeightsRequest(source.version, source.checksum, held, port))
+        answer = _ask(channel, WeightsRequest(source.version, source.checksum, held, port, self._has))
         manifest = TransferManifest.from_json(answer.manifest)
         source.check(manifest)
         if answer.hashes and self._relay is not None:
@@ -92,14 +97,24 @@ class MemoryTransport:
             self._hashes, self._holder, self._reports = answer.hashes, answer.holder, answer.reports
             self._holding = HeldVersion(source.version, source.checksum, chunks)
             self._relay.hold(self._holding)
+            self._has = min(self._has, len(chunks))
+            return Offer(manifest, kept=sum(end - start for _, start, end in chunks[: self._has]))
+        self._has = 0
         return Offer(manifest, answer.changes)
+
+    @property
+    def proven(self) -> int:
+        """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
+        return 0 if self._holding is None else self._holding.proven
 
     def fill(self, buffers: "Sequence[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         """See ``WeightTransport``."""
         assert self._channel is not None  # noqa: S101 - ``open`` made it
         views = [memoryview(buffer.numpy()) for buffer in buffers]
         if self._holding is not None:
-            self._holding.attach(views)
+            self._holding.attach(views, proven=self._has)
+            for bucket in _buckets(self._holding):
+                arrived(bucket)
             self._fill_chunks(self._channel, self._holding, arrived)
             return
         for i, view in enumerate(views):
@@ -123,6 +138,8 @@ class MemoryTransport:
         assert source is not None  # noqa: S101 - ``open`` was told
         unmet = 0
         reports = _Reports(trainer, holding) if self._reports else None
+        if holding.is_whole:
+            return
         for _ in range(_MOST_HOLDERS):
             if self._holder is None:
                 if self._take(trainer, holding, arrived, None):
@@ -222,6 +239,12 @@ class _Reports:
         """Report. A trainer that is gone is no reason to take no more."""
         with contextlib.suppress(LinkError):
             self._trainer.send(REQUEST.encode(_again(self._holding, report=True)))
+
+
+def _buckets(holding: HeldVersion) -> range:
+    """Return the buckets of which all chunks are there."""
+    chunks = holding.chunks
+    return range(chunks[-1][0] + 1 if holding.is_whole else chunks[holding.proven][0])
 
 
 def _again(holding: HeldVersion, *, alone: bool = False, report: bool = False) -> WeightsRequest:
