@@ -3,13 +3,14 @@
 from schemas import Dispatch, Position, RolloutFinished
 
 
-def completed(order: Dispatch, *, version: int, seconds: float) -> RolloutFinished:
+def completed(order: Dispatch, *, version: int, seconds: float, offset: int = 0) -> RolloutFinished:
     """Return the answer to an order all of whose runs are done.
 
     Args:
         order: What was asked.
         version: That drew every token.
         seconds: That it took.
+        offset: Of what it yielded.
     """
     return RolloutFinished(
         explorer=order.explorer,
@@ -22,7 +23,7 @@ def completed(order: Dispatch, *, version: int, seconds: float) -> RolloutFinish
         completed_runs=order.repeat_times,
         total_runs=order.repeat_times,
         metrics=[{"reward": 1.0}],
-        experience=Position(partition=0, offset=0),
+        experience=Position(partition=0, offset=offset),
         samples=order.repeat_times,
         version_min=version,
         version_max=version,

@@ -4,8 +4,11 @@ Two parts, each of which says by how much something grows after the first third 
 
 * **live** (``--minutes``, a kill a minute): the real services around a fake engine and a fake trainer (``_soak.live``).
 * **records** (``--hours``): what a day of the demo's mesh writes, through coordinator and index (``_soak.records``).
+  Beside the coordinator's memory, its changelog and the topics that it compacts, each collection of its state is
+  counted, and what grows is kept by name.
 
-A day has five million tasks and three million samples: half an hour of one core each.
+A day has five million tasks and three million samples: half an hour of one core each. With ``--rate 20`` it is 1.7
+million tasks, in a quarter of an hour, and as many of all the rest.
 """
 
 import logging
@@ -19,8 +22,8 @@ from benchmarks._options import parser
 from benchmarks._report import Row, report
 from benchmarks._scheduling.mesh import mesh
 from benchmarks._soak import live, records
-from benchmarks._soak.growth import MIN_POINTS, Points, growth
-from benchmarks.scheduling import Bars, progress_bars
+from benchmarks._soak.growth import MIN_POINTS, Points, grows, growth
+from benchmarks.scheduling import progress_bars
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 
 PARTS = ("live", "records")
@@ -70,28 +73,52 @@ def live_rows(found: live.Soaked) -> list[Row]:
     return rows + grown("live: bytes on disk", found.disk_mib, "MiB", None)
 
 
-def record_rows(minutes: int, folder: Path, bars: Bars) -> list[Row]:
-    """Of coordinator and index."""
-    name = f"{minutes / 60:g} h of records"
-    coordinator = records.through_coordinator(minutes, bars("coordinator"))
+def coordinator_rows(name: str, rate: float, found: records.Passed) -> list[Row]:
+    """Of the coordinator.
+
+    Args:
+        name: With which all rows begin.
+        rate: Tasks a second.
+        found: What was measured.
+    """
     rows = [
-        Row(f"{name}: coordinator: tasks", coordinator.records, ""),
-        *grown(f"{name}: coordinator: memory", coordinator.points("memory"), "MiB", GOAL_MIB),
-        *grown(f"{name}: coordinator: files", coordinator.points("files"), "", 0),
+        Row(f"{name}: tasks", found.records, ""),
+        Row(f"{name}: tasks a second", rate, "1/s"),
+        *grown(f"{name}: memory", found.points("memory"), "MiB", GOAL_MIB),
+        *grown(f"{name}: files", found.points("files"), "", 0),
     ]
-    for what, label in (("entries", "entries"), ("entries_kib", "changelog"), ("batches", "batches")):
-        points = coordinator.points(what)
-        unit = "KiB" if what == "entries_kib" else ""
-        rows += grown(f"{name}: coordinator: {label}", points, unit, GOAL_SHARE * max(value for _, value in points))
-    rows += grown(f"{name}: coordinator: explorers", coordinator.points("explorers"), "", 0)
-    index = records.through_index(minutes, folder, bars("index"))
+    for what, label, unit in (
+        ("blocks", "Python's blocks of memory", ""),
+        ("items", "items in its collections", ""),
+        ("entries", "entries of the changelog", ""),
+        ("entries_kib", "changelog", "KiB"),
+        ("batches_kept", "records of batches", ""),
+        ("versions_kept", "records of version-history", ""),
+        ("experiences_needed", "experiences that are needed", ""),
+    ):
+        points = found.points(what)
+        rows += grown(f"{name}: {label}", points, unit, GOAL_SHARE * max(value for _, value in points))
     return [
         *rows,
-        Row(f"{name}: index: samples", index.records, ""),
-        *grown(f"{name}: index: memory", index.points("memory"), "MiB", GOAL_CACHE_MIB),
-        *grown(f"{name}: index: files", index.points("files"), "", 0),
-        *grown(f"{name}: index: files on disk", index.points("stored_files"), "", 0),
-        *grown(f"{name}: index: bytes a sample", index.points("bytes_a_sample"), "B", None),
+        Row(f"{name}: collections", len(found.ways), ""),
+        Row(f"{name}: collections that grow", len(growing(found)), "", goal=0, better="lower"),
+    ]
+
+
+def growing(found: records.Passed) -> dict[str, float]:
+    """Return by how much each collection of the coordinator grows that does."""
+    counted = {way: points for way, points in found.collections().items() if len(points) >= MIN_POINTS}
+    return {way: growth(points) for way, points in counted.items() if grows(points)}
+
+
+def index_rows(name: str, found: records.Passed) -> list[Row]:
+    """Of the index, likewise."""
+    return [
+        Row(f"{name}: samples", found.records, ""),
+        *grown(f"{name}: memory", found.points("memory"), "MiB", GOAL_CACHE_MIB),
+        *grown(f"{name}: files", found.points("files"), "", 0),
+        *grown(f"{name}: files on disk", found.points("stored_files"), "", 0),
+        *grown(f"{name}: bytes a sample", found.points("bytes_a_sample"), "B", None),
     ]
 
 
@@ -100,6 +127,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=60.0, help="of the live part")
     arguments.add_argument("--hours", type=float, default=24.0, help="of records")
+    arguments.add_argument("--rate", type=float, default=records.RATE, help="tasks a second of these hours")
     arguments.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = arguments.parse_args()
     kill_s, minutes, hours = KILL_S, options.minutes, options.hours
@@ -121,8 +149,13 @@ def main() -> None:
             freeze_gc()
             collect_young_only()
             logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
+            past = max(MIN_POINTS, round(hours * 60))
+            name = f"{past / 60:g} h of records"
+            coordinator = records.through_coordinator(past, options.rate, bars("coordinator"))
+            rows += coordinator_rows(f"{name}: coordinator", options.rate, coordinator)
+            more["collections_that_grow"] = growing(coordinator)
             with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
-                rows += record_rows(max(4, round(hours * 60)), Path(folder), bars)
+                rows += index_rows(f"{name}: index", records.through_index(past, Path(folder), bars("index")))
     report("soak", "What grows in a mesh that goes on and on", rows, options, more=more)
 
 

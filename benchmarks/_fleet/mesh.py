@@ -6,18 +6,21 @@ cost is the coordinator's.
 """
 
 import heapq
+import math
 import random
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks._answers import completed
-from benchmarks._fleet.coordinator import CoordinatorCost, SimulatedCoordinator, arrive
+from benchmarks._fleet.coordinator import CoordinatorCost, Sent, SimulatedCoordinator, arrive
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
+    Cancel,
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
@@ -95,11 +98,14 @@ class SimulatedMesh:
         explorers: How many.
         slots: Of each.
         seed: Of the order in which attempts end.
+        clock: Of the processor; see :class:`SimulatedCoordinator`.
     """
 
-    def __init__(self, explorers: int, slots: int, seed: int) -> None:
+    def __init__(self, explorers: int, slots: int, seed: int, clock: Callable[[], float] = time.thread_time) -> None:
         self.capacity = explorers * slots
         self.batch = min(BATCH, self.capacity)
+        self.wanted = (-(-self.capacity // self.batch) + BACKLOG) * self.batch
+        """Tasks that fill all slots, with some that wait."""
         settings = CoordinatorSettings(
             batch_size=self.batch,
             group_size=1,
@@ -109,13 +115,15 @@ class SimulatedMesh:
             max_open_bytes=4 << 30,
             task_timeout_s=1e6,
         )
-        self.coordinator = SimulatedCoordinator(settings, self._heard)
+        self.coordinator = SimulatedCoordinator(settings, self._heard, clock)
         self.explorers = {
             name: SimulatedExplorer(name, slots, name.encode())
             for name in (f"explorer-{number:05d}" for number in range(explorers))
         }
         self.trains = False
         """Whether the trainer trains on what is finalized, and publishes what comes of it."""
+        self.trainer = INCARNATION
+        """Its incarnation."""
         self.interval_s = ExplorerSettings().heartbeat_s
         self.dispatched: list[float] = []
         """How long each free slot was free, until the order was committed that takes it."""
@@ -133,7 +141,7 @@ class SimulatedMesh:
         """Start all explorers, and the trainer; return when all of them are known."""
         for number, explorer in enumerate(self.explorers.values()):
             self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(0))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(0))
         spent = self.run(within_s)
         machine = self.coordinator.machine
         return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
@@ -152,8 +160,7 @@ class SimulatedMesh:
 
     def fill(self) -> CoordinatorCost:
         """Send tasks for all slots, and some that wait; return when all slots are taken."""
-        batches = -(-self.capacity // self.batch) + BACKLOG
-        for _ in range(batches * self.batch):
+        for _ in range(self.wanted):
             self.send(self.now)
         return self.run_until(lambda: self.running >= self.capacity)
 
@@ -165,22 +172,23 @@ class SimulatedMesh:
         fleet = self.coordinator.machine.fleet
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
 
-    def start_anew(self, number: int) -> None:
+    def start_anew(self, name: str) -> None:
         """Kill an explorer, and start it again under its name."""
-        explorer = self.explorers[f"explorer-{number:05d}"]
+        explorer = self.explorers[name]
         self.lives += 1
         explorer.incarnation, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
         explorer.running.clear()
         explorer.freed.clear()
         self._tell(explorer, self.now)
 
-    def work(self, rate: float, seconds: float) -> CoordinatorCost:
-        """Have attempts end at this rate, and send as many tasks, for so long."""
+    def work(self, rate: float, seconds: float, together_s: float = 0.0) -> CoordinatorCost:
+        """Have attempts end at this rate, and send as many tasks, for so long; all of ``together_s`` at its end."""
         self.dispatched.clear()
         busy = self._alive
         at = self.now
         while (at := at + self._random.expovariate(rate)) < self.now + seconds:
-            self._at(at, lambda now: self._end_one(self._random.choice(busy), now))
+            ends = math.ceil(at / together_s) * together_s if together_s else at
+            self._at(ends, lambda now: self._end_one(self._random.choice(busy), now))
         return self.run(seconds)
 
     def send(self, now: float) -> None:
@@ -240,7 +248,7 @@ class SimulatedMesh:
 
     def _trained(self) -> None:
         self.version += 1
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", _trained(self.version))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(self.version))
 
     def _is_served(self) -> bool:
         return all(explorer.version == self.version for explorer in self._alive)
@@ -261,34 +269,42 @@ class SimulatedMesh:
         explorer.beat = None
         self._write(now, EXPLORER_EVENTS, explorer.key, explorer.heartbeat(now))
 
-    def _heard(self, now: float, record: Record) -> None:
-        match record:
-            case Dispatch(explorer=name, incarnation=life) if self.explorers[name].incarnation == life:
+    def _heard(self, now: float, sent: Sent) -> None:
+        match record := sent[2]:
+            case Dispatch(explorer=name, incarnation=life) if self._is_alive(name, life):
                 explorer = self.explorers[name]
                 explorer.running[record.task.task_id, record.attempt] = record
                 explorer.beat = None
                 if explorer.freed:
                     self.dispatched.append(now - explorer.freed.popleft())
-            case SetPace(explorer=name, pace_s=pace_s):
+            case Cancel(explorer=name, incarnation=life) if self._is_alive(name, life):
+                explorer = self.explorers[name]
+                explorer.running.pop((record.task_id, record.attempt), None)
+                explorer.beat = None
+            case SetPace(explorer=name, incarnation=life, pace_s=pace_s) if self._is_alive(name, life):
                 explorer = self.explorers[name]
                 explorer.pace_s = pace_s
                 self._tell(explorer, now)
-            case BatchRecord(state=BatchLifecycleState.FINALIZED) if self.trains:
+            case BatchRecord(state=BatchLifecycleState.FINALIZED, batch_type="train") if self.trains:
                 self._trained()
             case ModelVersion(members=members):
                 for member in members:
-                    explorer = self.explorers[member.explorer]
-                    if explorer.alive and explorer.incarnation == member.incarnation:
+                    if self._is_alive(member.explorer, member.incarnation):
+                        explorer = self.explorers[member.explorer]
                         self.given_up += explorer.syncing
                         explorer.syncing = True
                         self._tell(explorer, now)
                         self._at(now + SYNC_S, self._synced(explorer, record))
 
+    def _is_alive(self, name: str, incarnation: str) -> bool:
+        explorer = self.explorers.get(name)
+        return explorer is not None and explorer.alive and explorer.incarnation == incarnation
+
     def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
         life = explorer.incarnation
 
         def synced(now: float) -> None:
-            if explorer.incarnation != life:
+            if not explorer.alive or explorer.incarnation != life:
                 return
             explorer.version, explorer.syncing = version.version, False
             answer = WeightsSynced(
@@ -312,19 +328,20 @@ class SimulatedMesh:
         explorer.beat = None
         explorer.freed.append(now)
         self.answered += 1
-        self._write(now, EXPLORER_EVENTS, explorer.key, completed(order, version=explorer.version, seconds=1.0))
-        self.send(now)
+        answer = completed(order, version=explorer.version, seconds=1.0, offset=self.answered)
+        self._write(now, EXPLORER_EVENTS, explorer.key, answer)
+        if order.task.batch_id is None:
+            self.send(now)
 
-
-def _trained(version: int) -> StepTrained:
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation=INCARNATION,
-        model="policy",
-        step=version,
-        version=version,
-        publish=True,
-        checksum=f"{version:064x}",
-        master_address="127.0.0.1",
-        master_port=1,
-    )
+    def _step_trained(self, version: int) -> StepTrained:
+        return StepTrained(
+            trainer="trainer-0",
+            incarnation=self.trainer,
+            model="policy",
+            step=version,
+            version=version,
+            publish=True,
+            checksum=f"{version:064x}",
+            master_address="127.0.0.1",
+            master_port=1,
+        )

@@ -116,3 +116,12 @@ def test_explorers_are_counted_by_one_hand(case: str, resources: list[dict[str, 
     scaled = [one["spec"]["scaleTargetRef"]["name"] for one in resources if one["kind"] == "ScaledObject"]
     assert scaled == (["mesh-explorer"] if case == "64-gpus" else [])
     assert ("replicas" in explorer["spec"]) != bool(scaled)
+
+
+def test_a_trainer_that_wants_whole_nodes_has_explorers_make_room(
+    case: str, workloads: dict[str, dict[str, Any]]
+) -> None:
+    """Explorers want parts of nodes, and have all that is free when it comes back."""
+    classes = {name: template["spec"].get("priorityClassName") for name, template in workloads.items()}
+    shared = case == "64-gpus"
+    assert {name for name, one in classes.items() if one} == ({"trainer"} if shared else set())

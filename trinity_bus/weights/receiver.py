@@ -15,8 +15,8 @@ last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
 
-What came by a pull is passed on to other members while it comes, and until the next ``start`` (``memory.relay``); to
-those of later announcements, too, that are told of (``let_in``).
+What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
+(``memory.relay``); to those of later announcements, too, that are told of (``let_in``).
 
 A pull that breaks off leaves the chunks that were proven (``chunks``) in the buffers. If the same version is to be
 taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
@@ -38,15 +38,15 @@ from typing import TYPE_CHECKING, Literal
 
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
+from trinity_bus.weights.carriers import carrier_of
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.chunks import spans
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.link.transport import LinkTransport
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.transport import MemoryTransport
-from trinity_bus.weights.transport import Offer, Source, WeightTransport
+from trinity_bus.weights.transport import Method, Offer, Source, WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,9 @@ class TransferProgress:
 class _Resources:
     """What outlives a transfer that went well."""
 
-    links: LinkTransport = field(default_factory=LinkTransport)
+    links: MemoryTransport | None = None
+    """And the method that it is for."""
+    linked_by: Method = "gloo"
     buffers: "list[torch.Tensor]" = field(default_factory=list)
     held: TransferManifest | None = None
     """The version whose bytes are in the buffers, proven."""
@@ -164,16 +166,9 @@ class _Transfer:
         if former is not None and former.wait_over(_ENDING_S):
             self.resources = former.resources
         source, resources = self.source, self.resources
-        transport: WeightTransport
         # What is in the buffers is about to be another version.
         self._relay.retire()
-        if source.method == "memory":
-            relay = self._relay if source.fan_out and not source.cafile else None
-            transport = MemoryTransport(relay, resources.chunks_of(source.checksum))
-        elif source.method == "checkpoint":
-            transport = CheckpointTransport()
-        else:
-            transport = resources.links
+        transport = self._transport(source)
         try:
             progress = self._receive(transport)
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
@@ -184,7 +179,7 @@ class _Transfer:
                 self._relay.retire()
             if transport is resources.links:
                 # What is pending on the link may still write into them.
-                resources.links, resources.buffers, resources.held = LinkTransport(), [], None
+                resources.links, resources.buffers, resources.held = None, [], None
                 resources.begun = ("", 0)
             self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
@@ -193,6 +188,21 @@ class _Transfer:
             self._progress = progress
         self._over.set()
         self._ended(self._progress)
+
+    def _transport(self, source: Source) -> WeightTransport:
+        resources, method = self.resources, source.method
+        if method == "checkpoint":
+            return CheckpointTransport()
+        if method == "memory":
+            return MemoryTransport(self._relay, has=resources.chunks_of(source.checksum))
+        if resources.links is None or resources.linked_by != method:
+            if resources.links is not None:
+                resources.links.close()
+            resources.links, resources.linked_by = (
+                MemoryTransport(self._relay, carrier_of(method, self._device)),
+                method,
+            )
+        return resources.links
 
     def _receive(self, transport: WeightTransport) -> TransferProgress:
         if self._device is not None and self._device.type == "cuda":
@@ -404,7 +414,8 @@ class WeightReceiver:
         """Cancel, let go of the link, and pass nothing on any more."""
         self.cancel()
         self._relay.close()
-        self._resources.links.close()
+        if self._resources.links is not None:
+            self._resources.links.close()
         self._resources = _Resources()
 
 

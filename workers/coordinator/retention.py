@@ -184,8 +184,8 @@ class Keeper:
             begins=begins,
             ends=ends,
             running=frozenset(ledger.running),
-            counting=_counting(self._machine()),
-            turns=_first_turns(self._machine()),
+            counting=counting(self._machine()),
+            turns=first_turns(self._machine()),
             aged=aged,
         )
 
@@ -200,7 +200,7 @@ def used_share(taken: float, budget: int) -> float:
     return taken / budget if budget > 0 else 0.0
 
 
-def _counting(machine: CoordinatorMachine) -> Iterator[Position]:
+def counting(machine: CoordinatorMachine) -> Iterator[Position]:
     """Where the experiences lie that count in batches that have not ended."""
     for batch in machine.ledger.batches.values():
         for result in batch.results.values():
@@ -210,7 +210,7 @@ def _counting(machine: CoordinatorMachine) -> Iterator[Position]:
             yield from (part.position for part in parts if part.position is not None)
 
 
-def _first_turns(machine: CoordinatorMachine) -> Iterator[Position]:
+def first_turns(machine: CoordinatorMachine) -> Iterator[Position]:
     """Where the first turns lie that attempts at open tasks have completed."""
     for task in machine.ledger.tasks.values():
         for place in (task.turns, *(attempt.turns for attempt in task.running)):

@@ -1,10 +1,12 @@
 """What counts as growth in the benchmark ``soak``."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._soak.growth import growth
+from benchmarks._soak.growth import grows, growth
 
 MINUTES = [60.0 * number for number in range(12)]
 
@@ -31,3 +33,14 @@ def test_a_saw_tooth_is_no_growth() -> None:
 def test_one_point_tells_nothing() -> None:
     with pytest.raises(ValueError, match="1 points are too few"):
         growth([(0.0, 1.0)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_swings_about_the_same_does_not_grow(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    assert not grows([(60.0 * number, chance.uniform(0, 60)) for number in range(288)])
+
+
+def test_what_swings_and_rises_by_more_grows() -> None:
+    assert grows([(60.0 * number, number + 5.0 * (number % 3)) for number in range(90)])
+    assert not grows([(60.0 * number, number / 100 + 5.0 * (number % 3)) for number in range(90)])

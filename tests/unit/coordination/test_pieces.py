@@ -14,7 +14,7 @@ from trinity_bus.coordination import Fact
 from trinity_bus.coordination.effects import Effect, PublishResult
 from trinity_bus.coordination.retention import without_lost
 from trinity_bus.coordination.state.codec import OLDEST_LEVEL
-from workers.coordinator.retention import _counting
+from workers.coordinator.retention import counting
 
 PLACES = [(1, 10), (1, 11), (1, 14)]
 
@@ -51,7 +51,7 @@ def test_a_manifest_and_a_result_name_every_piece_in_order_after_a_restart_too()
     (result,) = [command.record for command in commands if isinstance(command, PublishResult)]
     assert [(p.samples, p.position.offset) for p in result.parts if p.position] == [(1, 10), (3, 11), (2, 14)]
     harness.restart()
-    assert [(p.partition, p.offset) for p in _counting(harness.machine)] == PLACES
+    assert [(p.partition, p.offset) for p in counting(harness.machine)] == PLACES
     harness.beat()
     found = manifest(harness.finished("b"))
     assert found[0] == EXPECTED
@@ -64,7 +64,7 @@ def test_an_answer_that_waits_for_other_parts_keeps_its_pieces_over_a_restart() 
     harness.task("a")
     harness.finished("a", **in_pieces())
     harness.restart()
-    assert [(p.partition, p.offset) for p in _counting(harness.machine)] == PLACES, "retention must leave them alone"
+    assert [(p.partition, p.offset) for p in counting(harness.machine)] == PLACES, "retention must leave them alone"
     harness.beat()
     (parts,) = manifest(harness.finished("a", attempt=2, experience=Position(partition=5, offset=5)))
     assert parts == [*EXPECTED, (2, 2, 5, 5)]

@@ -5,7 +5,7 @@ from schemas.topics import TURNS
 from tests.support.simulation.harness import Harness, dispatches
 from tests.unit.coordination.test_retention import look, twice
 from trinity_bus.coordination import Retention
-from workers.coordinator.retention import _first_turns
+from workers.coordinator.retention import first_turns
 
 
 def place(offset: int) -> Position:
@@ -23,7 +23,7 @@ def test_the_next_attempt_is_told_where_the_first_turn_lies_whatever_restarts() 
     assert first.turns is None
     beat(harness, 1, 17)
     harness.restart()
-    assert list(_first_turns(harness.machine)) == [place(17)]
+    assert list(first_turns(harness.machine)) == [place(17)]
     (second,) = dispatches(harness.beat(incarnation="2"))
     assert (second.attempt, second.turns) == (2, place(17))
     harness.restart()
@@ -31,7 +31,7 @@ def test_the_next_attempt_is_told_where_the_first_turn_lies_whatever_restarts() 
     (third,) = dispatches(harness.beat(incarnation="3"))
     assert (third.attempt, third.turns) == (3, place(17)), "of all attempts the first"
     harness.finished("a", incarnation="3", attempt=3)
-    assert list(_first_turns(harness.machine)) == []
+    assert list(first_turns(harness.machine)) == []
 
 
 def test_what_an_explorer_says_of_attempts_that_are_not_its_own_is_passed_over() -> None:
@@ -40,7 +40,7 @@ def test_what_an_explorer_says_of_attempts_that_are_not_its_own_is_passed_over()
     harness.task("a")
     beat(harness, 1, 17, name="e1")
     beat(harness, 9, 17)
-    assert list(_first_turns(harness.machine)) == []
+    assert list(first_turns(harness.machine)) == []
 
 
 def test_turns_are_deleted_when_they_are_old_and_no_open_task_needs_them() -> None:

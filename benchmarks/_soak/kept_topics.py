@@ -1,0 +1,71 @@
+"""``batches`` and ``version-history`` as Kafka keeps them, and the real retention that has what is old forgotten.
+
+Each is compacted: of a key the newest record is there, and of a tombstone nothing. A look at them is taken as the
+coordinator's ``Keeper`` takes it, without a broker that deletes: ``needed`` says how many experiences have to be kept.
+"""
+
+from benchmarks._fleet.coordinator import Sent, SimulatedCoordinator
+from schemas import BatchRecord
+from schemas.topics import BATCHES, EXPERIENCES, VERSION_HISTORY
+from trinity_bus.coordination import Retention
+from trinity_bus.coordination.retention import RetentionSnapshot
+from workers.coordinator.retention import counting, first_turns
+
+
+class KeptTopics:
+    """The two topics, and what is known of them."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, int] = {}
+        """Key to the offset of its record."""
+        self.versions: dict[str, int] = {}
+        self.retention = Retention()
+        self.needed = 0
+        """Experiences that were needed at the last look."""
+        self._ends = {BATCHES.name: 0, VERSION_HISTORY.name: 0}
+
+    @property
+    def end(self) -> int:
+        """Of ``batches``."""
+        return self._ends[BATCHES.name]
+
+    def written(self, sent: Sent) -> None:
+        """Take in a record that was committed."""
+        topic, key, record = sent
+        if topic not in (BATCHES, VERSION_HISTORY):
+            return
+        offset = self._ends[topic.name]
+        self._ends[topic.name] += 1
+        kept = self.batches if topic is BATCHES else self.versions
+        kept.pop(key, None)
+        if record is not None:
+            kept[key] = offset
+        if topic is VERSION_HISTORY:
+            self.retention.version(key, is_there=record is not None)
+        else:
+            self.retention.batch(key, offset, record if isinstance(record, BatchRecord) else None)
+
+    def look(self, coordinator: SimulatedCoordinator, needs_from: int, experiences: int) -> None:
+        """Have the coordinator forget what is old.
+
+        Args:
+            coordinator: That works.
+            needs_from: The first offset in ``batches`` that the trainer may still need.
+            experiences: How many have been written.
+        """
+        machine = coordinator.machine
+        self.retention.trained(needs_from)
+        self.retention.look(
+            RetentionSnapshot(
+                consumed={},
+                begins={},
+                ends={0: experiences},
+                running=frozenset(machine.ledger.running),
+                counting=counting(machine),
+                turns=first_turns(machine),
+                aged={},
+            )
+        )
+        self.needed = experiences - self.retention.needed.get((EXPERIENCES.name, 0), 0)
+        batches, versions = self.retention.forgettable()
+        coordinator.tombstones = [(BATCHES, key) for key in batches] + [(VERSION_HISTORY, key) for key in versions]
