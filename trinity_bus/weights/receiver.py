@@ -15,8 +15,8 @@ last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
 
-What came by a pull is passed on to other members while it comes, and until the next ``start`` (``memory.relay``); to
-those of later announcements, too, that are told of (``let_in``).
+What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
+(``memory.relay``); to those of later announcements, too, that are told of (``let_in``).
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, Literal
 
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
+from trinity_bus.weights.carriers import carrier_of
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.link.transport import LinkTransport
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.transport import MemoryTransport
-from trinity_bus.weights.transport import Offer, Source, WeightTransport
+from trinity_bus.weights.transport import Method, Offer, Source, WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,9 @@ class TransferProgress:
 class _Resources:
     """What outlives a transfer that went well."""
 
-    links: LinkTransport = field(default_factory=LinkTransport)
+    links: MemoryTransport | None = None
+    """And the method that it is for."""
+    linked_by: Method = "gloo"
     buffers: "list[torch.Tensor]" = field(default_factory=list)
     held: TransferManifest | None = None
     """The version whose bytes are in the buffers, proven."""
@@ -134,15 +136,9 @@ class _Transfer:
     def run(self) -> None:
         """Body of the thread."""
         source, resources = self.source, self.resources
-        transport: WeightTransport
         # What is in the buffers is about to be another version.
         self._relay.retire()
-        if source.method == "memory":
-            transport = MemoryTransport(self._relay if source.fan_out and not source.cafile else None)
-        elif source.method == "checkpoint":
-            transport = CheckpointTransport()
-        else:
-            transport = resources.links
+        transport = self._transport(source.method)
         try:
             progress = self._receive(transport)
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
@@ -153,13 +149,28 @@ class _Transfer:
                 self._relay.retire()
             if transport is resources.links:
                 # What is pending on the link may still write into them.
-                resources.links, resources.buffers, resources.held = LinkTransport(), [], None
+                resources.links, resources.buffers, resources.held = None, [], None
             self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
             if transport is not resources.links:
                 transport.close()
             self._progress = progress
         self._ended(self._progress)
+
+    def _transport(self, method: Method) -> WeightTransport:
+        resources = self.resources
+        if method == "checkpoint":
+            return CheckpointTransport()
+        if method == "memory":
+            return MemoryTransport(self._relay)
+        if resources.links is None or resources.linked_by != method:
+            if resources.links is not None:
+                resources.links.close()
+            resources.links, resources.linked_by = (
+                MemoryTransport(self._relay, carrier_of(method, self._device)),
+                method,
+            )
+        return resources.links
 
     def _receive(self, transport: WeightTransport) -> TransferProgress:
         if self._device is not None and self._device.type == "cuda":
@@ -360,7 +371,8 @@ class WeightReceiver:
         """Cancel, let go of the link, and pass nothing on any more."""
         self.cancel()
         self._relay.close()
-        self._resources.links.close()
+        if self._resources.links is not None:
+            self._resources.links.close()
         self._resources = _Resources()
 
 

@@ -1,6 +1,7 @@
 """One end of a pull in a process of its own, to be killed: ``python -m tests.support.faults.pulls take|serve ...``.
 
-``take HOST PORT CHECKSUM``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``take HOST PORT CHECKSUM [METHOD]``: begins to take version 0, by ``memory`` or by METHOD, prints ``first`` after the
+first bucket, and stays there.
 ``pass-on HOST PORT CHECKSUM``: takes version 0, prints ``whole``, lets the members of epoch 2 in, passes half of it on,
 prints ``amid``, and stays there.
 ``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
@@ -8,17 +9,18 @@ prints ``amid``, and stays there.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
+from trinity_bus.weights import frames, held_version
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import held_version, server
+from trinity_bus.weights.memory import server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Method, Source
 
 
 def say(word: str) -> None:
@@ -26,19 +28,19 @@ def say(word: str) -> None:
     sys.stdout.flush()
 
 
-def take(host: str, port: str, checksum: str) -> None:
+def take(host: str, port: str, checksum: str, method: Method = "memory") -> None:
     original = MemoryTransport.fill
 
     def stay(_: int) -> None:
         say("first")
         sys.stdin.read()
 
-    def fill_and_stay(self: MemoryTransport, buffers: Sequence[torch.Tensor], _: object) -> None:
+    def fill_and_stay(self: MemoryTransport, buffers: list[torch.Tensor], _: object) -> None:
         original(self, buffers, stay)
 
     MemoryTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
     receiver = WeightReceiver()
-    receiver.start(where(host, port, checksum))
+    receiver.start(where(host, port, checksum, method))
     settled(receiver, 60)
 
 
@@ -64,9 +66,9 @@ def pass_on(host: str, port: str, checksum: str) -> None:
     sys.stdin.read()
 
 
-def where(host: str, port: str, checksum: str) -> Source:
+def where(host: str, port: str, checksum: str, method: Method = "memory") -> Source:
     return Source(
-        method="memory",
+        method=method,
         host=host,
         port=int(port),
         prefix="trainer-life/1/victim",
@@ -91,7 +93,7 @@ def serve() -> None:
             sys.stdin.read()
 
     # To a member on its own machine it sends all at once, and no frames.
-    server.send_piece = send_and_stay  # type: ignore[attr-defined]
+    frames.send_piece = send_and_stay  # type: ignore[attr-defined]
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()

@@ -16,12 +16,13 @@ import torch
 from schemas.model_version import ModelVersion
 from tests.support.faults.transfers import SECRET, announcement, settled, source
 from tests.support.mesh.waiting import wait_until
+from trinity_bus.weights import held_version
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import MAX_CHUNKS, PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.memory import held_version, transport
+from trinity_bus.weights.memory import transport
 from trinity_bus.weights.memory.fan_out import FanOut
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.memory.server import WeightServer
