@@ -124,6 +124,7 @@ class Bus:
         max_records: int = MAX_RECORDS,
         fetch_bytes: int = MAX_FETCH_BYTES,
         ahead: bool = False,
+        gather_s: float | None = None,
         key: str | None = None,
     ) -> Reader:
         """Return a reader of committed records, without a consumer group.
@@ -139,6 +140,8 @@ class Bus:
                 record that is larger comes alone.
             ahead: Take records from the broker while the owner is busy, ``max_records`` of them and what comes with
                 the last. For one that must not find old records when it asks again.
+            gather_s: How long records may gather at the broker before it sends them, unless they are many: for one whom
+                nobody waits for. Absent: each is sent as it comes.
             key: Pass over all records of other keys, without decoding them.
         """
         return Reader(
@@ -151,6 +154,7 @@ class Bus:
             max_records=max_records,
             fetch_bytes=fetch_bytes,
             ahead=ahead,
+            gather_s=gather_s,
             key=key,
         )
 

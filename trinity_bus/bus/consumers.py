@@ -27,7 +27,7 @@ batches.install()
 
 
 def make_consumer(
-    settings: KafkaSettings, client_id: str, *, partition_bytes: int, fetch_bytes: int, wait_ms: int
+    settings: KafkaSettings, client_id: str, *, partition_bytes: int, fetch_bytes: int, wait_ms: int, least_bytes: int
 ) -> AIOKafkaConsumer:
     """Return a consumer that has not been started.
 
@@ -36,7 +36,8 @@ def make_consumer(
         client_id: What brokers call it.
         partition_bytes: Most bytes of one partition in a fetch, except that one record always comes.
         fetch_bytes: Most bytes of a fetch: what it holds in memory.
-        wait_ms: How long the broker holds a fetch for which it has nothing.
+        wait_ms: How long the broker holds a fetch for which it has less than ``least_bytes``.
+        least_bytes: What a fetch is to bring, if it comes in time.
     """
     return AIOKafkaConsumer(
         **client_options(settings, client_id),
@@ -48,6 +49,7 @@ def make_consumer(
         max_partition_fetch_bytes=partition_bytes,
         fetch_max_bytes=fetch_bytes,
         fetch_max_wait_ms=wait_ms,
+        fetch_min_bytes=least_bytes,
     )
 
 

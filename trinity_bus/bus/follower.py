@@ -11,7 +11,6 @@ Nothing is lost by any of it but what retention has deleted; handlers may see a 
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
@@ -36,8 +35,6 @@ class TopicFollower:
         handle: Takes a record. Must not raise for what is in it.
         on_end: Told the error if the following ends by one.
         start: Where it begins.
-        pause_s: How long it lets records gather after each that came: for one whom nobody waits for. A fetch for each
-            record costs the broker as much as writing it.
     """
 
     def __init__(
@@ -46,13 +43,11 @@ class TopicFollower:
         handle: Callable[[Received[Any]], None],
         on_end: Callable[[BaseException], None],
         start: Start = "end",
-        pause_s: float = 0.0,
     ) -> None:
         self._make = reader
         self._handle = handle
         self._on_end = on_end
         self._start = start
-        self._pause_s = pause_s
         self._task: asyncio.Task[None] | None = None
         self._reader: Reader | None = None
         """That is read now; None while it waits."""
@@ -132,14 +127,6 @@ class TopicFollower:
             else:
                 for received in await _first(reader.batch(_WAIT_S), self._wanted):
                     self._handle(received)
-                if self._pause_s:
-                    await self._pause()
-
-    async def _pause(self) -> None:
-        """Let records gather, unless somebody wants to be caught up."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._pause_s):
-                await self._wanted.wait()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 INTERVAL_S = 10.0
-LOGGERS = ("aiokafka", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.fetcher")
+LOGGERS = ("aiokafka", "aiokafka.cluster", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.fetcher")
 
 
 class Throttle(logging.Filter):

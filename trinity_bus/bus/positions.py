@@ -107,6 +107,7 @@ class PositionReader:
             partition_bytes=MAX_PARTITION_FETCH_BYTES,
             fetch_bytes=MAX_FETCH_BYTES,
             wait_ms=_STEP_MS,
+            least_bytes=1,
         )
         self._one_at_a_time = asyncio.Lock()
         self._met: dict[str, Received[Any]] = {}

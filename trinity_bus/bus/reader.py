@@ -11,6 +11,9 @@ as it comes, so that what arrives while its owner is busy is there when it asks 
     getmany() pending --records--> queued, undecoded --batch()--> decoded, to the owner
          ^                             |
          '---until max_records, or fetch_bytes---'
+
+A fetch costs broker and client about as much as writing a record, however little it brings, and the more the more
+partitions it names. So one for whom nobody waits says how long records may *gather* at the broker.
 """
 
 import asyncio
@@ -49,6 +52,8 @@ FETCH_WAIT_MS = 100
 """A partition with no room in the fetch under way waits at most this long for the next."""
 LONE_FETCH_WAIT_MS = 500
 """With one partition nobody waits for another's fetch, and each fetch costs the broker and the client."""
+GATHERED_BYTES = 1 << 20
+"""So many are sent at once, also to one that lets records gather: more would not make a fetch cheaper."""
 _WAIT_S = 60.0
 _REPLAY_WAIT_S = 0.05
 _SILENT_MS = 10_000
@@ -71,6 +76,7 @@ class Reader:
         max_records: int = MAX_RECORDS,
         fetch_bytes: int = MAX_FETCH_BYTES,
         ahead: bool = False,
+        gather_s: float | None = None,
         key: str | None = None,
     ) -> None:
         self._settings = settings
@@ -80,6 +86,7 @@ class Reader:
         self._max_records = max_records
         self._fetch_bytes = fetch_bytes
         self._ahead = ahead
+        self._gather_s = gather_s
         self._key = None if key is None else key.encode()
         self._topics = {topic.full_name(settings.namespace): topic for topic in topics}
         self._assigned = [
@@ -106,12 +113,14 @@ class Reader:
         Raises:
             BusError: The broker does not answer, or a topic or partition does not exist.
         """
+        wait_ms = LONE_FETCH_WAIT_MS if len(self._assigned) == 1 else FETCH_WAIT_MS
         client = make_consumer(
             self._settings,
             self._client_id,
             partition_bytes=min(MAX_PARTITION_FETCH_BYTES, self._fetch_bytes),
             fetch_bytes=self._fetch_bytes,
-            wait_ms=LONE_FETCH_WAIT_MS if len(self._assigned) == 1 else FETCH_WAIT_MS,
+            wait_ms=wait_ms if self._gather_s is None else round(self._gather_s * 1000),
+            least_bytes=1 if self._gather_s is None else min(GATHERED_BYTES, self._fetch_bytes),
         )
         try:
             with kafka_errors(f"start reader of {', '.join(self._topics)}"):

@@ -9,7 +9,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from trinity_bus.training.megatron import (
     set_defaults_if_not_set_tensor_model_parallel_attributes,
     set_tensor_model_parallel_attributes,
 )
+from trinity_bus.training.norm import Norm
 
 _OUTPUT: Final = "output_layer.weight"
 
@@ -118,15 +119,6 @@ def transformer_config(
     )
 
 
-class _Norm(torch.nn.RMSNorm):  # type: ignore[misc]  # torch is not followed by mypy
-    """torch's, with the signature that Megatron calls; Megatron's own wrapper refuses to be split by tokens."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
-        # Gradients of what sees a part of the tokens are summed over the ranks that see the others.
-        self.weight.sequence_parallel = config.sequence_parallel
-
-
 def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> ModuleSpec | TransformerBlockSubmodules:
     """Return what Megatron is to build a stage of so many layers from, ``local`` or of Transformer Engine."""
     if not local:
@@ -140,12 +132,12 @@ def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> Modul
         attention = spec.submodules.self_attention.submodules
         attention.core_attention = SDPAttention
         if config.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = _Norm
-        spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
+            attention.q_layernorm = attention.k_layernorm = Norm
+        spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
     if config.num_moe_experts is None:
         # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
         spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
-    return TransformerBlockSubmodules([spec] * layers, layer_norm=_Norm) if local else spec
+    return TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
 
 
 def build(

@@ -42,7 +42,7 @@ class MeshFollower:
         expect: Types that are decoded; others are passed over. Absent: all of the topics.
         on_end: Told what ends the following.
         clock: Seconds, steady.
-        pause_s: How long it lets records gather.
+        gather_s: How long records may gather at the broker, see :meth:`trinity_bus.bus.Bus.reader`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MeshFollower:
         expect: Sequence[type] | None = None,
         on_end: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        pause_s: float = 0.0,
+        gather_s: float | None = None,
     ) -> None:
         self._state = MeshState() if state is None else state
         self.on_record: Callable[[object], None] | None = None
@@ -67,11 +67,10 @@ class MeshFollower:
         self._told: tuple[float, float] | None = None
         """When the last record was written, by the clock of the log, and when it was read, by ours."""
         self._follower = TopicFollower(
-            lambda position: bus.reader(*topics, start=position, expect=expect),
+            lambda position: bus.reader(*topics, start=position, expect=expect, gather_s=gather_s),
             self._take,
             self._ended,
             start,
-            pause_s,
         )
 
     @property
@@ -157,7 +156,7 @@ async def follow(
     whole: bool = False,
     state: MeshState | None = None,
     clock: Callable[[], float] = time.monotonic,
-    pause_s: float = 0.0,
+    gather_s: float | None = None,
 ) -> AsyncIterator[MeshFollower]:
     """Provide a follower whose state holds what the log holds at entry.
 
@@ -167,8 +166,8 @@ async def follow(
         whole: Whether to read every event that the log has kept, or the newest few of each partition.
         state: To be fed; an empty one where absent.
         clock: Seconds, steady.
-        pause_s: How long it lets records gather, see ``TopicFollower``.
+        gather_s: How long records may gather at the broker, see :meth:`trinity_bus.bus.Bus.reader`.
     """
     start: Start = "beginning" if whole else await recent(bus, EVENTS, RECENT_EVENTS)
-    async with MeshFollower(bus, *topics, start=start, state=state, clock=clock, pause_s=pause_s) as follower:
+    async with MeshFollower(bus, *topics, start=start, state=state, clock=clock, gather_s=gather_s) as follower:
         yield follower

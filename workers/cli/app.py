@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from trinity_bus.runtime.heap import importing
 
 _ERROR = 2
+_INTERRUPTED = 130
 CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
 """Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
 _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
@@ -164,6 +165,9 @@ def main() -> None:
     """Entry point: run the command, and say in one line what went wrong."""
     try:
         app()
+    except KeyboardInterrupt:
+        # Of a command that runs: typer's affair. Of one that is still being loaded, or says what is wrong, nobody's.
+        sys.exit(_INTERRUPTED)
     except Exception as error:
         line = _explained(error)
         if line is None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, TASKS
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import coordinator_lag, follow
@@ -27,7 +27,7 @@ def status(
 
     async def show() -> None:
         async with Bus(kafka, client_id="status") as bus:
-            await bus.ensure_topics([BATCHES, *EVENTS, MODEL_VERSIONS, TASKS])
+            await bus.ensure_topics(list({BATCHES, *EVENTS, MODEL_VERSIONS, *COORDINATOR_INPUTS}))
             await _show(bus, live=out.is_terminal and not once)
 
     run_service(show)

@@ -34,7 +34,8 @@ TELL_S: Final = 2.0
 _SILENCE_S: Final = 10.0
 _LAG_S: Final = 2.0
 _AGAIN_S: Final = 2.0
-_PAUSE_S: Final = 0.2
+_GATHER_S: Final = 0.4
+"""What pages show may be so old, and ``TELL_S``."""
 _TOPICS: Final = (BATCHES, MODEL_VERSIONS, VERSION_HISTORY, *EVENTS)
 
 
@@ -142,7 +143,7 @@ class MeshWatcher:
             # Fetches wait for each other: those of pages not for those of anybody else.
             self._records = PastRecords(await stack.enter_async_context(self._connection("console-records")))
             state = MeshState(self._settings.mesh.model)
-            follower = await stack.enter_async_context(follow(bus, topics=_TOPICS, state=state, pause_s=_PAUSE_S))
+            follower = await stack.enter_async_context(follow(bus, topics=_TOPICS, state=state, gather_s=_GATHER_S))
             stack.enter_context(watching("the mesh", follower.keeps_up))
             self._bus, self._follower, self._state, self._away = bus, follower, state, ""
             try:

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
 
 _POLL_S = 1.0
+_GATHER_S = 0.1
 
 
 class Trainer:
@@ -155,12 +156,15 @@ class Trainer:
         await self._inputs.replay()
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
-            self._bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end") as events,
+            # Of what explorers say, most is of single rollouts: nobody waits for what is looked for among it.
+            self._bus.reader(EXPLORER_EVENTS, start="end", gather_s=_GATHER_S) as synced,
+            self._bus.reader(COORDINATOR_EVENTS, start="end") as wishes,
             self._bus.reader(BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
             loops.create_task(self._publication.serve(announcements), name="serve")
-            loops.create_task(self._follow(events, loops), name="follow events")
+            loops.create_task(self._follow(synced, loops), name="follow explorers")
+            loops.create_task(self._follow(wishes, loops), name="follow the coordinator")
             loops.create_task(self._heartbeats(), name="heartbeats")
             states = Publishing(self._settings.publish, self._settings.checkpoint_interval, durable=progress.step)
             self._releases = Releases(

@@ -97,6 +97,26 @@ def test_who_reads_ahead_finds_all_that_came_while_it_was_busy_and_no_more_than_
     uvloop.run(scenario())
 
 
+async def test_records_gather_at_the_broker_for_whom_nobody_waits_for(settings: KafkaSettings) -> None:
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(EXPERIENCES, start="end", gather_s=5.0) as patient,
+        bus.reader(EXPERIENCES, start="end") as eager,
+    ):
+        few = asyncio.create_task(patient.batch(LIMIT_S))
+        for task_id in ("a", "b"):
+            await (await producer.send(EXPERIENCES, "one key", group(task_id, 1, 20)))
+            assert await read(eager, 1)
+        assert not few.done(), "they came one by one, as for whom somebody waits for"
+        began = time.monotonic()
+        # So many are sent at once.
+        await (await producer.send(EXPERIENCES, "one key", group("c", 4, 60_000)))
+        found = [record_of(received).task_id for received in [*await few, *await read(patient, 3 - len(few.result()))]]
+        assert sorted(found) == ["a", "b", "c"]
+        assert time.monotonic() - began < 5.0
+
+
 def test_who_asks_for_one_key_gets_no_other_and_passes_over_them(settings: KafkaSettings) -> None:
     async def scenario() -> None:
         async with (

@@ -132,7 +132,8 @@ async def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) ->
 
 async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
     async with Bus(log, client_id="test") as bus:
-        await bus.ensure_topics()
+        # Before any coordinator has been here.
+        await bus.ensure_topics([BATCHES, EXPLORER_EVENTS, TASKS])
         async with bus.producer() as producer:
             batch = BatchRecord(
                 batch_id="b-17",

@@ -87,3 +87,13 @@ def test_errors_are_one_line_and_defects_are_not_hidden(
     else:
         with pytest.raises(type(error)):
             cli.main()
+
+
+def test_ctrl_c_while_a_command_is_loaded_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130

@@ -68,7 +68,10 @@ TOPICS: Final[tuple[Topic, ...]] = (
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
-_PAUSE_S: Final = 0.2
+_READ_S: Final = 0.05
+"""Where nothing comes for so long while it is behind, it may be at the end."""
+_GATHER_S: Final = 0.4
+"""How long records gather before they are written: each time costs a fetch and a transaction."""
 _COMMIT_S: Final = 0.5
 LOOK_S: Final = 10.0
 """How often it looks whether it is still the same log."""
@@ -148,7 +151,7 @@ class IndexFollower:
         async with self._bus:
             positions = await self._start()
             async with self._bus.reader(
-                *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES
+                *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES, gather_s=_GATHER_S
             ) as reader:
                 looked_at = committed_at = time.monotonic()
                 while True:
@@ -158,7 +161,7 @@ class IndexFollower:
                         looked_at = began
                         if not self._store.is_of(await self._ids()):
                             raise StoreError("the log was made anew, and so is the index")
-                    records = await reader.batch(0 if self._state == "reading" else _WAIT_S)
+                    records = await reader.batch(_READ_S if self._state == "reading" else _WAIT_S)
                     hold = bool(records) and self._state == "reading" and began - committed_at < _COMMIT_S
                     if records or self._store.holds:
                         await asyncio.to_thread(self._store.take, records, reader.positions, hold=hold)
@@ -201,10 +204,9 @@ class IndexFollower:
         return ids
 
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
-        """Wait as ``read_mib_s`` asks for, and, where little comes, until it is more: each time costs a transaction."""
+        """Wait as ``read_mib_s`` asks for."""
         size = sum(len(record.raw) for record in records)
-        pause = _PAUSE_S if self._state == "following" and 0 < len(records) < _MAX_RECORDS else 0.0
-        await asyncio.sleep(max(pause, size / self._bytes_s - (time.monotonic() - began)))
+        await asyncio.sleep(max(0.0, size / self._bytes_s - (time.monotonic() - began)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
