@@ -1,4 +1,4 @@
-"""How long a version takes to reach many members by ``memory``, over the time for one of them.
+"""How long a version takes to reach many members by ``memory``, and over links of gloo, over the time for one of them.
 
 Real: the trainer's server, receivers as engines' workers have them, proofs of both ends, every byte hashed and proven.
 Neither a broker nor engines: what is measured begins with the announcement in the members' hands, and ends when the
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks._fan_out.members import Receivers, fleet
+from benchmarks._fan_out.members import FanOutMethod, Receivers, fleet
 from benchmarks._fan_out.network import network, reshape, sent, why_not
 from benchmarks._options import parser
 from benchmarks._report import Row, report
@@ -36,52 +36,55 @@ HAVE_IT, LATE = 8, 4
 FEW_GOAL, MANY_GOAL, KILL_GOAL, SLOW_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 1.1, 0.05, 1.1
 LATE_GOAL, CARD_GOAL = 1.15, 0.05
 _PIECE = 256 << 10
+BY: dict[FanOutMethod, str] = {"memory": "", "gloo": "links, "}
 
 
-def shaped(options: argparse.Namespace, nbytes: int) -> list[Row]:
+def shaped(options: argparse.Namespace, nbytes: int, method: FanOutMethod) -> list[Row]:
     """Members on machines of their own."""
+    cards = f"{BY[method]}{MBIT_S} Mbit/s"
     times: dict[int, float] = {}
     rows = []
     most = max(options.members)
     with network(most + 1, MBIT_S) as places:
         for count in options.members:
-            with fleet(places[: count + 1], nbytes) as members:
+            with fleet(places[: count + 1], nbytes, method=method) as members:
                 times[count] = median(members, options.rounds)
-            rows.append(Row(f"{MBIT_S} Mbit/s, {count} members: until all have it", times[count], "s", better="lower"))
+            rows.append(Row(f"{cards}, {count} members: until all have it", times[count], "s", better="lower"))
             if count > 1:
                 goal = {FEW: FEW_GOAL, MANY: MANY_GOAL}.get(count)
-                title = f"{MBIT_S} Mbit/s, {count} members: over the time for one"
+                title = f"{cards}, {count} members: over the time for one"
                 rows.append(Row(title, times[count] / times[1], "", goal, "lower"))
         killed = []
         for number in range(options.kills):
-            with fleet(places, nbytes) as members:
+            with fleet(places, nbytes, method=method) as members:
                 members.round()
                 killed.append(members.round(victim=number * most // options.kills))
-    rows += late(options, nbytes, times[1])
-    title = f"{MBIT_S} Mbit/s, {most} members, one killed"
+    rows += late(options, nbytes, times[1], method)
+    title = f"{cards}, {most} members, one killed"
     rows.append(Row(f"{title}: the others have it, over nobody killed, median",
                     statistics.median(killed) / times[most], "", KILL_GOAL, "lower"))  # fmt: skip
     rows.append(Row(f"{title}: the others have it, over nobody killed, worst",
                     max(killed) / times[most], "", better="lower"))  # fmt: skip
     for what, digest in (("chunks", chunk_hash), ("bytes by SHA-256 at either end", sha256)):
-        rows.append(Row(f"{MBIT_S} Mbit/s: hashing all {what}, over the transfer to one",
+        rows.append(Row(f"{cards}: hashing all {what}, over the transfer to one",
                         hashing(nbytes, digest) / times[1], "", HASH_GOAL, "lower"))  # fmt: skip
     return rows
 
 
-def late(options: argparse.Namespace, nbytes: int, alone_s: float) -> list[Row]:
+def late(options: argparse.Namespace, nbytes: int, alone_s: float, method: FanOutMethod) -> list[Row]:
     """Members on machines of their own that join when others have the version.
 
     Args:
         options: Of the command line.
         nbytes: Of the version.
         alone_s: For one member.
+        method: Of both.
     """
     have_it, joiners = range(options.have_it), range(options.have_it, options.have_it + options.late)
     took, killed, cards = [], [], []
     with network(len(have_it) + len(joiners) + 1, MBIT_S) as places:
         for number in range(2 * options.rounds):
-            with fleet(places, nbytes) as members:
+            with fleet(places, nbytes, method=method) as members:
                 # Makes memory and listeners.
                 members.round()
                 members.round(members=have_it)
@@ -91,7 +94,7 @@ def late(options: argparse.Namespace, nbytes: int, alone_s: float) -> list[Row]:
                 else:
                     took.append(members.join_late(joiners))
                     cards.append(sent(places[0]) - before[0])
-    title = f"{MBIT_S} Mbit/s, {len(have_it)} have it, {len(joiners)} join late"
+    title = f"{BY[method]}{MBIT_S} Mbit/s, {len(have_it)} have it, {len(joiners)} join late"
     return [
         Row(f"{title}: until these have it, over the time for one",
             statistics.median(took) / alone_s, "", LATE_GOAL, "lower"),
@@ -110,19 +113,19 @@ def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: lis
     members.kill(gains.index(max(gains)))
 
 
-def slow(options: argparse.Namespace) -> list[Row]:
+def slow(options: argparse.Namespace, method: FanOutMethod) -> list[Row]:
     """Members on machines of their own, one of which has a slow card."""
     most, nbytes = max(options.members), options.slow_mib << 20
     undisturbed, disturbed = [], []
     for number in range(options.kills):
-        with network(most + 1, SLOW_MBIT_S) as places, fleet(places, nbytes) as members:
+        with network(most + 1, SLOW_MBIT_S) as places, fleet(places, nbytes, method=method) as members:
             members.round()
             undisturbed.append(members.round())
             victim = number * most // options.kills
             reshape(places[victim + 1], SLOW_MBIT_S / 100)
             disturbed.append(members.round(slow=victim))
     usual = statistics.median(undisturbed)
-    title = f"{SLOW_MBIT_S} Mbit/s, {options.slow_mib} MiB, {most} members"
+    title = f"{BY[method]}{SLOW_MBIT_S} Mbit/s, {options.slow_mib} MiB, {most} members"
     return [
         Row(f"{title}: until all have it", usual, "s", better="lower"),
         Row(f"{title}, the card of one at 1 %: the others have it, over none slow, median",
@@ -182,6 +185,7 @@ def main() -> None:
     arguments.add_argument("--late", type=int, default=LATE, help="members that join late")
     arguments.add_argument("--mib", type=int, default=48, help="size of the version, MiB")
     arguments.add_argument("--slow-mib", type=int, default=192, help="size of the version where a card is slow, MiB")
+    arguments.add_argument("--methods", nargs="*", choices=BY, default=list(BY), help="for shaped and slow")
     options = arguments.parse_args()
     if options.short:
         options.rounds, options.kills, options.members, options.mib, options.slow_mib = 1, 1, [1, 2], 4, 4
@@ -191,10 +195,17 @@ def main() -> None:
     rows = loopback(options, nbytes)
     lacking = why_not()
     if lacking is None:
-        rows = shaped(options, nbytes) + slow(options) + rows
+        for method in reversed(options.methods):
+            rows = shaped(options, nbytes, method) + slow(options, method) + rows
     else:
         notes.append(f"nothing is shaped: {lacking}")
-    report("fan_out", f"{options.mib} MiB from the trainer to its members, by memory", rows, options, notes=notes)
+    report(
+        "fan_out",
+        f"{options.mib} MiB from the trainer to its members, by memory and over links",
+        rows,
+        options,
+        notes=notes,
+    )
 
 
 if __name__ == "__main__":

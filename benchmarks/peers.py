@@ -109,7 +109,7 @@ def engine_cpu_s(folder: Path) -> float:
 
 def vllm_cpu_s(folder: Path) -> float:
     """Return the seconds of the processor that vLLM takes for drawing a step's samples, with one thread."""
-    command = [sys.executable, "-m", "benchmarks._peers.vllm_demo", "--model", make_model(folder, 0)]
+    command = [sys.executable, "-m", "benchmarks._peers.vllm_demo", "--model", str(make_model(folder, 0))]
     told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command line
     return float(json.loads(told.stdout.splitlines()[-1]))
 

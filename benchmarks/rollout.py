@@ -49,7 +49,7 @@ from schemas import (
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, Settings
-from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.memory.server import WeightServer
 
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64
@@ -148,7 +148,7 @@ async def answered(
 
 
 def announced_version(
-    publisher: WeightPublisher, explorer_incarnation: str, model: Path, *, name: str, epoch: int, version: int
+    publisher: WeightServer, explorer_incarnation: str, model: Path, *, name: str, epoch: int, version: int
 ) -> ModelVersion:
     """Stage weights, and return what says that they are there for one explorer."""
     checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
@@ -173,10 +173,10 @@ async def serve_weights(
     producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
 ) -> None:
     """Move version 0 into the explorer, as the mesh does before anything is handed out."""
-    publisher = WeightPublisher()
+    publisher = WeightServer(method="gloo")
     announced = announced_version(publisher, explorer_incarnation, model, name=name, epoch=epoch, version=0)
     await producer.send(MODEL_VERSIONS, announced.model, announced)
-    await asyncio.to_thread(publisher.serve, announced)
+    publisher.admit(announced)
     synced = False
     while not synced:
         for received in await events.batch(LIMIT_S):
@@ -300,7 +300,7 @@ class Bench:
         tasks, tokens = (1 if self.short else SHORT_TASKS), IN_FLIGHT[16]
         prompt = [" ".join(f"t{t}" for t in tokens_of) for tokens_of in prompts(tasks)]
         sampling = Sampling(max_tokens=tokens, ignore_eos=True)
-        publisher, announced = WeightPublisher(), None
+        publisher, announced = WeightServer(method="gloo"), None
         if version is not None:
             announced = announced_version(
                 publisher, self.incarnation, model, name=NAME, epoch=100 + version, version=version
@@ -314,10 +314,9 @@ class Bench:
         while announced is not None and drawn.value < half:  # noqa: ASYNC110 - another process counts
             await asyncio.sleep(0.001)
         waits_for = set() if announced is None else {WeightsSynced}
-        serving = None
         if announced is not None:
             await self.producer.send(MODEL_VERSIONS, announced.model, announced)
-            serving = asyncio.create_task(asyncio.to_thread(publisher.serve, announced))
+            publisher.admit(announced)
         took = 0.0
         while open_orders or waits_for:
             for received in await self.events.batch(LIMIT_S):
@@ -326,8 +325,6 @@ class Bench:
                     assert received.record.status == "completed", received.record.error
                     open_orders -= 1
                     took = time.perf_counter() - began
-        if serving is not None:
-            await serving
         publisher.close()
         return took
 

@@ -129,6 +129,13 @@ def rows(label: str, summary: Mapping[str, Any], watch: Watch, goal_s: float) ->
     found = [
         Row(f"{label}: first reward", first, "s", goal_s, "lower"),
         Row(f"{label}: processor time until then", sum(used.values()), "s", None, "lower"),
+        Row(
+            f"{label}: processors idle until then",
+            first * (os.cpu_count() or 1) - sum(used.values()),
+            "s",
+            None,
+            "lower",
+        ),
     ]
     for name, service in watch.services.items():
         found.append(Row(f"{label}: {name}, begins", service.began_s, "s", None, "lower"))

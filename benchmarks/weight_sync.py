@@ -50,7 +50,6 @@ from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.rendezvous import serve_store
-from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.memory.server import WeightServer
 from workers.coordinator.service import Coordinator
 from workers.trainer.publication import Publisher
@@ -99,7 +98,7 @@ async def measure(
         producer = await stack.enter_async_context(bus.producer())
         events = await stack.enter_async_context(bus.reader(EXPLORER_EVENTS, start="end"))
         versions = await stack.enter_async_context(bus.reader(MODEL_VERSIONS, start="end"))
-        publisher: Publisher = WeightServer() if method == "memory" else WeightPublisher()
+        publisher: Publisher = WeightServer(method="memory" if method == "memory" else "gloo")
         trainer = Trainer(publisher, producer, events, versions)
         services = [
             asyncio.create_task(Coordinator(Settings(kafka=kafka), coordinator_bus).run()),

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 
 from benchmarks._fan_out.network import enter
 from benchmarks._sources import source
@@ -26,6 +27,7 @@ LIMIT_S = 60.0
 _BUCKETS = 32
 """Of a version."""
 
+type FanOutMethod = Literal["memory", "gloo"]
 type Where = tuple[str | None, str]
 """Namespace, or None for that of this machine; and address."""
 
@@ -52,7 +54,7 @@ def _die_after(buckets: int) -> None:
     """Let this process kill itself when so many buckets of a version have come."""
     fill = MemoryTransport.fill
 
-    def dying(self: MemoryTransport, buffers: Sequence[torch.Tensor], arrived: Callable[[int], None]) -> None:
+    def dying(self: MemoryTransport, buffers: list[torch.Tensor], arrived: Callable[[int], None]) -> None:
         def look(index: int) -> None:
             arrived(index)
             if index + 1 == buckets:
@@ -89,13 +91,13 @@ def member(pipe: Connection, where: Where) -> None:
     receiver.close()
 
 
-def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool) -> None:
+def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, method: FanOutMethod) -> None:
     """Body of the trainer's process: stage versions, and let the members of announcements in."""
     die_with_parent()
     if where[0] is not None:
         enter(where[0])
     size = nbytes // _BUCKETS
-    server = WeightServer(where[1], bucket_bytes=size, timeout_s=LIMIT_S, fan_out=fan_out)
+    server = WeightServer(where[1], bucket_bytes=size, timeout_s=LIMIT_S, fan_out=fan_out, method=method)
     tensors = {f"{i}": torch.randint(0, 255, (size,), dtype=torch.uint8) for i in range(_BUCKETS)}
     pipe.send(server.address)
     while (told := pipe.recv()) is not None:
@@ -111,7 +113,8 @@ def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool) -> No
 class Receivers:
     """A trainer and members that have started; see :func:`fleet`."""
 
-    def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide]) -> None:
+    def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide], method: FanOutMethod) -> None:
+        self._method: FanOutMethod = method
         self._trainer = trainer
         self._members = dict(enumerate(members))
         self._address = trainer.hear()
@@ -182,7 +185,7 @@ class Receivers:
             model="policy",
             version=self._version,
             step=self._version,
-            method="memory",
+            method=self._method,
             epoch=self._epoch,
             members=[
                 Member(explorer=f"explorer-{number}", incarnation="life", rank=rank)
@@ -198,7 +201,9 @@ class Receivers:
 
 
 @contextmanager
-def fleet(places: Sequence[Where], nbytes: int, *, fan_out: bool = True) -> Iterator[Receivers]:
+def fleet(
+    places: Sequence[Where], nbytes: int, *, fan_out: bool = True, method: FanOutMethod = "memory"
+) -> Iterator[Receivers]:
     """Start a trainer, at the first place, and members at the others, until the end of the block."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks._fan_out.members"])
@@ -206,12 +211,12 @@ def fleet(places: Sequence[Where], nbytes: int, *, fan_out: bool = True) -> Iter
     try:
         for number, where in enumerate(places):
             here, there = context.Pipe()
-            body, more = (member, {}) if number else (trainer, {"nbytes": nbytes, "fan_out": fan_out})
+            body, more = (member, {}) if number else (trainer, {"nbytes": nbytes, "fan_out": fan_out, "method": method})
             process = context.Process(target=body, args=(there, where), kwargs=more, daemon=True)
             process.start()
             there.close()
             sides.append(ReceiverSide(process, here))
-        yield Receivers(sides[0], sides[1:])
+        yield Receivers(sides[0], sides[1:], method)
     finally:
         for side in sides:
             side.process.kill()

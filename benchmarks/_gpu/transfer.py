@@ -16,7 +16,6 @@ import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -24,7 +23,6 @@ from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.matrix import synchronize
 from benchmarks._gpu.sizes import SIZES
 from benchmarks._sources import announce, source
-from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
@@ -131,11 +129,7 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
     other.start()
     theirs.close()
     pipe.recv()
-    server: Any = (
-        WeightServer(bucket_bytes=bucket, timeout_s=LIMIT_S)
-        if method == "memory"
-        else WeightPublisher(bucket_bytes=bucket, timeout_s=LIMIT_S, method=method)
-    )
+    server = WeightServer(bucket_bytes=bucket, timeout_s=LIMIT_S, method=method)
     found: list[tuple[float, Taken]] = []
     for version in range(size.rounds + 1):
         weights = torch.randn(shape, device=device).to(dtype)
@@ -144,11 +138,9 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
         checksum = server.stage(version, ((f"{i}", row) for i, row in enumerate(weights)))
         staged_s = time.perf_counter() - began
         announced = announce(version, checksum, server.address, method, "explorer-0")
-        serving = threading.Thread(target=server.serve, args=(announced,), daemon=True)
-        serving.start()
+        server.admit(announced)
         pipe.send(source(announced, "explorer-0", LIMIT_S))
         taken = pipe.recv()
-        serving.join(LIMIT_S)
         assert isinstance(taken, Taken), f"version {version} was not taken: {taken}"
         assert taken.digits == digits_of(weights), f"version {version} is not on the other's device what it was here"
         # The first one makes memory, and links.

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 from safetensors.torch import save_file
 
 from benchmarks._sources import source
@@ -43,12 +44,12 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.weights import held_version
 from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
-from trinity_bus.weights.link.transport import LinkTransport
-from trinity_bus.weights.memory import held_version, server
+from trinity_bus.weights.memory import server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
@@ -122,7 +123,7 @@ def explorer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("bytes")
         post.trainer_may_die("bytes")
 
-    for transport in (LinkTransport, MemoryTransport, CheckpointTransport):
+    for transport in (MemoryTransport, CheckpointTransport):
         fill = transport.fill
 
         def counting(self: Any, buffers: Any, arrived: Any, fill: Any = fill) -> None:
@@ -141,9 +142,10 @@ def trainer_dies_amid_buckets(post: Post) -> None:
     held_version.send_piece = after_some(held_version.send_piece, TENSORS, look)
     answer = server.WeightServer._answer
 
-    def answering(self: Any, *arguments: Any) -> None:
-        answer(self, *arguments)
+    def answering(self: Any, *arguments: Any) -> Any:
+        asked = answer(self, *arguments)
         post.die_if_told("answer")
+        return asked
 
     server.WeightServer._answer = answering  # type: ignore[method-assign, assignment]
 
@@ -232,16 +234,10 @@ class Server:
         self._post = post
         self._publisher = publisher
 
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
         if announced.members:
             self._post.die_if_told("rendezvous")
-        outcome = self._publisher.serve(announced, traceparent)
-        if self._post.method == "nccl" and None in outcome.values():
-            self._post.die_if_told("answer")
-        return outcome
-
-    def admit(self, announced: ModelVersion) -> None:
-        self._publisher.admit(announced)
+        self._publisher.admit(announced, traceparent)
 
     def keep(self, version: int) -> None:
         self._publisher.keep(version)

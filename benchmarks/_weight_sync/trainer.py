@@ -2,7 +2,6 @@
 
 import asyncio
 import statistics
-import threading
 import time
 import uuid
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Trainer:
                 announced = received.record
                 if isinstance(announced, ModelVersion) and announced.trainer_incarnation == self._incarnation:
                     self.announced_at = received.timestamp_ms / 1000
-                    threading.Thread(target=self._publisher.serve, args=(announced,), daemon=True).start()
+                    self._publisher.admit(announced)
 
     async def alive(self) -> None:
         """Heartbeats, so that the coordinator counts on this trainer."""

@@ -5,7 +5,6 @@ same bytes out in another way. Real publishers, receivers and sockets; only what
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,6 @@ class Trainer:
         self._folder = folder
         sync = SynchronizerSettings(sync_method=method, sync_delta=deltas, sync_timeout_s=5)
         self.publisher: Publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, folder, "cpu")
-        self._serving: list[threading.Thread] = []
 
     def offer(self, receiver: WeightReceiver, version: int, weights: dict[str, torch.Tensor]) -> TransferProgress:
         partial = checkpoint.begin(self._folder, version)
@@ -75,15 +73,11 @@ class Trainer:
         folder = checkpoint.commit(self._folder, progress, WrittenBy(dtype="float32"), keep=3)
         checksum = self.publisher.stage(version, weights.items())
         announced = announcement(self.publisher, version, checksum, "a", checkpoint=folder)
-        self._serving.append(threading.Thread(target=self.publisher.serve, args=(announced,)))
-        self._serving[-1].start()
         receiver.start(source(announced, "a", 5))
         return settled(receiver)
 
     def close(self) -> None:
         self.publisher.close()
-        for thread in self._serving:
-            thread.join()
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.manifest import TransferManifest
@@ -72,13 +71,10 @@ def receiver() -> Iterator[WeightReceiver]:
 
 def assert_serves(publisher: Publisher, receiver: WeightReceiver, announced: ModelVersion) -> None:
     """Whatever has been done to it, the trainer serves a member."""
-    thread = threading.Thread(target=publisher.serve, args=(announced,))
-    thread.start()
     receiver.start(source(announced, "a", 5))
     progress = settled(receiver)
     assert progress.state == "ready", progress.error
     assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
-    thread.join()
 
 
 def hello(who: str, nonce: bytes, proof: bytes) -> bytes:
@@ -183,7 +179,7 @@ def test_a_member_may_have_read_the_announcement_before_the_trainer(
     later = announced.model_copy(update={"epoch": 2, "secret": "77" * 32})
     receiver.start(source(later, "a", 5))
     wait_until(lambda: len(_listener(publisher)._strangers) == 1)
-    publisher.serve(later)
+    publisher.admit(later)
     assert settled(receiver).state == "ready"
 
 
@@ -213,8 +209,6 @@ def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, r
     checksum = publisher.stage(0, WEIGHTS.items())
     announced = announcement(publisher, 0, checksum, "a", "liar")
     lies = [b"", b"\xc1", msgpack.packb({"key": 5}), msgpack.packb([1]), b"\x80", os.urandom(1000)]
-    thread = threading.Thread(target=publisher.serve, args=(announced,))
-    thread.start()
     for lie in lies:
         met = meet(source(announced, "liar", 5), threading.Event())
         with contextlib.suppress(LinkError):
@@ -222,7 +216,6 @@ def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, r
         met.close()
     receiver.start(source(announced, "a", 5))
     assert settled(receiver).state == "ready"
-    thread.join()
 
 
 def test_a_message_of_somebody_in_between_ends_the_transfer() -> None:
@@ -346,9 +339,9 @@ def test_ports_are_chosen_by_the_operator() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(LinkError, match=f"port {port}"):
             WeightServer(ports=[port])
-        for made in (WeightServer(ports=range(port, port + 50)), WeightPublisher(ports=range(port, port + 50))):
-            assert port < made.address[1] < port + 50
-            made.close()
+        made = WeightServer(ports=range(port, port + 50))
+        assert port < made.address[1] < port + 50
+        made.close()
 
 
 @pytest.mark.parametrize(("value", "ports"), [("0", [0]), ("7000", [7000]), ("7000-7002", [7000, 7001, 7002])])
@@ -405,17 +398,14 @@ def test_tls_is_for_pulls_and_needs_its_key(tmp_path: Path, monkeypatch: pytest.
 def test_a_version_that_is_larger_than_the_model_is_refused_before_memory_is_taken(publisher: Publisher) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
     receiver = WeightReceiver(limit_bytes=10_000)
-    thread = threading.Thread(target=publisher.serve, args=(announced,))
-    thread.start()
     receiver.start(source(announced, "a", 5))
     progress = settled(receiver)
     assert "this model takes 10000 at most" in progress.error
     assert not receiver._resources.buffers
     receiver.close()
     publisher.close()
-    thread.join()
 
 
 def _listener(publisher: Publisher) -> listener.PeerListener:
-    assert isinstance(publisher, WeightServer | WeightPublisher)
+    assert isinstance(publisher, WeightServer)
     return publisher._listener

@@ -1,4 +1,4 @@
-"""A machine with many services, or a large environment: orders to the process that forks them do not fit at once."""
+"""A machine with many services, or long commands: orders to the process that forks them do not fit at once."""
 
 import signal
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime.preload import Preload
 
 COMMANDS = 24
-ENVIRONMENT = {f"VARIABLE_{number}": "x" * 1000 for number in range(16)}
+ARGUMENTS = ["x" * 1000] * 16
 
 
 def test_commands_wait_until_there_is_room_for_their_orders(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_commands_wait_until_there_is_room_for_their_orders(tmp_path: Path) -> N
     with Preload.begin([], name="preload", main="signal:pause", output=output) as preload:
         wait_until(lambda: preload.loaded)
         commands = [
-            preload.start([], name=f"command {number}", env=ENVIRONMENT, output=output) for number in range(COMMANDS)
+            preload.start(ARGUMENTS, name=f"command {number}", env={}, output=output) for number in range(COMMANDS)
         ]
         wait_until(lambda: all(command.started for command in commands))
         for command in commands:

@@ -13,8 +13,8 @@ class SynchronizerSettings(Section):
     """How, and when, versions are published and taken. The same for all services of a mesh; see docs/versions.md."""
 
     sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
-    """How weights come to explorers. ``nccl``: sent to each over a private link; on CPUs, gloo carries it. ``memory``:
-    each explorer takes them from the trainer's memory, at its own pace. ``checkpoint``: each reads them from
+    """How weights come to explorers. ``nccl``: over private links; on CPUs, gloo carries them. ``memory``: over TCP,
+    from the trainer's memory, each explorer at its own pace. ``checkpoint``: each reads them from
     ``trainer.checkpoint_dir``, which all must see under the same path."""
     sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
     """As what weights travel; give what the engines hold, to send no more than they can use. ``same``: as trained."""
@@ -23,7 +23,7 @@ class SynchronizerSettings(Section):
     that is smaller; worth it across slow links, with 16-bit weights. With ``checkpoint`` it costs the trainer one more
     copy of the weights in memory; explorers keep a copy in any case."""
     sync_fan_out: bool = True
-    """With ``memory``: explorers that take a version at the same time pass it on to each other, so that it leaves each
+    """With ``nccl`` and ``memory``: explorers that take a version pass it on to each other, so that it leaves each
     machine once. Each listens on a port that the operating system chooses, on the address that it reaches the trainer
     from; where others cannot reach that, the trainer sends to them itself. Not with TLS."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fully_async"

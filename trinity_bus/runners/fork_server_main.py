@@ -234,7 +234,9 @@ def serve(channel: socket.socket) -> None:
     Raises:
         ConnectionError: It is gone.
     """
-    order = TO_FORK_SERVER.decode(channel.recv(TO_FORK_SERVER.limit))
+    datagram = channel.recv(TO_FORK_SERVER.limit)
+    # Nothing: the explorer is gone, before it was ever there perhaps.
+    order = TO_FORK_SERVER.decode(datagram) if datagram else None
     if not isinstance(order, LoadWorkflows):
         return
     guard = os.getppid()

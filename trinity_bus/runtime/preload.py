@@ -10,10 +10,12 @@ forks commands of its own.
     LOADING --Loaded--> FORKING --close(), or this process dies--> ENDED, with all that it forked
        '-------'--it dies--> ENDED; whoever was to be forked, or was, is told as killed
 
-    a command:  WAITING --Loaded, and there is room for its order--> STARTED --CommandExited--> ENDED
+    a command:  WAITING --Loaded, its turn has come, and there is room for its order--> STARTED --CommandExited--> ENDED
                    '--told to end--> ENDED, never started
 
-An order is one datagram, which Linux lets have about 200 KB: one with more is refused before anything waits for it.
+An order is one datagram, which Linux lets have about 200 KB: one with more is refused before anything waits for it. The
+environment is no part of it, but a file in memory that only the forked process reads: what it has of secrets is never
+in the process that forks, and so in nothing else that is forked from that.
 
 It has one thread and no CUDA context, so nothing is lost by the fork; what an import reads from the environment is what
 this process had when it started. Linux only.
@@ -42,21 +44,21 @@ _LIMIT = 192 << 10
 
 
 class ForkCommand(msgspec.Struct, tag=1, frozen=True):
-    """Fork a command. Where its output goes travels with it, and perhaps a socket: its number is the last argument."""
+    """Fork a command. Where its output goes and its environment travel with it, perhaps a socket, its last argument."""
 
     serial: int
     name: str
     arguments: list[str]
-    env: dict[str, str]
 
 
 class ForkBranch(msgspec.Struct, tag=6, frozen=True):
-    """Fork a branch. Where its output goes, and its end of a channel, travel with it."""
+    """Fork a branch. Where its output goes, its environment, and its end of a channel travel with it."""
 
     serial: int
     name: str
     functions: list[str]
-    env: dict[str, str]
+    main: str | None = None
+    """What its commands are. Unset: what those of the forking process are."""
 
 
 class SignalCommand(msgspec.Struct, tag=2, frozen=True):
@@ -101,7 +103,8 @@ class Preload:
 
     def __init__(self, start: Callable[[socket.socket], Process]) -> None:
         self._lock = threading.RLock()
-        self._loaded = False
+        self.has_loaded = False
+        """Whether it has said so, as of the last ``look``."""
         self._commands: list[ForkedCommand] = []
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
@@ -144,9 +147,18 @@ class Preload:
     def loaded(self) -> bool:
         """Whether everything is imported."""
         self.look()
-        return self._loaded
+        return self.has_loaded
 
-    def branch(self, functions: Sequence[str], *, name: str, env: Mapping[str, str], output: Path) -> "Preload":
+    def branch(
+        self,
+        functions: Sequence[str],
+        *,
+        name: str,
+        env: Mapping[str, str],
+        output: Path,
+        main: str | None = None,
+        turn: Callable[[], bool] | None = None,
+    ) -> "Preload":
         """Have a process forked that imports more, as soon as everything is imported here.
 
         Args:
@@ -154,15 +166,21 @@ class Preload:
             name: For people who list processes.
             env: Its whole environment.
             output: File that its output is appended to.
+            main: What a command of it is, as for ``begin``. Unset: what one of this process is.
+            turn: Whether it may begin; asked again at each ``look`` until it may. Unset: it may.
 
         Returns:
             It, as if it had been started. It ends with this one.
         """
         return Preload(
             lambda theirs: self._fork(
-                lambda serial: ForkBranch(serial, name, list(functions), dict(env)), output, passed=theirs
+                lambda serial: ForkBranch(serial, name, list(functions), main), env, output, passed=theirs, turn=turn
             )
         )
+
+    def fileno(self) -> int:
+        """Return what can be read from when there is something to ``look`` at; -1 once it is closed."""
+        return self._channel.fileno()
 
     def start(
         self,
@@ -183,12 +201,18 @@ class Preload:
             passed: A socket that it is given, and this process no longer has; its number there is the last argument.
 
         Raises:
-            ProcessError: Arguments and environment are larger than an order may be.
+            ProcessError: The arguments are larger than an order may be.
         """
-        return self._fork(lambda serial: ForkCommand(serial, name, list(arguments), dict(env)), output, passed=passed)
+        return self._fork(lambda serial: ForkCommand(serial, name, list(arguments)), env, output, passed=passed)
 
     def _fork(
-        self, order: Callable[[int], Fork], output: Path, *, passed: socket.socket | None = None
+        self,
+        order: Callable[[int], Fork],
+        env: Mapping[str, str],
+        output: Path,
+        *,
+        passed: socket.socket | None = None,
+        turn: Callable[[], bool] | None = None,
     ) -> "ForkedCommand":
         with self._lock:
             fork = order(len(self._commands))
@@ -196,10 +220,10 @@ class Preload:
                 TO_PRELOAD.encode(fork)
             except ProtocolError as error:
                 raise ProcessError(
-                    f"{fork.name} cannot be forked: its arguments and environment are too large ({error}); put what is "
-                    "large into a file, and give its path"
+                    f"{fork.name} cannot be forked: its arguments are too large ({error}); put what is large into a "
+                    "file, and give its path"
                 ) from error
-            command = ForkedCommand(self, fork, output, passed)
+            command = ForkedCommand(self, fork, dict(env), output, passed=passed, turn=turn)
             self._commands.append(command)
         self.look()
         return command
@@ -212,7 +236,7 @@ class Preload:
             while message := self._receive():
                 match message:
                     case Loaded():
-                        self._loaded = True
+                        self.has_loaded = True
                     case CommandForked(serial, pid):
                         self._commands[serial].forked(pid)
                     case CommandExited(serial, code):
@@ -220,7 +244,7 @@ class Preload:
             if self.process.poll() is not None:
                 for command in self._commands:
                     command.ended(-signal.SIGKILL)
-            elif self._loaded:
+            elif self.has_loaded:
                 for command in self._commands:
                     command.order()
 
@@ -259,11 +283,22 @@ class Preload:
 class ForkedCommand(Process):
     """A command that a :class:`Preload` forks. Made by it."""
 
-    def __init__(self, preload: Preload, order: Fork, output: Path, passed: socket.socket | None) -> None:
+    def __init__(
+        self,
+        preload: Preload,
+        order: Fork,
+        env: Mapping[str, str],
+        output: Path,
+        *,
+        passed: socket.socket | None,
+        turn: Callable[[], bool] | None,
+    ) -> None:
         self._preload = preload
         self._order = order
+        self._env = env
         self._output = output
         self._passed = passed
+        self._turn = turn
         self._ordered = False
         self._pid: int | None = None
         self._code: int | None = None
@@ -292,15 +327,20 @@ class ForkedCommand(Process):
         return self._code
 
     def order(self) -> None:
-        """Have it forked, where that was not done and there is room for it. Called by its preload."""
-        if self._ordered or self._code is not None:
+        """Have it forked, where that was not done, it may be, and there is room for it. Called by its preload."""
+        if self._ordered or self._code is not None or not (self._turn is None or self._turn()):
             return
-        output = os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            passed = [output] if self._passed is None else [output, self._passed.fileno()]
+        with contextlib.ExitStack() as opened:
+
+            def own(descriptor: int) -> int:
+                opened.callback(os.close, descriptor)
+                return descriptor
+
+            output = own(os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+            passed = [output, own(write_environment(self._env))]
+            if self._passed is not None:
+                passed.append(self._passed.fileno())
             self._ordered = self._preload.send(self._order, passed)
-        finally:
-            os.close(output)
         if self._ordered:
             self._let_go()
 
@@ -326,3 +366,19 @@ class ForkedCommand(Process):
                 time.sleep(_POLL_S)
         else:
             self.ended(-signal.SIGTERM)
+
+
+def write_environment(env: Mapping[str, str]) -> int:
+    """Return the descriptor of a file in memory that holds an environment, as ``/proc/PID/environ`` shows one."""
+    descriptor = os.memfd_create("environment")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.writelines(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    return descriptor
+
+
+def read_environment(descriptor: int) -> dict[str, str]:
+    """Return what :func:`write_environment` has written, and close it."""
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")[:-1]]
+    return {name: value for name, _, value in entries}

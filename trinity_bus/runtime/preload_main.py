@@ -33,6 +33,7 @@ from trinity_bus.runtime.preload import (
     ForkCommand,
     Loaded,
     SignalCommand,
+    read_environment,
 )
 from trinity_bus.runtime.process import has_ended, kill_session
 
@@ -66,7 +67,7 @@ class Preloaded:
 
         Returns:
             In a forked process, which has nothing of this one's any more: what it is to do, and the descriptors that
-            came with it. Else None.
+            came with it beside those of output and environment. Else None.
         """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -77,19 +78,19 @@ class Preloaded:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._channel.fileno() in ready:
-                datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 2)
+                datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 3)
                 if not datagram:
                     return None
                 match TO_PRELOAD.decode(datagram):
                     case ForkCommand() | ForkBranch() as order:
                         if self._fork(order, *descriptors):
-                            return order, descriptors[1:]
+                            return order, descriptors[2:]
                     case SignalCommand(serial, number):
                         # Not yet reaped, so the process id is still its own.
                         if serial in self._guards:
                             os.kill(self._guards[serial], number)
 
-    def _fork(self, order: Fork, output: int, *passed: int) -> bool:
+    def _fork(self, order: Fork, output: int, environment: int, *passed: int) -> bool:
         """Fork a guard and its command; True in the command."""
         owner = os.getpid()
         # The guard's word that the command runs, or its end.
@@ -97,7 +98,7 @@ class Preloaded:
         guard = os.fork()
         if guard == 0:
             os.close(read_end)
-            self._become_child(order, output)
+            self._become_child(output, environment)
             supervising = Guard(owner)
             if supervising.fork():
                 os.close(write_end)
@@ -108,7 +109,7 @@ class Preloaded:
             os.write(write_end, str(supervising.command).encode())
             os.close(write_end)
             supervising.run()
-        for descriptor in (output, write_end, *passed):
+        for descriptor in (output, environment, write_end, *passed):
             os.close(descriptor)
         self._guards[order.serial] = guard
         with os.fdopen(read_end, "rb") as file:
@@ -117,7 +118,7 @@ class Preloaded:
             self._tell(CommandForked(order.serial, int(said)))
         return False
 
-    def _become_child(self, order: Fork, output: int) -> None:
+    def _become_child(self, output: int, environment: int) -> None:
         """Let go of what is the forking process's, and take what is the command's."""
         os.setsid()
         self._channel.close()
@@ -130,7 +131,7 @@ class Preloaded:
         os.close(nothing)
         os.close(output)
         os.environ.clear()
-        os.environ.update(order.env)
+        os.environ.update(read_environment(environment))
 
     def _reap(self) -> None:
         for serial, guard in list(self._guards.items()):
@@ -165,6 +166,9 @@ def main() -> None:
             sys.argv = ["trinity-bus", *order.arguments, *map(str, passed)]
             run()
             return
+        if order.main is not None:
+            with importing():
+                run = named(order.main)
         forked = serve(socket.socket(fileno=passed[0]), order.functions)
 
 

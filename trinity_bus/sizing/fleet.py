@@ -16,7 +16,8 @@ second, samples of ``p`` prompt and ``r`` response tokens:
 * **Bytes.** A task is written to ``tasks``, and in its order to ``rollouts``; a sample's tokens take what
   ``benchmarks/codec.py`` measures.
 * **Versions.** A version leaves the trainer's machine once for each explorer, one after the other; once in all where
-  explorers pass it on (``memory`` with ``sync_fan_out``), and a chunk's time later at each that it is passed on to.
+  explorers pass it on (``sync_fan_out``, but with ``checkpoint``), and a chunk's time later at each that it is passed
+  on to: a piece's with links.
 
 Estimates before there is a machine: whoever has measured tokens a second gives them instead.
 """
@@ -33,7 +34,7 @@ from trinity_bus.sizing.hardware import powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape
-from trinity_bus.weights.chunks import chunk_bytes
+from trinity_bus.weights.chunks import chunk_bytes, piece_bytes
 
 TASK_BYTES: Final = 109
 """Of a task besides its text; the same as JSON has some more."""
@@ -157,9 +158,12 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
     nic = ask.gbit_s / 8 * 1e9
     timeout_s = ask.settings.synchronizer.sync_timeout_s
     weights = 2 * parameters(ask.shape)
-    passed_on = ask.settings.synchronizer.sync_method == "memory" and ask.settings.synchronizer.sync_fan_out
-    chunk = chunk_bytes(ask.settings.trainer.bucket_mib << 20, weights)
-    sync_s = (weights + (explorers - 1) * chunk if passed_on else weights * explorers) / nic
+    method = ask.settings.synchronizer.sync_method
+    passed_on = method != "checkpoint" and ask.settings.synchronizer.sync_fan_out
+    late = chunk_bytes(ask.settings.trainer.bucket_mib << 20, weights)
+    if method == "nccl":
+        late = max(late, piece_bytes(weights))
+    sync_s = (weights + (explorers - 1) * late if passed_on else weights * explorers) / nic
     sample_s = ask.response_tokens * engine.step_s
     batches = own.max_staleness + 1
     kept = batches * own.batch_size * own.group_size * tokens * TOKEN_BYTES
@@ -214,7 +218,11 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
             sync_s,
             "s",
             f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, "
-            + ("who pass it on" if passed_on else "one after the other: sync_method memory has them pass it on"),
+            + (
+                "who pass it on"
+                if passed_on
+                else "one after the other: with nccl and memory, sync_fan_out passes it on"
+            ),
             f"raise synchronizer.sync_timeout_s, which is {timeout_s:g}" if sync_s > timeout_s else "",
         ),
         SizeFigure(

@@ -14,10 +14,11 @@
 ==============  ========================================  ==============================  ============================
 method          how                                       trainer's end                   member's end
 ==============  ========================================  ==============================  ============================
-gloo, nccl      sent to each over a private link          ``link.publisher``              ``link.transport``
+gloo, nccl      taken from the trainer, over links        ``memory.server``               ``memory.transport``
 memory          taken from the trainer, over TCP          ``memory.server``               ``memory.transport``
 checkpoint      read from shared storage                  ``checkpoint.publisher``        ``checkpoint.transport``
 ==============  ========================================  ==============================  ============================
 
-All deliver the same bytes in the same order with the same checksum, and all end at ``receiver``.
+The first two are one, but for what carries the bytes (``carrier``); their members pass on what they take. All deliver
+the same bytes in the same order with the same checksum, and all end at ``receiver``.
 """

@@ -57,6 +57,11 @@ class Channel:
         self._side: Side = "member"
         self._sent = self._received = 0
 
+    @property
+    def timeout_s(self) -> float:
+        """How long nothing may move."""
+        return self._timeout_s
+
     def secure(self, key: bytes, side: Side) -> None:
         """From now on, messages carry codes."""
         self._key, self._side = key, side

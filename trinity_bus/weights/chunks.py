@@ -11,7 +11,7 @@ somebody who can make bytes with a given XXH3  the version's SHA-256, before any
 =============================================  =================================================================
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import xxhash
@@ -27,6 +27,10 @@ _COARSER: Final = 1 << 17
 """Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so."""
 _A_BUCKET: Final = 256
 """Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``."""
+_PIECES: Final = 512
+"""Of a version: a chain of links is late by one of them for each member, and each costs some 0.1 ms at both ends."""
+_MOST: Final = 4 * PIECE
+"""Bytes of a piece at most: it is to move within seconds over a slow wire, too."""
 
 type Span = tuple[int, int, int]
 """A chunk: the index of its bucket, and where it begins and ends there."""
@@ -61,6 +65,31 @@ def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
         found += [(bucket, start, min(start + size, nbytes)) for start in range(0, nbytes, size)]
         before += nbytes
     return found
+
+
+def piece_bytes(nbytes: int) -> int:
+    """Return how much of a version goes over a link at once; a chunk may have more.
+
+    Args:
+        nbytes: Of the version.
+    """
+    return min(_MOST, nbytes // _PIECES)
+
+
+def behind_piece(chunks: Sequence[Span], first: int, stop: int, nbytes: int) -> int:
+    """Return the number behind the last chunk that is sent together with ``first``: neighbours in its bucket.
+
+    Args:
+        chunks: All.
+        first: One of them.
+        stop: Before which it ends in any case.
+        nbytes: That it has at most, unless one chunk has more.
+    """
+    bucket, start, _ = chunks[first]
+    end = first + 1
+    while end < stop and chunks[end][0] == bucket and chunks[end][2] - start <= nbytes:
+        end += 1
+    return end
 
 
 def chunk_hash(chunk: memoryview) -> bytes:

@@ -9,8 +9,9 @@
 ====================  ==========================================================  ==================
 way                   where the bytes are                                         module
 ====================  ==========================================================  ==================
-``gloo``, ``nccl``    sent by the trainer over a private link                     ``link.transport``
-``memory``            asked of the trainer's server, or of members it names       ``memory.transport``
+``gloo``, ``nccl``    asked of the trainer's server, or of members it names;      ``memory.transport``,
+                      they come over private links                                ``link.carrier``
+``memory``            likewise; they come over the connection                     ``memory.transport``
 ``checkpoint``        a folder that both see                                      ``checkpoint.transport``
 ====================  ==========================================================  ==================
 
@@ -18,7 +19,7 @@ A transport is used by one thread. Each of its waits has a limit and ends soon a
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -50,7 +51,7 @@ class Source:
     cafile: str = ""
     """Certificates to trust; where given, a pull is by TLS."""
     fan_out: bool = True
-    """Whether this member may pass a pulled version on to others of the announcement; never with TLS."""
+    """Whether this member may pass a version on to others of the announcement; never with TLS."""
     folder: str = ""
     """Of the checkpoint; for ``checkpoint`` alone."""
     timeout_s: float = 30.0
@@ -76,6 +77,8 @@ class Offer:
     manifest: TransferManifest
     changes: tuple[Change, ...] | None = None
     """Where not None, the bytes are the payload of a delta to what the member holds."""
+    kept: int = 0
+    """Bytes of the version that are in the member's buffers already, and do not come."""
 
 
 class WeightTransport(Protocol):
@@ -99,11 +102,12 @@ class WeightTransport(Protocol):
         """
         ...
 
-    def fill(self, buffers: "Sequence[torch.Tensor]", arrived: Callable[[int], None]) -> None:
+    def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         """Receive what was offered: all buckets, or the payload of a delta.
 
         Args:
-            buffers: uint8, of the right sizes.
+            buffers: uint8, of the right sizes. One into which something may still be written by somebody who has
+                failed is replaced by another, until ``arrived`` was told of it.
             arrived: Called with the index of each buffer that is full, in order.
 
         Raises:

@@ -4,23 +4,22 @@
 
     member                                                             trainer
       |-- Hello, then both prove themselves: see ``channel`` -----------|
-      |                          pulls                                  |
+      |        one who sends to all itself, or on the same machine      |
       |-- WeightsRequest: version, checksum, what I hold -------------->|
       |<- WeightsAnswer: refused, or manifest and the changes' table ---|
       |<- bytes of every bucket in order; or the payload of a delta ----|
-      |                                              (the connection closes)
-      |           pulls by members that pass on what they take          |
+      |                  (the connection closes; with links, it is kept)
+      |              members that pass on what they take                |
       |-- WeightsRequest, with the port where I pass it on ------------>|
       |<- WeightsAnswer: manifest, hashes of chunks, maybe a holder ----|
-      |<- frames of chunks; with a holder: there, after a request ------|
+      |<- chunks; with a holder: from there, after a request -----------|
       |-- WeightsRequest, a report: I have n chunks; now and then ----->|
       |<- WeightsAnswer: leave your holder, and ask; where it is slow --|
       |-- WeightsRequest: the holder has failed me after n chunks ----->|
-      |<- WeightsAnswer: another holder, or frames from here -----------|
-      |                          links                                  |
-      |<- LinkOffer: what comes ----------------------------------------|
+      |<- WeightsAnswer: another holder, or chunks from here -----------|
+      |     where bytes come over a link: after the answer, before them |
       |-- StoreEntry: how process groups find each other, both ways ----|
-      |<- bytes of every bucket in order, over gloo or NCCL ------------|
+      |<- WeightsAnswer: I live, now and then, while members pass on ---|
 
 They are the messages of ``trinity_bus.runtime.frames``, as maps: the two sides may be of two versions of the program,
 and what one does not know of the other's it passes over. A channel puts them in frames of its own, which carry a code;
@@ -82,23 +81,23 @@ class WeightsAnswer(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...] | None = None
     """Where not None, what follows is the payload of a delta to what the member holds."""
     hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS * HASH_BYTES)] = b""
-    """Of all chunks, one after the other. Where there are any, what follows are frames of chunks."""
+    """Of all chunks, one after the other. Where there are any, what follows are chunks."""
     holder: tuple[_Text, Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
     """Host and port of another member, who is to be asked for the chunks; unset: they follow here."""
     reports: bool = False
     """The trainer wants to know how far the member is, while that takes chunks from another."""
     leave: bool = False
     """There is a better holder than the present one: the member is to ask again."""
+    alive: bool = False
+    """Nothing is said but that its sender lives, while it sends over a link."""
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it is no answer to a request."""
+        return self.leave or self.alive
 
 
-class LinkOffer(msgspec.Struct, frozen=True, tag="offer"):
-    """What the trainer is about to send over a link."""
-
-    version: int
-    manifest: bytes
-
-
-class StoreEntry(msgspec.Struct, frozen=True, tag="entry"):
+class StoreEntry(msgspec.Struct, frozen=True):
     """What one end of a link tells the other's store."""
 
     key: _Text
@@ -148,6 +147,5 @@ class _Wire[M](Dialect[M]):
 HELLO: _Wire[Hello] = _Wire(Hello, limit=2048)
 REQUEST: _Wire[WeightsRequest] = _Wire(WeightsRequest, limit=4096)
 ANSWER: _Wire[WeightsAnswer] = _Wire(WeightsAnswer, limit=MAX_ANSWER_BYTES)
-LINK: _Wire[LinkOffer | StoreEntry] = _Wire(LinkOffer | StoreEntry, limit=MAX_ANSWER_BYTES)
 ENTRY: _Wire[StoreEntry] = _Wire(StoreEntry, limit=64 << 10)
 DELTA: _Wire[DeltaHead] = _Wire(DeltaHead, limit=MAX_ANSWER_BYTES)

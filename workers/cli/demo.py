@@ -3,21 +3,24 @@
 import logging
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from schemas.errors import printable
+from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console
-from workers.demo.demo import run_demo
-from workers.demo.display import make_display
-from workers.demo.report import PLOT, Summary, results_table, stages_table
-from workers.demo.settings import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
+from workers.demo import preloads
+from workers.demo.settings import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions, with_http_key
 from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import RUNS, SUMMARY, program
+
+if TYPE_CHECKING:
+    from workers.demo.report import Summary
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
 out = console()
@@ -67,25 +70,20 @@ def demo(
     logs = options.run_dir / "logs"
     logs.mkdir(parents=True)
     logging.basicConfig(filename=logs / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    display = make_display(out, steps)
-    done: list[Summary] = []
-
-    async def main() -> None:
-        done.append(await run_demo(options, display))
-
+    settings = with_http_key(Settings())
     try:
-        with display.running():
-            run_service(main, grace_s=_GRACE_S)
+        with preloads.begun(settings, options) as begun:
+            summary = _run(settings, options, begun)
     except ConfigError:
         raise
     except TrinityError as error:
         out.print(f"The demo failed: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
-    if done:
-        _report(done[0], options)
-        if options.steps >= MAX_STEPS and done[0].exact_after < LEARNED:
+    if summary is not None:
+        _report(summary, options)
+        if options.steps >= MAX_STEPS and summary.exact_after < LEARNED:
             out.print(
-                f"The model has not learned: {done[0].exact_after:.1%} of the held-out prompts are answered exactly, "
+                f"The model has not learned: {summary.exact_after:.1%} of the held-out prompts are answered exactly, "
                 f"where {LEARNED:.0%} are usual. Try another --seed, and please report this one.",
                 style="red",
                 soft_wrap=True,
@@ -93,7 +91,26 @@ def demo(
             raise typer.Exit(1)
 
 
-def _report(summary: Summary, options: DemoOptions) -> None:
+def _run(settings: Settings, options: DemoOptions, begun: preloads.Preloads) -> "Summary | None":
+    """Run the demo; None where it was told to end. What it needs is imported while others import for it."""
+    with importing():
+        from workers.demo.demo import run_demo
+        from workers.demo.display import make_display
+
+    display = make_display(out, options.steps)
+    done: list[Summary] = []
+
+    async def main() -> None:
+        done.append(await run_demo(settings, options, display, begun))
+
+    with display.running():
+        run_service(main, grace_s=_GRACE_S)
+    return done[0] if done else None
+
+
+def _report(summary: "Summary", options: DemoOptions) -> None:
+    from workers.demo.report import PLOT, results_table, stages_table
+
     folder = options.run_dir
     out.print(stages_table(summary))
     out.print(results_table(summary))

@@ -2,338 +2,100 @@
 
 ::
 
-    model -> broker -> services start -> test (held out) -> train, step by step -> test (held out) -> report
+    broker, model -> services start -> test (held out) -> train, step by step -> test (held out) -> report
                             |                                                                            |
                             '--- any of them ends, or time is up: ServiceDiedError, DemoTimeoutError ----'
 
 The demo is a client like any other: it produces tasks to the log and watches ``batches``, ``events`` and
-``model-versions``. It keeps the log a little ahead of the trainer, and stops when the model has learned.
-On the way out, by whatever way, all services and the broker are stopped.
+``model-versions`` (:mod:`workers.demo.lesson`). It keeps the log a little ahead of the trainer, and stops when the
+model has learned. On the way out, by whatever way, all services and the broker are stopped.
 """
 
 import asyncio
-import shutil
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from itertools import islice
-from pathlib import Path
-from typing import Final
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-from schemas import BatchLifecycleState
-from schemas.task import Task
-from schemas.topics import TASKS
-from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import LOOPBACK
-from trinity_bus.runtime.process import age_s
-from trinity_bus.runtime.supervisor import Activity
-from trinity_bus.telemetry import setup_telemetry
-from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo import mesh
-from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
+from workers.demo.clock import Clock
 from workers.demo.display import Display
 from workers.demo.model import make_model
-from workers.demo.report import PLOT, Summary, plot, step_summaries
-from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, with_http_key, write_mesh_file
-from workers.demo.stopping import DemoTurn, StoppingRule
-from workers.runs import MODEL, SUMMARY
+from workers.demo.preloads import Preloads
+from workers.demo.settings import DemoOptions, hint, write_mesh_file
 
-_UPDATE_S: Final = 0.1
-_GATHER_S: Final = 0.1
-"""What is shown may be so old: to fetch each record by itself would take time from those that work."""
-_TASKS_KEY: Final = "demo"
-_MODEL_FILES: Final = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+if TYPE_CHECKING:
+    from workers.demo.report import Summary
 
 
-class DemoError(TrinityError):
-    """The mesh did something that the demo cannot go on with."""
-
-
-class DemoTimeoutError(DemoError):
+class DemoTimeoutError(TrinityError):
     """The demo took longer than its limit."""
 
 
-class _Clock:
-    """Stages and how long each took, in seconds, from the start of this process."""
+async def run_demo(settings: Settings, options: DemoOptions, display: Display, preloads: Preloads) -> "Summary":
+    """Run the whole demo, while others import for its services.
 
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._began = time.monotonic() - age_s()
-        self.stages: dict[str, float] = {}
-        self.first_reward_s: float | None = None
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def saw(self, view: MeshState) -> None:
-        """Note when the first reward is seen."""
-        if self.first_reward_s is None and any(batch.reward is not None for batch in view.batches.values()):
-            self.first_reward_s = self.elapsed_s
-
-    def stage(self, name: str) -> "_Stage":
-        return _Stage(self, name)
-
-    def begin(self, name: str) -> float:
-        self._display.stage(name)
-        return time.monotonic()
-
-
-class _Stage:
-    """Measures the block."""
-
-    def __init__(self, clock: _Clock, name: str) -> None:
-        self._clock, self._name, self._began = clock, name, 0.0
-
-    def __enter__(self) -> None:
-        self._began = self._clock.begin(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.stages[self._name] = time.monotonic() - self._began
-
-
-async def run_demo(options: DemoOptions, display: Display) -> Summary:
-    """Run the whole demo.
+    Args:
+        settings: The user's.
+        options: The user's.
+        display: Shows what goes on.
+        preloads: What services are forked from.
 
     Raises:
         ServiceDiedError: A service ended; the message has the end of its log.
         DemoTimeoutError: It took longer than ``options.limit_s``.
         TrinityError: The broker, the model or a setting is at fault; the message says what to do.
     """
-    settings = with_http_key(Settings())
-    telemetry = setup_telemetry(
-        "demo", settings.telemetry.model_copy(update={"run_dir": options.run_dir}), namespace=settings.kafka.namespace
-    )
-    clock = _Clock(display)
+    clock = Clock(display)
     try:
         async with asyncio.timeout(options.limit_s) as limit:
-            return await _run(settings, options, display, clock)
+            with preloads.followed(asyncio.get_running_loop()):
+                return await _run(settings, options, display, preloads, clock)
     except TimeoutError as error:
         if not limit.expired():
             raise
-        done = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in clock.stages.items())
+        done = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in clock.stages.items()) or "nothing"
         raise DemoTimeoutError(
             f"not done after {options.limit_s:g} s (--limit); so far: {done}. Logs: {options.run_dir / 'logs'}"
         ) from error
-    finally:
-        telemetry.shutdown()
 
 
-async def _run(settings: Settings, options: DemoOptions, display: Display, clock: _Clock) -> Summary:
-    with mesh.preload(settings, options) as preloads:
-        return await _run_beside(preloads, settings, options, display, clock)
-
-
-async def _run_beside(
-    preloads: mesh.Preloads, settings: Settings, options: DemoOptions, display: Display, clock: _Clock
-) -> Summary:
-    """Run the demo, while vLLM and Megatron are being imported for its services."""
-    with clock.stage("make the model"):
-        make_model(options.model_dir, options.seed, options.subject.language)
+async def _run(
+    settings: Settings, options: DemoOptions, display: Display, preloads: Preloads, clock: Clock
+) -> "Summary":
     began = clock.begin("start Kafka")
-    async with mesh.broker(settings, options.run_dir, display.note) as broker:
+    async with _prepared(options) as preparing, mesh.broker(settings, options.run_dir, display.note) as broker:
+        await preparing
         kafka = broker.kafka
         write_mesh_file(options, kafka)
         clock.stages["start Kafka"] = time.monotonic() - began
+        preloads.broker_serves()
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
         display.note(f"Look on in a browser: http://{LOOPBACK}:{options.console_port}/")
         display.note(f"Look on from another terminal: {hint(options)} status")
-        async with mesh.services(settings, options, preloads) as supervisor, _client(kafka) as (producer, follower):
+        async with mesh.services(settings, options, preloads) as supervisor:
+            from workers.demo.lesson import connected
+
             checks = (broker.check, lambda: preloads.check(options), supervisor.check)
-            lesson = _Lesson(
-                options,
-                display,
-                clock,
-                checks,
-                lambda: [*preloads.activities(options), *supervisor.activities()],
-                producer=producer,
-                follower=follower,
-            )
-            return await lesson.run()
+            async with connected(settings, kafka, options, display, clock) as lesson:
+                return await lesson.run(checks, lambda: [*preloads.activities(options), *supervisor.activities()])
 
 
-@asynccontextmanager
-async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
-    async with Bus(kafka, client_id="demo") as bus:
-        await bus.ensure_topics()
-        async with bus.producer() as producer, follow(bus, whole=True, gather_s=_GATHER_S) as follower:
-            yield producer, follower
+@contextlib.asynccontextmanager
+async def _prepared(options: DemoOptions) -> AsyncIterator[asyncio.Task[None]]:
+    """Provide a task that does beside the broker's start what can be done without it."""
+    preparing = asyncio.create_task(asyncio.to_thread(_prepare, options), name="prepare")
+    try:
+        yield preparing
+    finally:
+        await asyncio.wait([preparing])
 
 
-class _Lesson:
-    """What is done with the mesh once it is launched."""
-
-    def __init__(
-        self,
-        options: DemoOptions,
-        display: Display,
-        clock: _Clock,
-        checks: Sequence[Callable[[], None]],
-        activities: Callable[[], Sequence[Activity]],
-        *,
-        producer: Producer,
-        follower: MeshFollower,
-    ) -> None:
-        self._options = options
-        self._display = display
-        self._clock = clock
-        self._checks = checks
-        self._activities = activities
-        self._producer = producer
-        self._follower = follower
-        self._held_out = load_tasks(options.subject, "held_out")
-        self._first_task: str | None = None
-
-    async def run(self) -> Summary:
-        clock = self._clock
-        with clock.stage("start the services"):
-            while not self._all_serve(0):
-                self._display.starting(self._activities())
-                await self._next()
-        with clock.stage("test before"):
-            reward_before, exact_before = await self._examine("before")
-        with clock.stage("train"):
-            newest = await self._train()
-        with clock.stage("test after"):
-            reward_after, exact_after = await self._examine("after")
-        with clock.stage("report"):
-            self._keep_model(newest)
-            summary = Summary(
-                run_id=self._options.run_dir.name,
-                subject=self._options.subject.name,
-                seed=self._options.seed,
-                explorers=self._options.explorers,
-                max_staleness=self._options.max_staleness,
-                model_version=newest.version,
-                reward_before=reward_before,
-                reward_after=reward_after,
-                exact_before=exact_before,
-                exact_after=exact_after,
-                held_out_tasks=len(self._held_out),
-                train_seconds=clock.stages["train"],
-                time_to_first_reward_s=clock.first_reward_s or clock.elapsed_s,
-                total_seconds=clock.elapsed_s,
-                tokens=self._view.response_tokens,
-                stages=clock.stages,
-                steps=step_summaries(self._view),
-                model=str(self._options.run_dir / MODEL),
-                trace_task=self._first_task or "",
-            )
-            plot(summary, self._options.run_dir / PLOT)
-        summary.write(self._options.run_dir / SUMMARY)
-        return summary
-
-    async def _examine(self, label: str) -> tuple[float, float]:
-        """Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault."""
-        reward, exact = await self._ask(self._held_out, label, HELD_OUT)
-        self._display.note(f"held-out reward {label} training: {reward:.3f} ({exact:.1%} without a fault)")
-        return reward, exact
-
-    async def _ask(self, tasks: Sequence[Task], label: str, name: str) -> tuple[float, float]:
-        """Have tasks answered greedily. Returns mean reward and share without a fault."""
-        await self._send(eval_tasks(tasks, label, name))
-        metrics = (await self._finalized(eval_batch_id(label, name))).metrics
-        return metrics[f"eval/{name}/reward/mean@1"], metrics[f"eval/{name}/exact/mean@1"]
-
-    async def _check(self, steps: int) -> float:
-        """Ask prompts that the model is trained on; held-out ones stay unseen until the end."""
-        _, exact = await self._ask(check_tasks(self._options.subject), f"step-{steps}", CHECK)
-        self._display.note(f"after step {steps}: {exact:.1%} of prompts trained on without a fault")
-        return exact
-
-    async def _train(self) -> StepView:
-        """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
-        stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
-        course = StoppingRule(
-            self._options.steps, early_stop=self._options.early_stop, reward_up=self._options.subject.reward_up
-        )
-        while True:
-            rewards, trained = self._rewards(), self._view.trained
-            turn = course.turn(produced, len(trained), rewards)
-            if turn is DemoTurn.PRODUCE:
-                await self._send_batch(stream)
-                produced += 1
-                continue
-            if turn is DemoTurn.WAIT:
-                await self._next()
-                continue
-            newest = trained[-1]
-            # An evaluation is of the newest version that is out.
-            await self._served(newest.version)
-            if turn is DemoTurn.END:
-                return newest
-            course.checked(await self._check(newest.step), len(rewards))
-
-    async def _send_batch(self, stream: Iterator[Task]) -> None:
-        tasks = list(islice(stream, BATCH_SIZE))
-        self._first_task = self._first_task or tasks[0].task_id
-        await self._send(tasks)
-
-    async def _send(self, tasks: Sequence[Task]) -> None:
-        """Produce tasks, as any client would, and wait until they are durable."""
-        # To one partition: what a batch has, and in which order it is trained on, is then the same in every run.
-        sent = [await self._producer.send(TASKS, _TASKS_KEY, task) for task in tasks]
-        await asyncio.gather(*sent)
-
-    async def _finalized(self, batch_id: str) -> BatchView:
-        """Return a batch, once it is finalized with a reward.
-
-        Raises:
-            DemoError: It was aborted, or all its tasks failed.
-        """
-
-        def done() -> bool:
-            batch = self._view.batches.get(batch_id)
-            return batch is not None and batch.state in {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
-
-        await self._until(done)
-        batch = self._view.batches[batch_id]
-        if batch.reward is None:
-            why = batch.reason or "; ".join(self._view.errors) or "see the logs"
-            raise DemoError(
-                f"batch {batch_id} is {batch.state} without a reward, {batch.failed} of {batch.expected} tasks "
-                f"failed: {why}"
-            )
-        return batch
-
-    @property
-    def _view(self) -> MeshState:
-        return self._follower.state
-
-    async def _served(self, version: int) -> None:
-        await self._until(lambda: self._all_serve(version))
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._next()
-
-    async def _next(self) -> None:
-        """Look at the services, take what is new on the topics, show it."""
-        for check in self._checks:
-            check()
-        await self._follower.changed(_UPDATE_S)
-        self._clock.saw(self._view)
-        self._display.update(self._view)
-
-    def _rewards(self) -> list[float]:
-        return [reward for step in self._view.trained if (reward := self._view.reward(step)) is not None]
-
-    def _all_serve(self, version: int) -> bool:
-        return self._view.serving(version) == sorted(self._options.explorer_names)
-
-    def _keep_model(self, step: StepView) -> None:
-        """Copy the trained model out of the trainer's checkpoint, which has much beside it."""
-        if step.checkpoint is None:
-            raise DemoError(f"step {step.step} has no checkpoint")
-        target = self._options.run_dir / MODEL
-        target.mkdir(exist_ok=True)
-        for name in _MODEL_FILES:
-            shutil.copyfile(Path(step.checkpoint) / name, target / name)
+def _prepare(options: DemoOptions) -> None:
+    make_model(options.model_dir, options.seed, options.subject.language)
+    with importing():
+        import workers.demo.lesson  # noqa: F401

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,8 +14,9 @@ from rich.text import Text
 
 from schemas.errors import one_line
 from trinity_bus.runtime.supervisor import Activity
-from trinity_bus.view import MeshState
-from workers.watch.render import batches_table, explorers_table, span, training_line
+
+if TYPE_CHECKING:
+    from trinity_bus.view import MeshState
 
 _REFRESH_S: Final = 0.25
 _SILENT_S: Final = 3.0
@@ -37,7 +38,7 @@ class Display(Protocol):
         """Something worth a line that stays."""
         ...
 
-    def update(self, view: MeshState) -> None:
+    def update(self, view: "MeshState") -> None:
         """There may be news. Called often."""
         ...
 
@@ -101,7 +102,7 @@ class PlainDisplay:
                 took = f" ({before.what} took {before.seconds:.1f} s)" if before else ""
                 self.note(f"{activity.name}: {activity.what}{took}")
 
-    def update(self, view: MeshState) -> None:
+    def update(self, view: "MeshState") -> None:
         """See ``Display``."""
         for step in view.trained[self._shown :]:
             reward = view.reward(step)
@@ -132,7 +133,7 @@ class LiveDisplay:
         self._bar = self._progress.add_task("starting", total=steps)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
-        self._view = MeshState()
+        self._view: MeshState | None = None
         self._activities: Sequence[Activity] = ()
 
     def running(self) -> AbstractContextManager[object]:
@@ -153,7 +154,7 @@ class LiveDisplay:
         """See ``Display``."""
         self._activities = activities
 
-    def update(self, view: MeshState) -> None:
+    def update(self, view: "MeshState") -> None:
         """See ``Display``."""
         self._view = view
         if time.monotonic() - self._drawn >= _REFRESH_S:
@@ -161,7 +162,7 @@ class LiveDisplay:
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
-        self._progress.update(self._bar, completed=len(self._view.trained))
+        self._progress.update(self._bar, completed=len(self._view.trained) if self._view else 0)
         self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
@@ -169,18 +170,23 @@ class LiveDisplay:
         parts: list[RenderableType] = [self._progress]
         if self._activities:
             parts.append(_activities_table(self._activities))
-        if view.explorers or view.batches:
+        if view is not None and (view.explorers or view.batches):
+            # Whoever has a view has imported nearly all of it; before that, nothing here waits for it.
+            from workers.watch.render import batches_table, explorers_table, training_line
+
             parts += [
                 training_line(view),
                 Text(f"{view.tokens_per_s:,.0f} tokens/s   {view.response_tokens:,} response tokens in all", "dim"),
                 batches_table(view),
                 explorers_table(view),
             ]
-        parts += [Text(f"! {one_line(error)}", "red") for error in view.errors]
+        parts += [Text(f"! {one_line(error)}", "red") for error in (view.errors if view else ())]
         return Panel(Group(*parts), title="Trinity Bus", border_style="cyan")
 
 
 def _activities_table(activities: Sequence[Activity]) -> Table:
+    from workers.watch.render import span
+
     table = Table("service", "does", "for", box=None, expand=True)
     for activity in activities:
         table.add_row(

@@ -2,8 +2,7 @@
 
 ::
 
-    ModelVersion for this incarnation --------> over links: a thread sends it to each member --> errors are logged;
-                                                  memory, checkpoint: members take it themselves   it is announced again
+    ModelVersion for this incarnation --------> its members are let in, and take it themselves
     WeightsSynced of a version served here ----> its checksum is compared with the one that was sent
 
 An explorer that reports other bytes than were sent does not serve the version. The coordinator, which compares as well,
@@ -11,9 +10,8 @@ counts it as failed and names it in the next round; here it is an error in the l
 step, because a wire or a memory that changes bytes wants an operator.
 """
 
-import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +20,6 @@ from opentelemetry import metrics
 from schemas import ModelVersion, WeightsSynced
 from trinity_bus.bus import Reader
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from trinity_bus.runtime.background import in_daemon_thread
 from workers.preconditions import pull_certificate
 
 if TYPE_CHECKING:
@@ -43,12 +40,13 @@ _REMEMBERED = 16
 class Server(Protocol):
     """Who brings versions to members."""
 
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Send a version to its members, or leaves it to them to take it; blocks."""
-        ...
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        """Note that the members of an announcement may take what it announces, if they prove that they have read it.
 
-    def admit(self, announced: ModelVersion) -> None:
-        """Note that the members of an announcement may take what it announces, if they prove that they have read it."""
+        Args:
+            announced: The announcement.
+            traceparent: Parent of the spans of what is sent to them.
+        """
         ...
 
     def keep(self, version: int) -> None:
@@ -92,22 +90,10 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         LinkError: Nothing can listen on the trainer's host.
     """
     from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
-    from trinity_bus.weights.link.publisher import WeightPublisher
     from trinity_bus.weights.memory.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
     dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
-    if sync.sync_method == "memory":
-        return WeightServer(
-            settings.host,
-            ports=settings.weights_ports,
-            tls=pull_certificate(sync),
-            bucket_bytes=bucket_bytes,
-            timeout_s=timeout_s,
-            dtype=dtype,
-            deltas=sync.sync_delta,
-            fan_out=sync.sync_fan_out,
-        )
     if sync.sync_method == "checkpoint":
         return CheckpointPublisher(
             directory,
@@ -117,13 +103,17 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
             dtype=dtype,
             deltas=sync.sync_delta,
         )
-    return WeightPublisher(
+    is_memory = sync.sync_method == "memory"
+    return WeightServer(
         settings.host,
         ports=settings.weights_ports,
+        tls=pull_certificate(sync) if is_memory else None,
         bucket_bytes=bucket_bytes,
         timeout_s=timeout_s,
         dtype=dtype,
-        method="gloo" if device == "cpu" else "nccl",
+        deltas=sync.sync_delta and is_memory,
+        fan_out=sync.sync_fan_out,
+        method="memory" if is_memory else "gloo" if device == "cpu" else "nccl",
     )
 
 
@@ -157,21 +147,17 @@ class Publication:
         return self._checksums[version]
 
     async def serve(self, announcements: Reader) -> None:
-        """Serve what is announced, as long as it runs."""
-        async with asyncio.TaskGroup() as serving:
-            while True:
-                ours = [
-                    (received.record, received.traceparent)
-                    for received in await announcements.batch(_POLL_S)
-                    if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
-                ]
-                for version, _ in ours:
-                    # Also those that are not served here because a later one is: their members may be on their way.
-                    self._server.admit(version)
-                if ours:
-                    self._server.keep(ours[-1][0].version)
-                for version, traceparent in newest_for_each_member(ours):
-                    serving.create_task(self._serve_one(version, traceparent))
+        """Let the members of what is announced in, as long as it runs."""
+        while True:
+            ours = [
+                (received.record, received.traceparent)
+                for received in await announcements.batch(_POLL_S)
+                if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
+            ]
+            for version, traceparent in ours:
+                self._server.admit(version, traceparent)
+            if ours:
+                self._server.keep(ours[-1][0].version)
 
     def compare(self, synced: WeightsSynced) -> bool:
         """Whether an answer is in order; a checksum that is not is reported.
@@ -196,34 +182,3 @@ class Publication:
 
     def _is_ours(self, version: ModelVersion) -> bool:
         return version.model == self._model and version.trainer_incarnation == self._incarnation
-
-    async def _serve_one(self, version: ModelVersion, traceparent: str | None) -> None:
-        outcome: dict[str, str | None] = {}
-
-        def serve() -> None:
-            outcome.update(self._server.serve(version, traceparent))
-
-        # A member that is gone holds its thread until the time limit: a pool of threads would run out of them.
-        await in_daemon_thread(serve, name=f"serve version {version.version}")
-        for explorer, error in outcome.items():
-            if error is not None:
-                log.warning("version %d, epoch %d: not sent to %s: %s", version.version, version.epoch, explorer, error)
-
-
-type Announced = tuple[ModelVersion, str | None]
-"""An announcement and the trace context that it came with."""
-
-
-def newest_for_each_member(announced: Sequence[Announced]) -> list[Announced]:
-    """Announcements read together, in order, without those whose every member is named again in a later one.
-
-    To begin an older transfer at the same moment as the newer one would let the older one win by chance.
-    """
-    kept: list[Announced] = []
-    named: set[tuple[str, str]] = set()
-    for version, traceparent in reversed(announced):
-        members = {(member.explorer, member.incarnation) for member in version.members}
-        if not members <= named:
-            kept.append((version, traceparent))
-        named |= members
-    return kept[::-1]

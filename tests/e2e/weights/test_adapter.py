@@ -20,7 +20,7 @@ from trinity_bus.training.adapters import FOLDER
 from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.base import BASE
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.memory.server import WeightServer
 from workers.trainer.published import AdapterAlone
 
 pytestmark = [
@@ -57,7 +57,7 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
     )
     trainer = TorchEngine(settings)
     published = AdapterAlone(trainer, settings)
-    publisher = WeightPublisher(bucket_bytes=1 << 20, timeout_s=30.0)
+    publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=30.0, method="gloo")
     engine = InferenceEngine(
         ExplorerSettings(model_path=str(base), dtype="float32", max_model_len=64, seed=1, adapter_rank=3),
         sync_timeout_s=30.0,
@@ -66,11 +66,7 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
     async def take(version: int, tensors: Named) -> int:
         checksum = publisher.stage(version, tensors)
         announced = announcement(publisher, version, checksum, "explorer-0", epoch=version)
-        serving = asyncio.create_task(asyncio.to_thread(publisher.serve, announced))
-        try:
-            return (await engine.sync_weights(announced, announced.members[0])).nbytes
-        finally:
-            await serving
+        return (await engine.sync_weights(announced, announced.members[0])).nbytes
 
     async def drawn() -> EngineCompletion:
         (found,) = await engine.generate(PROMPT, Sampling(max_tokens=16, ignore_eos=True))

@@ -29,7 +29,7 @@ from trinity_bus.inference.launch import launch
 from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.memory.server import WeightServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -56,7 +56,7 @@ class Rig:
         self.models: list[Model] = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in paths]
         self.path = paths[0]
         self.runner = runner
-        self.publisher = WeightPublisher(bucket_bytes=1 << 20, timeout_s=SYNC_S)
+        self.publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=SYNC_S, method="gloo")
         self.engine = InferenceEngine(
             ExplorerSettings(name=NAME, model_path=str(self.path), dtype="float32", max_model_len=512, seed=1),
             sync_timeout_s=SYNC_S,
@@ -74,11 +74,7 @@ class Rig:
         return change(announcement(self.publisher, self.version, checksum, NAME, epoch=self.version))
 
     async def transfer(self, announced: ModelVersion) -> SyncOutcome:
-        serving = asyncio.create_task(asyncio.to_thread(self.publisher.serve, announced))
-        try:
-            return await self.engine.sync_weights(announced, announced.members[0])
-        finally:
-            await serving
+        return await self.engine.sync_weights(announced, announced.members[0])
 
     def sync(self, model: int) -> SyncOutcome:
         return self.run(self.transfer(self.announce(model)))

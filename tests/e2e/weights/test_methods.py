@@ -78,11 +78,7 @@ class Rig:
         return announcement(publisher, self.version, checksum, *explorers, epoch=self.version, checkpoint=folder)
 
     async def transfer(self, method: str, announced: ModelVersion, explorer: str) -> SyncOutcome:
-        serving = asyncio.create_task(asyncio.to_thread(self.publishers[method].serve, announced))
-        try:
-            return await self.engines[explorer].sync_weights(announced, announced.members[0])
-        finally:
-            await serving
+        return await self.engines[explorer].sync_weights(announced, announced.members[0])
 
     def sync(self, method: str, model: int, explorer: str) -> SyncOutcome:
         return self.runner.run(self.transfer(method, self.announce(method, model, explorer), explorer))

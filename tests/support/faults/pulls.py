@@ -1,24 +1,31 @@
 """One end of a pull in a process of its own, to be killed: ``python -m tests.support.faults.pulls take|serve ...``.
 
-``take HOST PORT CHECKSUM``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``take HOST PORT CHECKSUM [METHOD]``: begins to take version 0, by ``memory`` or by METHOD, prints ``first`` after the
+first bucket, and stays there.
 ``pass-on HOST PORT CHECKSUM``: takes version 0, prints ``whole``, lets the members of epoch 2 in, passes half of it on,
 prints ``amid``, and stays there.
+``serve-chunks``: stages ``CHUNKED`` as version 0 on 127.0.0.2, prints ``PORT CHECKSUM``, sends three pieces to the
+first who asks, prints ``amid``, and stays there.
 ``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
 prints ``amid``, and stays there.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
+from trinity_bus.weights import frames, held_version
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import held_version, server
+from trinity_bus.weights.memory import server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Method, Source
+
+CHUNKED = {f"w{i}": torch.full((1 << 19,), float(i)) for i in range(6)}
+"""Six buckets of eight chunks."""
 
 
 def say(word: str) -> None:
@@ -26,23 +33,23 @@ def say(word: str) -> None:
     sys.stdout.flush()
 
 
-def take(host: str, port: str, checksum: str) -> None:
+def take(host: str, port: str, checksum: str, method: Method = "memory") -> None:
     original = MemoryTransport.fill
 
     def stay(_: int) -> None:
         say("first")
         sys.stdin.read()
 
-    def fill_and_stay(self: MemoryTransport, buffers: Sequence[torch.Tensor], _: object) -> None:
+    def fill_and_stay(self: MemoryTransport, buffers: list[torch.Tensor], _: object) -> None:
         original(self, buffers, stay)
 
     MemoryTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
     receiver = WeightReceiver()
-    receiver.start(where(host, port, checksum))
+    receiver.start(where(host, port, checksum, method))
     settled(receiver, 60)
 
 
-def pass_on(host: str, port: str, checksum: str) -> None:
+def stay_after_three_pieces() -> None:
     send = held_version.send_piece
     sent = []
 
@@ -54,6 +61,19 @@ def pass_on(host: str, port: str, checksum: str) -> None:
             sys.stdin.read()
 
     held_version.send_piece = send_and_stay
+
+
+def serve_chunks() -> None:
+    stay_after_three_pieces()
+    made = server.WeightServer("127.0.0.2", bucket_bytes=1 << 20)
+    checksum = made.stage(0, CHUNKED.items())
+    announcement(made, 0, checksum, "a")
+    say(f"{made.address[1]} {checksum}")
+    sys.stdin.read()
+
+
+def pass_on(host: str, port: str, checksum: str) -> None:
+    stay_after_three_pieces()
     receiver = WeightReceiver()
     at = where(host, port, checksum)
     receiver.start(at)
@@ -64,9 +84,9 @@ def pass_on(host: str, port: str, checksum: str) -> None:
     sys.stdin.read()
 
 
-def where(host: str, port: str, checksum: str) -> Source:
+def where(host: str, port: str, checksum: str, method: Method = "memory") -> Source:
     return Source(
-        method="memory",
+        method=method,
         host=host,
         port=int(port),
         prefix="trainer-life/1/victim",
@@ -91,7 +111,7 @@ def serve() -> None:
             sys.stdin.read()
 
     # To a member on its own machine it sends all at once, and no frames.
-    server.send_piece = send_and_stay  # type: ignore[attr-defined]
+    frames.send_piece = send_and_stay  # type: ignore[attr-defined]
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()
@@ -99,5 +119,10 @@ def serve() -> None:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    commands: dict[str, Callable[..., None]] = {"take": take, "pass-on": pass_on, "serve": serve}
+    commands: dict[str, Callable[..., None]] = {
+        "take": take,
+        "pass-on": pass_on,
+        "serve": serve,
+        "serve-chunks": serve_chunks,
+    }
     commands[command](*arguments)

@@ -35,7 +35,7 @@ from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.wire import ANSWER, DELTA, LINK, REQUEST, DeltaHead, StoreEntry, WeightsAnswer, WeightsRequest
+from trinity_bus.weights.wire import ANSWER, DELTA, ENTRY, REQUEST, DeltaHead, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
 from workers.coordinator.spans import sound
 from workers.explorer import outcome
@@ -103,7 +103,7 @@ def targets(folder: Path) -> list[Target]:
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
         Target("requests for weights", REQUEST.decode, (WireError,), [request, passing], 0.7),
         Target("answers about weights", ANSWER.decode, (WireError,), [answer, elsewhere], 0.7),
-        Target("messages of links", LINK.decode, (WireError,), [LINK.encode(StoreEntry("k", b"v"))], 0.3),
+        Target("messages of links", ENTRY.decode, (WireError,), [ENTRY.encode(StoreEntry("k", b"v"))], 0.3),
         Target(
             "heads of deltas", _delta_head, (WireError,), [DELTA.frame(DeltaHead("a", "b", (Change(1, 2, 1),)))], 0.3
         ),

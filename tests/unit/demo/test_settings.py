@@ -6,14 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, cast
-from unittest.mock import MagicMock
 
 import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
-from workers.demo import mesh
-from workers.demo.mesh import Preloads, specs
+from workers.demo.mesh import specs
+from workers.demo.preloads import Preloads
 from workers.demo.settings import DemoOptions, demo_namespace, hint, write_mesh_file
 from workers.demo.subjects import TOOLS
 from workers.runs import service_environment
@@ -64,17 +64,6 @@ def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pyt
     assert settings.trainer.entropy_coef == TOOLS.entropy_coef
 
 
-def test_imports_before_a_fork_ask_no_cuda_for_gpus(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has begun to use CUDA cannot be forked. FAKE: the processes."""
-    began, branch = MagicMock(), MagicMock()
-    began.__enter__.return_value.branch = branch
-    monkeypatch.setattr("workers.demo.mesh.Preload.begin", MagicMock(return_value=began))
-    with mesh.preload(Settings(), options):
-        pass
-    assert [call.kwargs["name"] for call in branch.call_args_list] == ["vllm", "megatron"]
-    assert {call.kwargs["env"]["PYTORCH_NVML_BASED_CUDA_CHECK"] for call in branch.call_args_list} == {"1"}
-
-
 def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:
     write_mesh_file(options, KAFKA)
     program = [sys.executable, "-m", "workers.cli.app"]
@@ -113,8 +102,19 @@ def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_
 
 
 def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) -> None:
-    shared, vllm, megatron = (cast("Preload", name) for name in ("shared", "vllm", "megatron"))
-    found = specs(options, {}, Preloads(shared, vllm, megatron, None))
+    shared, torch, vllm, megatron, looks_on = (
+        cast("Preload", name) for name in ("shared", "torch", "vllm", "megatron", "console")
+    )
+    forked_from = Preloads(
+        shared=shared,
+        torch=torch,
+        explorers=vllm,
+        trainer=megatron,
+        console=looks_on,
+        runners=None,
+        broker_is_up=Event(),
+    )
+    found = specs(options, {}, forked_from)
     assert [spec.name for spec in found] == [
         "coordinator",
         "trainer",
@@ -128,7 +128,7 @@ def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) ->
     assert "explorer.name=explorer-2" in found[-2].command
     # Its end does not end the demo.
     assert not found[-1].is_needed
-    assert [spec.forked_from for spec in found] == [shared, megatron, vllm, vllm, vllm, None]
+    assert [spec.forked_from for spec in found] == [shared, megatron, vllm, vllm, vllm, looks_on]
 
 
 def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from secrets import token_hex
 
 import psutil
 import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
-from trinity_bus.runtime.preload import ForkedCommand, Preload
+from trinity_bus.runtime.preload import ForkedCommand, Preload, read_environment, write_environment
 from trinity_bus.runtime.process import ProcessError
 
 HERE = __name__
@@ -49,6 +50,11 @@ def main() -> None:
             if os.fork() == 0:
                 os.setsid()
             signal.pause()
+
+
+def other_main() -> None:
+    """A command of a branch that has commands of its own."""
+    print("other", len(IMPORTED))
 
 
 @pytest.fixture
@@ -94,12 +100,51 @@ def test_an_order_that_no_datagram_holds_is_refused_with_the_remedy_and_others_g
     preload: Callable[..., Preload], tmp_path: Path
 ) -> None:
     made = preload()
-    env = {f"VARIABLE_{number}": "x" * 100_000 for number in range(2)}
     with pytest.raises(ProcessError, match=r"mine cannot be forked: .* too large .*; put what is large into a file"):
-        made.start(["exit", "7"], name="mine", env=env, output=tmp_path / "exit.log")
-    env = {"VARIABLE": "x" * 190_000}
-    assert made.start(["exit", "3"], name="mine", env=env, output=tmp_path / "log").wait(LIMIT_S) == 3
+        made.start(["exit", "7", *["x" * 100_000] * 2], name="mine", env=os.environ, output=tmp_path / "exit.log")
+    large = made.start(["exit", "3", "x" * 190_000], name="mine", env=os.environ, output=tmp_path / "log")
+    assert large.wait(LIMIT_S) == 3
     assert start(made, tmp_path, "exit", "7").wait(LIMIT_S) == 7
+
+
+def test_an_environment_may_be_of_any_size_and_whoever_forks_never_sees_it(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    # Made here: that process has imported this file.
+    made, secret = preload(), token_hex(32)
+    env = {"OF_COMMAND": secret, "PATH": os.environ["PATH"], "LARGE": "x" * 400_000, "ODD": "\udcff=\n"}
+    assert made.start(["tell"], name="mine", env=env, output=tmp_path / "log").wait(LIMIT_S) == 0
+    assert secret in (tmp_path / "log").read_text()
+    assert secret.encode() not in memory_of(made.process.pid)
+    assert read_environment(write_environment(env)) == env
+
+
+def memory_of(pid: int) -> bytes:
+    """Return all that a process has written to its memory."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    spans = [[int(place, 16) for place in line[0].split("-")] for line in lines if line[1].startswith("rw")]
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        parts = []
+        for begin, end in spans:
+            memory.seek(begin)
+            parts.append(memory.read(end - begin))
+    return b"".join(parts)
+
+
+def test_a_branch_waits_for_its_turn_and_may_have_commands_of_its_own(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    made, turn = preload("load"), threading.Event()
+    log = tmp_path / "branch"
+    functions, main = [f"{HERE}:load"], f"{HERE}:other_main"
+    with made.branch(functions, name="twig", env=os.environ, output=log, main=main, turn=turn.is_set) as branch:
+        command = start(branch, tmp_path, "other")
+        # One that is ordered later, and has run: there was time for both.
+        assert start(made, tmp_path, "exit", "7").wait(LIMIT_S) == 7
+        assert not branch.loaded
+        turn.set()
+        assert command.wait(LIMIT_S) == 0
+    assert (tmp_path / "other.log").read_text() == "other 2\n"
 
 
 @pytest.mark.parametrize("way", ["terminate", "kill", "guard", "close", "preload"])

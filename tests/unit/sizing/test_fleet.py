@@ -91,9 +91,13 @@ def test_what_was_measured_is_taken_instead_of_what_is_computed() -> None:
     assert found["samples"] == pytest.approx(min(tokens_s / 4096, found["trainer"] // 4 * 4 * 1500 / 4608))
 
 
-def test_weights_that_are_passed_on_leave_the_trainer_once() -> None:
-    memory = ASK.settings.model_copy(update={"synchronizer": SynchronizerSettings(sync_method="memory")})
-    alone, passed_on = values(ASK), values(replace(ASK, settings=memory))
+@pytest.mark.parametrize("method", ["nccl", "memory"])
+def test_weights_that_are_passed_on_leave_the_trainer_once(method: str) -> None:
+    def seconds(**synchronizer: object) -> dict[str, float]:
+        chosen = SynchronizerSettings.model_validate({"sync_method": method} | synchronizer)
+        return values(replace(ASK, settings=ASK.settings.model_copy(update={"synchronizer": chosen})))
+
+    alone, passed_on = seconds(sync_fan_out=False), seconds()
     assert alone["sync of a version"] == pytest.approx(passed_on["sync of a version"] * alone["explorers"], rel=0.01)
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -7,9 +6,8 @@ import pytest
 from schemas import ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from tests.support.fakes.announcements import announced
-from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received, Undecodable
-from workers.trainer.publication import Publication, newest_for_each_member
+from workers.trainer.publication import Publication
 
 
 def announcement(epoch: int, *explorers: str, version: int = 1, incarnation: str = "life") -> ModelVersion:
@@ -47,21 +45,17 @@ class FakeReader:
 
 
 class FakeServer:
-    """Notes what it is asked to send; fails for one explorer."""
+    """Notes whom it is told to let in, and what to keep."""
 
     def __init__(self) -> None:
-        self.served: list[tuple[int, int, str | None]] = []
+        self.admitted: list[tuple[int, int, str | None]] = []
         self.kept: list[int] = []
 
-    def admit(self, announced: ModelVersion) -> None:
-        pass
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        self.admitted.append((announced.version, announced.epoch, traceparent))
 
     def keep(self, version: int) -> None:
         self.kept.append(version)
-
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        self.served.append((announced.version, announced.epoch, traceparent))
-        return {m.explorer: "LinkError: gone" if m.explorer == "lame" else None for m in announced.members}
 
 
 def publication(server: FakeServer | None = None) -> Publication:
@@ -70,33 +64,20 @@ def publication(server: FakeServer | None = None) -> Publication:
     return made
 
 
-async def test_only_announcements_of_this_life_are_served(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> list[tuple[int, int, str | None]]:
-        server = FakeServer()
-        reader = FakeReader(
-            [received(announcement(1, "good"), "trace"), received(announcement(9, "good", incarnation="former"))],
-            [received(Undecodable(b"", "not_msgpack", "")), received(announcement(2, "lame"))],
-            [received(announcement(3, version=2))],
-        )
-        serving = asyncio.create_task(publication(server).serve(reader))  # type: ignore[arg-type]  # has what is used
-        await reader.empty.wait()
-        await until(lambda: len(server.served) == 2 and "not sent to lame" in caplog.text)
-        serving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await serving
-        return sorted(server.served)
-
-    with caplog.at_level(logging.WARNING):
-        assert await scenario() == [(1, 1, "trace"), (1, 2, None)]
-    assert "version 1, epoch 2: not sent to lame: LinkError: gone" in caplog.text
-
-
-def test_a_later_announcement_takes_the_place_of_an_earlier_one_for_the_same_members() -> None:
-    first, second, third = announcement(1, "a", "b"), announcement(2, "a"), announcement(3, "a", "c")
-    together = [(first, None), (second, None), (third, None)]
-    assert [version.epoch for version, _ in newest_for_each_member(together)] == [1, 3]
-    assert [version.epoch for version, _ in newest_for_each_member(together[:2])] == [1, 2]
-    assert newest_for_each_member([(announcement(4), None)]) == []
+async def test_members_of_this_lifes_announcements_are_let_in_and_the_last_version_is_kept() -> None:
+    server = FakeServer()
+    reader = FakeReader(
+        [received(announcement(1, "good"), "trace"), received(announcement(9, "good", incarnation="former"))],
+        [received(Undecodable(b"", "not_msgpack", "")), received(announcement(2, "lame"))],
+        [received(announcement(3, version=2))],
+    )
+    serving = asyncio.create_task(publication(server).serve(reader))  # type: ignore[arg-type]  # has what is used
+    await reader.empty.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert server.admitted == [(1, 1, "trace"), (1, 2, None), (2, 3, None)]
+    assert server.kept == [1, 1, 2]
 
 
 def synced(**changes: Any) -> WeightsSynced:

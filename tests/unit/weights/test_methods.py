@@ -42,7 +42,6 @@ class Mesh:
             "cpu",
         )
         self.members: dict[str, WeightReceiver] = {}
-        self._serving: list[threading.Thread] = []
 
     def publish(self, version: int) -> tuple[int, str]:
         partial = checkpoint.begin(self.directory, version)
@@ -57,8 +56,6 @@ class Mesh:
         folder = checkpoint.of_step(self.directory, version)
         announced = announcement(self.publisher, version, checksum, *names, epoch=epoch, checkpoint=folder)
         self.publisher.keep(version)
-        self._serving.append(threading.Thread(target=self.publisher.serve, args=(announced,)))
-        self._serving[-1].start()
         return announced
 
     def take(self, announced: ModelVersion) -> None:
@@ -77,8 +74,6 @@ class Mesh:
         for receiver in self.members.values():
             receiver.close()
         self.publisher.close()
-        for thread in self._serving:
-            thread.join()
 
 
 @pytest.fixture(params=METHODS)

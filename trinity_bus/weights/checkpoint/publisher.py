@@ -72,14 +72,9 @@ class CheckpointPublisher:
         """Keep what belongs to a version, whatever newer ones are staged, until another is named."""
         self._kept = version
 
-    def admit(self, announced: ModelVersion) -> None:
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
         """Nothing: who may read the folder is the file system's affair."""
-        del announced
-
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Nothing: members read by themselves."""
-        del traceparent
-        return {member.explorer: None for member in announced.members}
+        del announced, traceparent
 
     def close(self) -> None:
         """Nothing is open."""

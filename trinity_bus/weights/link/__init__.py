@@ -1,1 +1,1 @@
-"""Links: versions sent by the trainer to each member, over gloo or NCCL."""
+"""Links: process groups of two, over gloo or NCCL, that carry versions."""

@@ -1,9 +1,10 @@
-"""Links: one private two-rank process group between the trainer (rank 0) and one member (rank 1).
+"""Links: one private two-rank process group between two who have met on a channel; rank 0 sends, rank 1 takes.
 
-One group over all explorers stalls for everyone when one of them dies; a link stalls for its own member alone. The two
-ends meet over their channel (``channel``, ``store``), on which each has proven itself. gloo carries links between
-hosts' memories, NCCL (``nccl``) between GPUs; the rest of the code does not know which. What they carry is neither
-encrypted nor authenticated by them: the bytes are proven by their checksum, and docs/security.md says what that leaves.
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. They are
+the trainer and a member, or two members of which one passes on (``carrier``). The two ends find each other over their
+channel (``channel``, ``store``), on which each has proven itself. gloo carries links between hosts' memories, NCCL
+(``nccl``) between GPUs; the rest of the code does not know which. What they carry is neither encrypted nor
+authenticated by them: the bytes are proven by hash or checksum, and docs/security.md says what that leaves.
 
 ::
 
@@ -11,20 +12,20 @@ encrypted nor authenticated by them: the bytes are proven by their checksum, and
        |                             |
        +--deadline: LinkError        +--peer died, deadline, cancelled: LinkError; only close is left
 
-Failures: gloo often does not notice that its peer was killed, so every wait has a deadline and can be cancelled. The
-destructor of a group blocks until its pending operations time out, so ``close`` leaves it to a thread of its own, with
-everything that those operations still write to.
+Failures: gloo often does not notice that its peer was killed, so every wait has a deadline, can be cancelled, and looks
+at the channel. The destructor of a group blocks until its pending operations time out, so ``close`` leaves it to a
+thread of its own, with everything that those operations still read or write.
 """
 
 import contextlib
-import ipaddress
-import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link import nccl
 
@@ -32,27 +33,13 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store, Work
 
+    from trinity_bus.weights.link.store import LinkStore
+
 type Backend = Literal["gloo", "nccl"]
 
 _SLICE = timedelta(milliseconds=50)
 """How long a wait may take to notice that it was cancelled."""
 _NCCL_POLL_S = 0.0005
-
-
-def local_address(host: str, port: int) -> str:
-    """Return the address of this machine's interface that leads to ``host``."""
-    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; it only asks the routing table.
-        probe.connect((host, port))
-        address: str = probe.getsockname()[0]
-        return address
-
-
-def _family(host: str) -> socket.AddressFamily:
-    try:
-        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-    except ValueError:
-        return socket.AF_INET
 
 
 class Link:
@@ -75,6 +62,11 @@ class Link:
         """Where tensors must lie that travel over it."""
         return "cpu" if self._backend == "gloo" else "cuda"
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a broadcast was begun that was not waited for to its end."""
+        return bool(self._in_flight)
+
     def broadcast(self, tensor: "torch.Tensor") -> "Work":
         """Start to move ``tensor`` from rank 0 to rank 1. It must stay untouched until ``wait`` returns.
 
@@ -93,18 +85,22 @@ class Link:
             raise LinkError(f"the link broke: {_first_line(error)}") from error
         return work
 
-    def wait(self, work: "Work", deadline: float, cancelled: threading.Event) -> None:
+    def wait(
+        self, work: "Work", deadline: float, cancelled: threading.Event, watch: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until the oldest broadcast that was not waited for is done.
 
         Args:
             work: What ``broadcast`` gave.
             deadline: By ``time.monotonic``.
             cancelled: Set by someone who wants this wait to end.
+            watch: Called again and again meanwhile; what it raises ends the wait.
 
         Raises:
             LinkError: The link broke, the deadline passed, or the wait was cancelled.
         """
         while not self._done(work):
+            watch()
             if time.monotonic() > deadline:
                 raise LinkError("the deadline passed while the other side was silent")
             if cancelled.is_set():
@@ -139,41 +135,63 @@ class Link:
             # Unlike gloo, NCCL ends pending operations when told to.
             threading.Thread(target=self._group.abort, name="link-abort", daemon=True).start()
         # In this order: a list gives up its last one first, and the group may still use the store.
-        leave_to_a_thread([self._store, self._group, *self._in_flight])
+        doomed: list[object] = [self._store, self._group, *self._in_flight]
+        # Before the thread has them: the last who lets go waits.
         self._group = self._store = None
         self._in_flight.clear()
+        leave_to_a_thread(doomed)
 
 
-def open_link(store: "Store", rank: Literal[0, 1], *, address: str, backend: Backend, timeout_s: float) -> Link:
+def open_link(
+    channel: Channel, rank: Literal[0, 1], *, backend: Backend, timeout_s: float, at_once: int, operation_s: float
+) -> Link:
     """Meet the other side.
 
     Args:
-        store: Of these two alone, never used before.
-        rank: 0 for the trainer, 1 for the member.
-        address: Address of the interface of this machine to use (gloo).
+        channel: To it. Nothing else may be said there meanwhile.
+        rank: 0 for who sends, 1 for who takes.
         backend: Same on both sides.
-        timeout_s: Limit of the meeting, and of each operation.
+        timeout_s: Limit of the meeting.
+        at_once: How many broadcasts may be under way beside each other (gloo).
+        operation_s: Limit of each, from when it is begun: what cannot be stopped ends then.
 
     Raises:
         LinkError: The other side did not come in time.
     """
+    from trinity_bus.weights.link.store import LinkStore
+
+    store = LinkStore(channel, timeout_s)
     timeout = timedelta(seconds=timeout_s)
     group: Any
     try:
         if backend == "gloo":
             from torch._C._distributed_c10d import ProcessGroupGloo
 
-            # Private, but the only way to choose the interface.
+            # Private, but the only way to choose the interface: the one that leads to the other side.
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
-            options._devices = [ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
+            options._devices = [ProcessGroupGloo.create_device(hostname=channel.ends[0])]  # noqa: SLF001
             options._timeout = timeout  # noqa: SLF001
-            options._threads = 1  # noqa: SLF001
+            options._threads = at_once  # noqa: SLF001
             group = ProcessGroupGloo(store, rank, 2, options)
         else:
             group = nccl.open_group(store, rank, timeout)
+        link = Link(group, backend, store)
+        _agree(link, store, channel, timeout_s)
+        group._set_default_timeout(timedelta(seconds=operation_s))  # noqa: SLF001 (the class has no public one)
     except RuntimeError as error:
         raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
-    return Link(group, backend, store)
+    return link
+
+
+def _agree(link: Link, store: "LinkStore", channel: Channel, timeout_s: float) -> None:
+    """Have all that the group needs the store for done on both sides: the channel is free from then on."""
+    if link.device == "cuda":
+        import torch
+
+        # NCCL makes its communicator with the first broadcast.
+        first = link.broadcast(torch.zeros(1, dtype=torch.uint8, device="cuda"))
+        link.wait(first, time.monotonic() + timeout_s, channel.cancelled)
+    store.seal()
 
 
 def leave_to_a_thread(things: list[object]) -> None:

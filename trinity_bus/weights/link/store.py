@@ -6,6 +6,7 @@ read and write; this one belongs to two processes that have proven themselves to
 ::
 
     set: kept here, and sent --> the other side's wait or get receives it, and keeps it
+    seal: the last entry, sent and received --> the channel is free; what is set from then on is kept here alone
 
 Failures: those of the channel. Anything but setting, getting and waiting is refused: nothing of ours uses it.
 """
@@ -21,6 +22,7 @@ from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.wire import ENTRY, StoreEntry
 
 MAX_ENTRIES = 256
+_SEAL = "sealed"
 
 
 class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
@@ -37,13 +39,15 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         self._timeout_s = timeout_s
         self._entries: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._sealed = False
 
     def set(self, key: str, value: bytes | str) -> None:
         """Keep an entry, and tell the other side."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             self._entries[key] = data
-            self._channel.send(ENTRY.encode(StoreEntry(key, data)))
+            if not self._sealed:
+                self._channel.send(ENTRY.encode(StoreEntry(key, data)))
 
     def get(self, key: str) -> bytes:
         """Return an entry, as soon as it is there."""
@@ -73,8 +77,23 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         """Only what is here."""
         return False
 
-    def absorb(self, body: bytes) -> None:
-        """Take over what the other side has set.
+    def seal(self) -> None:
+        """Say that the group is there, and wait until the other side says so.
+
+        Whatever a group sets later is of no use to the other one's, and would come amid what is said there then.
+
+        Raises:
+            LinkError: It does not say so in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        with self._lock:
+            self._sealed = True
+            self._channel.send(ENTRY.encode(StoreEntry(_SEAL, b"")))
+            while self.absorb(self._channel.receive(ENTRY.limit, deadline)) != _SEAL:
+                continue
+
+    def absorb(self, body: bytes) -> str:
+        """Take over what the other side has set. Return its key.
 
         Raises:
             WireError: It is no entry.
@@ -83,3 +102,4 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         if len(self._entries) >= MAX_ENTRIES:
             raise WireError("an entry too many for a store")
         self._entries[entry.key] = entry.value
+        return entry.key

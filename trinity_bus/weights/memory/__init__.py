@@ -1,1 +1,1 @@
-"""Memory: versions that a member takes from the trainer's server, over TCP."""
+"""Versions that members take from the trainer's server, and from each other, whatever carries the bytes."""

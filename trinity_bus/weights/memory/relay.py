@@ -6,7 +6,7 @@
                          ^                                             |
                          +--let_in: another announcement of it         |
                                                                        |
-    a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> frames (``feed``)
+    a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> chunks (``carrier``)
 
 It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
 ``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on, so
@@ -27,10 +27,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from trinity_bus.weights.carrier import Carrier
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.frames import FrameCarrier
+from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.listener import PeerListener
-from trinity_bus.weights.memory.held_version import HeldVersion
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 
@@ -98,6 +100,7 @@ class Relay:
         self._listener: PeerListener | None = None
         self._announcements = _Announcements()
         self._holding: HeldVersion | None = None
+        self._carrier: Carrier = FrameCarrier()
         self._trainer: Channel | None = None
         """By whose end the trainer knows that ``_holding`` is not passed on any more."""
 
@@ -139,11 +142,11 @@ class Relay:
         with self._opening:
             self._announcements.let_in(source)
 
-    def hold(self, holding: HeldVersion) -> None:
-        """Pass this version on from now on, as it comes."""
+    def hold(self, holding: HeldVersion, carrier: Carrier) -> None:
+        """Pass this version on from now on, as it comes, by what carries it."""
         self.retire()
         with self._changed:
-            self._holding = holding
+            self._holding, self._carrier = holding, carrier
             self._changed.notify_all()
 
     def keep(self, holding: HeldVersion, trainer: Channel) -> None:
@@ -195,6 +198,8 @@ class Relay:
             return False
         channel.send(ANSWER.encode(WeightsAnswer("")))
         # It is gone, or the version is: it asks the trainer for another holder.
-        with contextlib.suppress(LinkError):
-            holding.send(channel, request.first)
+        with contextlib.suppress(LinkError), contextlib.closing(self._carrier.sender(channel)) as sender:
+            sender.chunks(holding, request.first)
+            # What it has not read yet would be lost with the link; it closes when it has all.
+            channel.waits_for_more()
         return False

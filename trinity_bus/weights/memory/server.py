@@ -3,8 +3,9 @@
 ::
 
     (a member has proven itself: ``listener``) --> read the request --> lease the version --> answer, bytes --> close
-                                                         |                     |                    |
-                                                         +--silent: dropped    +--gone: refused     +--too slow: dropped
+                                                    ^    |                     |                    |
+                                                    |    +--silent: dropped    +--gone: refused     +--too slow: dropped
+                                                    +--over links (``carrier``): kept for the next version
 
 A member on another machine that passes on what it takes is told from whom: see ``fan_out``. Its connection stays open
 meanwhile, so that the trainer sees how far it is, and when it is gone, and is asked there when its holder has failed;
@@ -31,22 +32,26 @@ import logging
 import ssl
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
-from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
+from trinity_bus.telemetry.context import parent_context
+from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
+from trinity_bus.weights.carrier import Sender
+from trinity_bus.weights.carriers import carrier_of
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.listener import Keyring, PeerListener
+from trinity_bus.weights.held_version import BEAT_S, HeldVersion
+from trinity_bus.weights.listener import Keyring, PeerListener, member_name
 from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
-from trinity_bus.weights.memory.held_version import BEAT_S, PIECE, HeldVersion, send_piece
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
@@ -57,12 +62,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
+_SPANS: Final = 4096
+"""Members of announcements of which it is known what their spans are to say."""
 _VERSIONS: Final = 8
 """In which a machine that was slow comes behind the others. Then it has another chance."""
 
 
 class WeightServer:
     """Stages versions and serves them to the members of announcements. All methods may be called from any thread.
+
+    What ``memory`` sends over the connections of members, ``gloo`` and ``nccl`` send over links: see ``carrier``.
 
     Args:
         host: Address to listen on.
@@ -74,12 +83,12 @@ class WeightServer:
         dtype: As what floating-point tensors travel; as they are if None.
         deltas: Whether to send only what has changed, where that is smaller.
         fan_out: Whether members pass on what they take; never with TLS, for which they have no certificates.
+        method: ``memory``, ``gloo`` or ``nccl``; the last one moves GPU memory. With links, all bytes are sent, and
+            nothing is by TLS.
 
     Raises:
         LinkError: Nothing can listen on ``host``.
     """
-
-    method: Method = "memory"
 
     def __init__(
         self,
@@ -93,10 +102,23 @@ class WeightServer:
         dtype: str | None = None,
         deltas: bool = False,
         fan_out: bool = True,
+        method: Literal["memory", "gloo", "nccl"] = "memory",
     ) -> None:
-        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype, chunks=fan_out and tls is None)
+        self.method: Method = method
+        self._carrier = carrier_of(method)
+        self.staging = Staging(
+            bucket_bytes=bucket_bytes,
+            retain=retain,
+            device=self._carrier.device,
+            dtype=dtype,
+            chunks=fan_out and tls is None,
+        )
         self._deltas: _Deltas | None = _Deltas() if deltas else None
-        self._trees = _Trees(max(1, int(timeout_s)))
+        self._silence_s = max(1, int(timeout_s))
+        self._trees = _Trees(self._silence_s)
+        self._told = threading.Lock()
+        self._spans: OrderedDict[tuple[str, int], tuple[dict[str, str | int], str | None]] = OrderedDict()
+        """Members and versions, and what is told of sending the one the other."""
         self._keyring = Keyring()
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
@@ -124,43 +146,68 @@ class WeightServer:
         """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
         self.staging.keep(version)
 
-    def admit(self, announced: ModelVersion) -> None:
-        """Let the members of an announcement in. See ``listener.Keyring``."""
-        self._keyring.add(announced)
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        """Let the members of an announcement in. See ``listener.Keyring``.
 
-    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Let members in; they come by themselves."""
-        del traceparent
-        self.admit(announced)
-        return {member.explorer: None for member in announced.members}
+        Args:
+            announced: The announcement.
+            traceparent: Parent of the spans of what is sent to them.
+        """
+        with self._told:
+            for member in announced.members:
+                attributes: dict[str, str | int] = {
+                    RL_EXPLORER: member.explorer,
+                    RL_MODEL_VERSION: announced.version,
+                    RL_WEIGHT_SYNC_EPOCH: announced.epoch,
+                }
+                self._spans[member_name(announced, member.explorer), announced.version] = attributes, traceparent
+            while len(self._spans) > _SPANS:
+                self._spans.popitem(last=False)
+        self._keyring.add(announced)
 
     def close(self) -> None:
         """Stop listening and cut all connections."""
         self._listener.close()
 
     def _attend(self, channel: Channel, who: str) -> bool:
-        """Serve one member, in a thread of its own; the connection is not kept."""
-        request = REQUEST.decode(channel.receive(REQUEST.limit))
-        with _tracer.start_as_current_span(
-            "send weights",
-            attributes={RL_EXPLORER: who, RL_MODEL_VERSION: request.version},
-        ) as span:
-            try:
-                self._answer(channel, who, request)
-            except (WeightTransferError, OSError) as error:
-                span.set_status(trace.StatusCode.ERROR, str(error))
-                _log.warning("version %d was not sent to %s: %s", request.version, who, error)
+        """Serve one member, in a thread of its own; the connection is not kept by anybody else."""
+        request: WeightsRequest | None = REQUEST.decode(channel.receive(REQUEST.limit))
+        with contextlib.closing(self._carrier.sender(channel)) as sender:
+            while request is not None:
+                version = request.version
+                with self._told:
+                    attributes, parent = self._spans.get((who, version), ({}, None))
+                with _tracer.start_as_current_span(
+                    "send weights", context=parent_context(parent), attributes=attributes
+                ) as span:
+                    try:
+                        request = self._answer(channel, sender, who, request)
+                    except (WeightTransferError, RuntimeError, OSError) as error:
+                        span.set_status(trace.StatusCode.ERROR, str(error))
+                        _log.warning("version %d was not sent to %s: %s", version, who, error)
+                        return False
+                if request is None and self._carrier.keeps:
+                    request = self._next_version(channel)
         return False
 
-    def _answer(self, channel: Channel, who: str, request: WeightsRequest) -> None:
-        """Send what is asked for, or say from whom it can be had, or why not.
+    def _next_version(self, channel: Channel) -> WeightsRequest | None:
+        """Wait, however long, until a member asks for another version; None where it does not."""
+        with contextlib.suppress(LinkError):
+            channel.notice_silence(self._silence_s)
+            channel.wait()
+            if channel.waits_for_more():
+                return REQUEST.decode(channel.receive(REQUEST.limit))
+        return None
+
+    def _answer(self, channel: Channel, sender: Sender, who: str, request: WeightsRequest) -> WeightsRequest | None:
+        """Send what is asked for, or say from whom it can be had, or why not. Return what the member asks for next.
 
         Raises:
             VersionGoneError: The member was refused.
             LinkError: It is gone or too slow.
         """
         try:
-            with self.staging.lease(request.version, request.checksum) as staged:
+            with self._lease(request, sender) as staged:
                 manifest, hashes = staged.manifest.to_json(), staged.chunk_hashes
                 delta = self._delta(staged, request.held)
                 here, there = channel.ends
@@ -169,36 +216,46 @@ class WeightServer:
                 if delta is not None or not passes_on:
                     changes = None if delta is None else delta.changes
                     channel.send(ANSWER.encode(WeightsAnswer("", manifest, changes)))
-                    parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
-                    for part in parts:
-                        view = memoryview(part)
-                        for start in range(0, len(view), PIECE):
-                            send_piece(channel, view[start : start + PIECE])
-                    return
+                    sender.whole(self._carrier.views(staged.buffers) if delta is None else delta.payload)
+                    return None
             with self._trees.joined(channel, request, staged) as place:
-                self._fan_out(channel, place, request, WeightsAnswer("", manifest, None, hashes, reports=True))
+                answer = WeightsAnswer("", manifest, None, hashes, reports=True)
+                return self._fan_out(channel, sender, place, request, answer)
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
             raise
 
-    def _fan_out(self, channel: Channel, place: "_Joined", request: WeightsRequest, answer: WeightsAnswer) -> None:
-        """Send frames, or name a holder, until the member has all or is gone; raises as ``_answer`` does."""
+    @contextlib.contextmanager
+    def _lease(self, request: WeightsRequest, sender: Sender) -> Iterator[Staged]:
+        """Lease a version, as ``Staging.lease``; what may still be read of it later is not used again."""
+        with self.staging.lease(request.version, request.checksum) as staged:
+            try:
+                yield staged
+            finally:
+                staged.spoiled = staged.spoiled or sender.still_reads
+
+    def _fan_out(
+        self, channel: Channel, sender: Sender, place: "_Joined", request: WeightsRequest, answer: WeightsAnswer
+    ) -> WeightsRequest | None:
+        """Send chunks, or name a holder, until the member has all or is gone; returns and raises as ``_answer``."""
         while True:
             holder = place.holder()
             with contextlib.ExitStack() as leased:
                 if holder is None:
-                    staged = leased.enter_context(self.staging.lease(request.version, request.checksum))
+                    staged = leased.enter_context(self._lease(request, sender))
                     channel.send(ANSWER.encode(answer))
                     chunks = staged.chunks()
                     holding = HeldVersion(request.version, request.checksum, chunks)
-                    holding.attach([memoryview(buffer.numpy()) for buffer in staged.buffers], proven=len(chunks))
-                    if holding.send(channel, request.first, place.goes_on):
+                    holding.attach(self._carrier.views(staged.buffers), proven=len(chunks))
+                    if sender.chunks(holding, request.first, place.goes_on):
                         place.report(len(chunks))
                 else:
                     channel.send(ANSWER.encode(msgspec.structs.replace(answer, holder=holder)))
             again = place.next_request(channel)
-            if again is None:
-                return
+            if again is None and not place.is_whole:
+                raise LinkError("it is gone, and has not said that it has all")
+            if again is None or place.is_whole:
+                return again
             # It has been told what there is to be said about the version.
             request, answer = again, WeightsAnswer("")
             place.move(alone=request.alone)
@@ -325,7 +382,8 @@ class _Trees:
             if tree is None:
                 tree = FanOut(here, staged.chunks(), slow=set().union(*self._slow.values()), usual=self._usual)
                 self._trees[key] = tree
-            place = _Joined(self, key, tree.join(there, request.port))
+            place = _Joined(self, key, tree.join(there, request.port, request.first))
+            place.is_whole = tree.is_whole(place.number)
         try:
             yield place
         finally:

@@ -16,7 +16,11 @@ another member of the announcement or the trainer itself. Each chunk is proven a
     |     could not even be met
     +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
 
-One connection for each version. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
+A member that has begun to take the same version before, in whichever epoch and from whichever trainer, says how many
+chunks it has, and goes on from there; with all of them, nothing comes but the hashes.
+
+One connection for each version; where bytes come over links (``carrier``), it and the link are kept as long as trainer
+and epoch are the same. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
 cancelled. What the trainer itself sends wrong fails the transfer.
 """
@@ -25,15 +29,17 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from trinity_bus.weights.carrier import Carrier, Taker
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import HASH_BYTES, chunk_hash, spans
-from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError, WireError
+from trinity_bus.weights.chunks import HASH_BYTES, spans
+from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.frames import FrameCarrier
+from trinity_bus.weights.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.held_version import BEAT_S, FRAME, LEAVE, HeldVersion
 from trinity_bus.weights.memory.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
@@ -54,22 +60,36 @@ _MOST_HOLDERS: Final = 32
 
 
 class MemoryTransport:
-    """A ``WeightTransport`` from a trainer's server. It is used for one version.
+    """A ``WeightTransport`` from a trainer's server. One that keeps its connection is used for many versions.
 
     Args:
         relay: Where this member passes on what it takes; unset: it does not.
+        carrier: What bytes come by.
+        has: How many chunks of the version are in the buffers that are to be filled, from the first on, proven.
     """
 
-    device = "cpu"
-
-    def __init__(self, relay: Relay | None = None) -> None:
-        self._relay = relay
+    def __init__(self, relay: Relay | None = None, carrier: Carrier | None = None, has: int = 0) -> None:
+        self._own_relay = relay
+        self._relay: Relay | None = None
+        self._carrier = FrameCarrier() if carrier is None else carrier
         self._source: Source | None = None
         self._channel: Channel | None = None
+        self._taker: Taker | None = None
+        """What comes from the trainer itself."""
         self._holding: HeldVersion | None = None
-        self._hashes = b""
         self._holder: tuple[str, int] | None = None
         self._reports = False
+        self._has = has
+
+    @property
+    def device(self) -> str:
+        """See ``WeightTransport``."""
+        return self._carrier.device
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is worth while to use it for the next version, too."""
+        return self._carrier.keeps
 
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
         """See ``WeightTransport``.
@@ -79,35 +99,51 @@ class MemoryTransport:
             LinkError: It does not answer, or is not the trainer.
             ManifestError: It offers something else.
         """
+        self._relay = self._own_relay if source.fan_out and not source.cafile else None
+        self._holding = None
+        answer = self._asked_again(source, held, cancelled)
+        if answer is None:
+            self.close()
+            self._channel = meet(source, cancelled)
+            self._taker = self._carrier.taker(self._channel)
+            answer = self._asked(self._channel, source, held)
         self._source = source
-        self._channel = channel = meet(source, cancelled)
-        port = 0 if self._relay is None else self._relay.open(channel.ends[0], source)
-        answer = _ask(channel, WeightsRequest(source.version, source.checksum, held, port))
+        assert self._taker is not None  # noqa: S101 - comes with the channel
         manifest = TransferManifest.from_json(answer.manifest)
         source.check(manifest)
         if answer.hashes and self._relay is not None:
             chunks = spans((bucket.nbytes for bucket in manifest.buckets()), manifest.bucket_bytes)
             if len(answer.hashes) != len(chunks) * HASH_BYTES:
                 raise ManifestError(f"{len(answer.hashes)} bytes of hashes came for {len(chunks)} chunks")
-            self._hashes, self._holder, self._reports = answer.hashes, answer.holder, answer.reports
-            self._holding = HeldVersion(source.version, source.checksum, chunks)
-            self._relay.hold(self._holding)
+            self._holder, self._reports = answer.holder, answer.reports
+            self._holding = HeldVersion(source.version, source.checksum, chunks, answer.hashes)
+            self._relay.hold(self._holding, self._carrier)
+            self._has = min(self._has, len(chunks))
+            return Offer(manifest, kept=sum(end - start for _, start, end in chunks[: self._has]))
+        self._taker.meet(chunks=False)
         return Offer(manifest, answer.changes)
 
-    def fill(self, buffers: "Sequence[torch.Tensor]", arrived: Callable[[int], None]) -> None:
+    @property
+    def proven(self) -> int:
+        """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
+        return 0 if self._holding is None else self._holding.proven
+
+    def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         """See ``WeightTransport``."""
-        assert self._channel is not None  # noqa: S101 - ``open`` made it
-        views = [memoryview(buffer.numpy()) for buffer in buffers]
-        if self._holding is not None:
-            self._holding.attach(views)
-            self._fill_chunks(self._channel, self._holding, arrived)
+        assert self._channel is not None and self._taker is not None  # noqa: S101, PT018 - ``open`` made them
+        if self._holding is None:
+            self._taker.whole(buffers, arrived)
             return
-        for i, view in enumerate(views):
-            self._channel.read_into(view)
-            arrived(i)
+        self._holding.attach(self._carrier.views(buffers), proven=self._has)
+        for bucket in _buckets(self._holding):
+            arrived(bucket)
+        self._fill_chunks(self._channel, self._taker, self._holding, buffers, arrived)
 
     def close(self) -> None:
         """Close the connection. A version that has come whole is passed on until the relay is told otherwise."""
+        if self._taker is not None:
+            self._taker.close()
+            self._taker = None
         channel, self._channel = self._channel, None
         if self._relay is not None and self._holding is not None:
             if self._holding.is_whole and channel is not None:
@@ -118,75 +154,75 @@ class MemoryTransport:
         if channel is not None:
             channel.close()
 
-    def _fill_chunks(self, trainer: Channel, holding: HeldVersion, arrived: Callable[[int], None]) -> None:
-        source = self._source
-        assert source is not None  # noqa: S101 - ``open`` was told
+    def _asked_again(self, source: Source, held: str | None, cancelled: threading.Event) -> WeightsAnswer | None:
+        """Return the answer over the connection of the last transfer; None where there is none any more."""
+        channel, last = self._channel, self._source
+        if channel is None or last is None or _trainer(last) != _trainer(source) or not channel.is_open():
+            return None
+        channel.cancelled = cancelled
+        try:
+            return self._asked(channel, source, held)
+        except LinkError:
+            if cancelled.is_set() or channel.is_open():
+                raise
+            # The trainer has given it up, as it does with one that was late.
+            return None
+
+    def _asked(self, channel: Channel, source: Source, held: str | None) -> WeightsAnswer:
+        port = 0 if self._relay is None else self._relay.open(channel.ends[0], source)
+        return _ask(channel, WeightsRequest(source.version, source.checksum, held, port, self._has if port else 0))
+
+    def _fill_chunks(
+        self,
+        trainer: Channel,
+        from_trainer: Taker,
+        holding: HeldVersion,
+        buffers: "list[torch.Tensor]",
+        arrived: Callable[[int], None],
+    ) -> None:
         unmet = 0
-        reports = _Reports(trainer, holding) if self._reports else None
+        reports = _Reports(trainer, holding)
+        if holding.is_whole:
+            return
         for _ in range(_MOST_HOLDERS):
             if self._holder is None:
-                if self._take(trainer, holding, arrived, None):
+                if from_trainer.chunks(holding, buffers, arrived, None):
+                    reports.send()
                     return
                 self._holder = _ask(trainer, _again(holding)).holder
                 continue
             unmet += 1
             try:
-                holder = self._meet(source, self._holder, trainer.cancelled)
-                unmet -= 1
-                try:
-                    ask = WeightsRequest(source.version, source.checksum, first=holding.proven)
+                with contextlib.ExitStack() as met:
+                    holder = met.enter_context(contextlib.closing(self._meet(self._holder, trainer.cancelled)))
+                    taker = met.enter_context(contextlib.closing(self._carrier.taker(holder)))
+                    unmet -= 1
+                    ask = WeightsRequest(holding.version, holding.checksum, first=holding.proven)
                     _ask(holder, ask, time.monotonic() + CHUNK_S)
-                    if reports is not None:
+                    # The ports of a link may be barred, where that of the holder is not.
+                    unmet += 1
+                    taker.meet(chunks=True)
+                    unmet -= 1
+                    if self._reports:
                         holder.watch = reports.look
-                    if self._take(holder, holding, arrived, CHUNK_S):
-                        if reports is not None:
-                            reports.send()
+                    if taker.chunks(holding, buffers, arrived, CHUNK_S):
+                        reports.send()
                         return
-                finally:
-                    holder.close()
             except WeightTransferError as error:
                 if trainer.cancelled.is_set():
                     raise
                 where = ":".join(map(str, self._holder))
-                _log.warning("version %d is taken from another holder than %s: %s", source.version, where, error)
+                _log.warning("version %d is taken from another holder than %s: %s", holding.version, where, error)
             # One that has died cannot be met; two, and it is most likely the network between.
             self._holder = _ask(trainer, _again(holding, alone=unmet > 1)).holder
-        raise LinkError(f"{_MOST_HOLDERS} holders of version {source.version} have failed")
+        raise LinkError(f"{_MOST_HOLDERS} holders of version {holding.version} have failed")
 
-    def _meet(self, source: Source, holder: tuple[str, int], cancelled: threading.Event) -> Channel:
+    def _meet(self, holder: tuple[str, int], cancelled: threading.Event) -> Channel:
+        source = self._source
+        assert source is not None  # noqa: S101 - ``open`` was told
         host, port = holder
         timeout_s = min(source.timeout_s, SILENCE_S)
         return meet(replace(source, host=host, port=port, timeout_s=timeout_s), cancelled)
-
-    def _take(
-        self, channel: Channel, holding: HeldVersion, arrived: Callable[[int], None], chunk_s: float | None
-    ) -> bool:
-        """Take chunks, each within ``chunk_s`` where that is given. Return whether all are there; else, others send.
-
-        Raises:
-            WeightTransferError: Who sends them is gone, or sends something else.
-        """
-        chunks = holding.chunks
-        deadline = None if chunk_s is None else time.monotonic() + chunk_s
-        while holding.proven < len(chunks):
-            (left,) = FRAME.unpack(channel.read(FRAME.size, deadline))
-            if left == LEAVE:
-                return False
-            while left:
-                number = holding.proven
-                view = holding.chunk(number) if number < len(chunks) else memoryview(b"")
-                if not 0 < len(view) <= left:
-                    raise WireError("a frame holds something else than whole chunks")
-                channel.read_into(view, deadline)
-                if chunk_hash(view) != self._hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]:
-                    raise WeightTransferError(f"chunk {number} has other bytes than the trainer has told of")
-                left -= len(view)
-                holding.advance()
-                deadline = None if chunk_s is None else time.monotonic() + chunk_s
-                bucket = chunks[number][0]
-                if number + 1 == len(chunks) or chunks[number + 1][0] != bucket:
-                    arrived(bucket)
-        return True
 
 
 class _Reports:
@@ -215,13 +251,25 @@ class _Reports:
         if now >= self._send_at:
             self._send_at = now + BEAT_S
             self.send()
-        if self._trainer.has_more() and ANSWER.decode(self._trainer.receive(ANSWER.limit)).leave:
-            raise LinkError("the trainer knows a better one")
+        while self._trainer.has_more():
+            if ANSWER.decode(self._trainer.receive(ANSWER.limit)).leave:
+                raise LinkError("the trainer knows a better one")
 
     def send(self) -> None:
         """Report. A trainer that is gone is no reason to take no more."""
         with contextlib.suppress(LinkError):
             self._trainer.send(REQUEST.encode(_again(self._holding, report=True)))
+
+
+def _trainer(source: Source) -> tuple[str, int, str]:
+    """Return what tells one connection to a trainer from others: the member's name has the incarnation and epoch."""
+    return source.host, source.port, source.prefix
+
+
+def _buckets(holding: HeldVersion) -> range:
+    """Return the buckets of which all chunks are there."""
+    chunks = holding.chunks
+    return range(chunks[-1][0] + 1 if holding.is_whole else chunks[holding.proven][0])
 
 
 def _again(holding: HeldVersion, *, alone: bool = False, report: bool = False) -> WeightsRequest:
@@ -238,8 +286,8 @@ def _ask(channel: Channel, request: WeightsRequest, deadline: float | None = Non
     """
     channel.send(REQUEST.encode(request))
     answer = ANSWER.decode(channel.receive(ANSWER.limit, deadline))
-    while answer.leave:
-        # Said before it had read the request, which says the same.
+    while answer.is_aside:
+        # Said before it had read the request.
         answer = ANSWER.decode(channel.receive(ANSWER.limit, deadline))
     if answer.refusal:
         raise VersionGoneError(f"it was refused: {answer.refusal}")

@@ -18,7 +18,7 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 
 BUCKET = 1 << 12
@@ -67,7 +67,7 @@ def assert_takes(receiver: WeightReceiver, wanted: dict[str, torch.Tensor]) -> N
 
 def test_versions_are_read_in_the_agreed_order_with_the_checksum_of_every_other_way(tmp_path: Path) -> None:
     trainer, receiver = Trainer(tmp_path), WeightReceiver()
-    sender = WeightPublisher(bucket_bytes=BUCKET)
+    sender = WeightServer(bucket_bytes=BUCKET, method="gloo")
     for step in range(3):
         announced = trainer.publish(step, model(step))
         assert announced.checksum == sender.stage(step, model(step).items())

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ from schemas import ModelVersion
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 BUCKET = 1 << 12
@@ -26,8 +25,8 @@ def model(seed: int, *, sizes: tuple[int, ...] = (1000, 10, 3000)) -> dict[str, 
 
 
 @pytest.fixture
-def publisher() -> Iterator[WeightPublisher]:
-    made = WeightPublisher(bucket_bytes=BUCKET, timeout_s=15)
+def publisher() -> Iterator[WeightServer]:
+    made = WeightServer(bucket_bytes=BUCKET, timeout_s=15, method="gloo")
     yield made
     made.close()
 
@@ -39,25 +38,15 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[WeightReceiver]:
     made.close()
 
 
-def serve(publisher: WeightPublisher, announced: ModelVersion) -> tuple[threading.Thread, dict[str, str | None]]:
-    result: dict[str, str | None] = {}
-    thread = threading.Thread(target=lambda: result.update(publisher.serve(announced)))
-    thread.start()
-    return thread, result
-
-
-def take(publisher: WeightPublisher, receiver: WeightReceiver, announced: ModelVersion) -> dict[str, torch.Tensor]:
-    thread, result = serve(publisher, announced)
+def take(publisher: WeightServer, receiver: WeightReceiver, announced: ModelVersion) -> dict[str, torch.Tensor]:
     receiver.start(source(announced, "a", 15))
     progress = settled(receiver)
-    thread.join()
     assert progress.state == "ready", progress.error
-    assert result["a"] is None
     assert progress.checksum == announced.checksum
     return {name: tensor.clone() for name, tensor in receiver.take()}
 
 
-def places(publisher: WeightPublisher, version: int) -> set[int]:
+def places(publisher: WeightServer, version: int) -> set[int]:
     """Where the buffers of a version lie."""
     return {buffer.data_ptr() for buffer in publisher.staging._staged[version].buffers}
 
@@ -68,7 +57,7 @@ def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
 
 
 def test_versions_arrive_whole_over_one_link_and_over_a_new_one(
-    publisher: WeightPublisher, receiver: WeightReceiver
+    publisher: WeightServer, receiver: WeightReceiver
 ) -> None:
     for version, epoch in ((0, 1), (1, 1), (2, 2)):
         weights = model(version)
@@ -78,14 +67,14 @@ def test_versions_arrive_whole_over_one_link_and_over_a_new_one(
 
 def test_floats_are_converted_on_the_way_and_nothing_else_is(receiver: WeightReceiver) -> None:
     weights = {"w": torch.randn(50), "ids": torch.arange(5)}
-    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=5, dtype="bfloat16")
+    publisher = WeightServer(bucket_bytes=BUCKET, timeout_s=5, dtype="bfloat16", method="gloo")
     checksum = publisher.stage(0, weights.items())
     got = take(publisher, receiver, announcement(publisher, 0, checksum, "a"))
     assert_same(got, {"w": weights["w"].bfloat16(), "ids": weights["ids"]})
     publisher.close()
 
 
-def test_staging_copies_and_the_checksum_is_of_the_content(publisher: WeightPublisher) -> None:
+def test_staging_copies_and_the_checksum_is_of_the_content(publisher: WeightServer) -> None:
     weights = model(0)
     first = publisher.stage(0, weights.items())
     weights["layer.0"] += 1
@@ -96,7 +85,7 @@ def test_staging_copies_and_the_checksum_is_of_the_content(publisher: WeightPubl
     assert publisher.staging.versions == [1, 2]
 
 
-def test_the_version_that_is_to_be_kept_stays_beside_the_newest(publisher: WeightPublisher) -> None:
+def test_the_version_that_is_to_be_kept_stays_beside_the_newest(publisher: WeightServer) -> None:
     for version in range(3):
         publisher.stage(version, model(version).items())
     publisher.keep(1)
@@ -107,38 +96,21 @@ def test_the_version_that_is_to_be_kept_stays_beside_the_newest(publisher: Weigh
     assert publisher.staging.versions == [4, 5]
 
 
-def test_members_have_links_of_their_own(publisher: WeightPublisher) -> None:
+def test_members_have_links_of_their_own(publisher: WeightServer) -> None:
     weights = model(3)
     announced = announcement(publisher, 0, publisher.stage(0, weights.items()), "a", "b")
     receivers = {name: WeightReceiver() for name in "ab"}
-    thread, result = serve(publisher, announced)
     for name, receiver in receivers.items():
         receiver.start(source(announced, name, 5))
     for receiver in receivers.values():
         assert settled(receiver).state == "ready"
         assert_same({name: tensor.clone() for name, tensor in receiver.take()}, weights)
         receiver.close()
-    thread.join()
-    assert result == {"a": None, "b": None}
-
-
-def test_a_member_that_never_comes_is_dropped_and_the_other_is_served(receiver: WeightReceiver) -> None:
-    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=2)
-    announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "absent", "a")
-    # Before the publisher, whose short wait is for the absent one.
-    receiver.start(source(announced, "a", 20))
-    thread, result = serve(publisher, announced)
-    assert settled(receiver).state == "ready"
-    thread.join()
-    assert result["a"] is None
-    assert result["absent"] is not None
-    assert result["absent"].startswith("LinkError")
-    publisher.close()
 
 
 def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: WeightReceiver) -> None:
     # Larger than what the kernel buffers, so that the dead member is really waited for.
-    publisher = WeightPublisher(bucket_bytes=8 << 20, timeout_s=5)
+    publisher = WeightServer(bucket_bytes=8 << 20, timeout_s=5, method="gloo")
     weights = model(1, sizes=(2 << 20,) * 4)
     first = publisher.stage(0, model(0).items())
     second = publisher.stage(1, weights.items())
@@ -152,18 +124,13 @@ def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: Weig
     ) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"here\n"
-        assert publisher.serve(started) == {"victim": None}
+        publisher.admit(started)
         assert victim.stdout.readline() == b"taken\n"
         announced = announcement(publisher, 1, second, "victim", "a")
-        thread, result = serve(publisher, announced)
         assert victim.stdout.readline() == b"first\n"
         victim.kill()
-        receiver.start(source(announced, "a", 5))
-        assert settled(receiver).state == "ready"
-        assert_same({name: tensor.clone() for name, tensor in receiver.take()}, weights)
-        thread.join()
-        assert result["a"] is None
-        assert result["victim"] is not None
+        assert_same(take(publisher, receiver, announced), weights)
+    wait_until(lambda: publisher.staging._staged[1].leases == 0)
     # The next version goes to whoever is left, at once.
     third = publisher.stage(2, weights.items())
     began = time.monotonic()
@@ -172,43 +139,27 @@ def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: Weig
     publisher.close()
 
 
-def test_a_trainer_that_is_silent_fails_the_receiver_by_its_deadline(
-    publisher: WeightPublisher, receiver: WeightReceiver
-) -> None:
-    announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
-    receiver.start(source(announced, "a", 1))
-    progress = settled(receiver)
-    assert progress.state == "failed"
-    assert "did not serve" in progress.error
-    with pytest.raises(WeightTransferError, match="no version is ready: failed"):
-        receiver.take()
-    with pytest.raises(WeightTransferError, match="cancel it first"):
-        receiver.start(source(announced, "a", 0.3))
-    receiver.cancel()
-    assert_same(take(publisher, receiver, announced), model(0))
-
-
-def test_nobody_at_the_address_fails_the_receiver(publisher: WeightPublisher, receiver: WeightReceiver) -> None:
+def test_nobody_at_the_address_fails_the_receiver(publisher: WeightServer, receiver: WeightReceiver) -> None:
     announced = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"master_port": 1})
     receiver.start(source(announced, "a", 0.3))
     assert settled(receiver).error.startswith("LinkError: no trainer answers at 127.0.0.1:1")
 
 
-def test_bytes_that_differ_from_their_checksum_are_not_ready(
-    publisher: WeightPublisher, receiver: WeightReceiver
-) -> None:
+def test_bytes_that_differ_from_their_checksum_are_not_ready(publisher: WeightServer, receiver: WeightReceiver) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
     publisher.staging._staged[0].buffers[0][17] += 1
-    thread, _ = serve(publisher, announced)
     receiver.start(source(announced, "a", 5))
     progress = settled(receiver)
-    thread.join()
     assert progress.state == "failed"
     assert "have digest" in progress.error
+    with pytest.raises(WeightTransferError, match="no version is ready: failed"):
+        receiver.take()
+    with pytest.raises(WeightTransferError, match="cancel it first"):
+        receiver.start(source(announced, "a", 0.3))
 
 
 def test_a_cancelled_transfer_leaves_the_receiver_ready_for_the_next(
-    publisher: WeightPublisher, receiver: WeightReceiver
+    publisher: WeightServer, receiver: WeightReceiver
 ) -> None:
     publisher.stage(0, model(0).items())
     announced = announcement(publisher, 1, publisher.stage(1, model(1).items()), "a")
@@ -218,54 +169,24 @@ def test_a_cancelled_transfer_leaves_the_receiver_ready_for_the_next(
     assert_same(take(publisher, receiver, announced), model(1))
 
 
-def test_a_newer_epoch_ends_an_attempt_for_the_same_member(receiver: WeightReceiver) -> None:
-    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=3)
-    checksum = publisher.stage(0, model(0).items())
-    first, first_result = serve(publisher, announcement(publisher, 0, checksum, "a", epoch=1))
-    wait_until(lambda: "a" in publisher._attempts)
-    assert_same(take(publisher, receiver, announcement(publisher, 0, checksum, "a", epoch=2)), model(0))
-    first.join()
-    assert first_result["a"] is not None
-    publisher.close()
-
-
-def test_an_announcement_that_comes_twice_does_not_disturb_its_own_transfer(
-    publisher: WeightPublisher, receiver: WeightReceiver
+def test_what_is_not_staged_or_announced_otherwise_is_refused(
+    publisher: WeightServer, receiver: WeightReceiver
 ) -> None:
-    announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
-    thread, result = serve(publisher, announced)
-    wait_until(lambda: "a" in publisher._attempts)
-    assert publisher.serve(announced) == {"a": "version 0 is being sent already"}
-    receiver.start(source(announced, "a", 5))
-    assert settled(receiver).state == "ready"
-    thread.join()
-    assert result == {"a": None}
-
-
-def test_what_is_not_staged_or_announced_otherwise_is_refused(publisher: WeightPublisher) -> None:
     publisher.stage(4, model(0).items())
-    unknown = publisher.serve(announcement(publisher, 5, "0" * 64, "a"))
-    other = publisher.serve(announcement(publisher, 4, "0" * 64, "a"))
-    assert unknown == {"a": "version 5 is not staged; there are [4]"}
-    assert other["a"] is not None
-    assert "has checksum" in other["a"]
+    for version, complaint in ((5, "version 5 is not staged; there are [4]"), (4, "has checksum")):
+        receiver.start(source(announcement(publisher, version, "0" * 64, "a"), "a", 5))
+        assert complaint in settled(receiver).error
+        receiver.cancel()
     with pytest.raises(WeightTransferError, match="no tensors"):
         publisher.stage(6, [])
 
 
-def test_buffers_are_used_again_only_when_nothing_reads_them(
-    publisher: WeightPublisher, receiver: WeightReceiver
-) -> None:
-    first = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
+def test_buffers_are_used_again_only_when_nothing_reads_them(publisher: WeightServer) -> None:
+    checksum = publisher.stage(0, model(0).items())
     used = places(publisher, 0)
-    thread, _ = serve(publisher, first)
-    wait_until(lambda: publisher.staging._staged[0].leases == 1)
-    for version in (1, 2, 3):
-        publisher.stage(version, model(version).items())
-        assert not used & places(publisher, version)
-    receiver.start(source(first, "a", 5))
-    assert settled(receiver).state == "ready"
-    thread.join()
-    assert_same({name: tensor.clone() for name, tensor in receiver.take()}, model(0))
+    with publisher.staging.lease(0, checksum):
+        for version in (1, 2, 3):
+            publisher.stage(version, model(version).items())
+            assert not used & places(publisher, version)
     publisher.stage(4, model(4).items())
     assert places(publisher, 4) == used

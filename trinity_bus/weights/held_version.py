@@ -16,11 +16,11 @@ import contextlib
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import Span
-from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.chunks import HASH_BYTES, Span, behind_piece, chunk_hash
+from trinity_bus.weights.errors import LinkError, WeightTransferError
 
 FRAME: Final = struct.Struct(">I")
 LEAVE: Final = (1 << 32) - 1
@@ -37,15 +37,17 @@ class HeldVersion:
         version: Its number.
         checksum: As announced.
         chunks: All of it.
+        hashes: Of all chunks, one after the other; by which they are proven.
     """
 
-    def __init__(self, version: int, checksum: str, chunks: list[Span]) -> None:
+    def __init__(self, version: int, checksum: str, chunks: list[Span], hashes: bytes = b"") -> None:
         self.version = version
         self.checksum = checksum
         self.chunks = chunks
+        self._hashes = hashes
         self.proven = 0
         """How many chunks; from the first on."""
-        self._buffers: Sequence[memoryview] = ()
+        self._buffers: Sequence[Any] = ()
         self._changed = threading.Condition()
         self._readers = 0
         self._retired = False
@@ -55,17 +57,28 @@ class HeldVersion:
         """Whether all of it is proven."""
         return self.proven == len(self.chunks)
 
-    def attach(self, buffers: Sequence[memoryview], *, proven: int = 0) -> None:
-        """Say where the bytes are, or will be."""
+    def attach(self, buffers: Sequence[Any], *, proven: int = 0) -> None:
+        """Say where the bytes are, or will be: in what can be sliced, by bytes."""
         with self._changed:
             self._buffers, self.proven = buffers, proven
             self._changed.notify_all()
 
-    def advance(self) -> None:
-        """Note that one more chunk is proven."""
+    def prove(self, chunk: memoryview) -> None:
+        """Compare the next chunk with its hash, and note that it is proven.
+
+        Raises:
+            WeightTransferError: It is another one.
+        """
+        number = self.proven
+        if chunk_hash(chunk) != self._hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]:
+            raise WeightTransferError(f"chunk {number} has other bytes than the trainer has told of")
         with self._changed:
             self.proven += 1
             self._changed.notify_all()
+
+    def ends_bucket(self, number: int) -> bool:
+        """Whether a chunk is the last one of its bucket."""
+        return number + 1 == len(self.chunks) or self.chunks[number + 1][0] != self.chunks[number][0]
 
     def retire(self) -> None:
         """Return when nobody reads the buffers any more; whoever sends of them must have been woken."""
@@ -74,13 +87,14 @@ class HeldVersion:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._readers)
 
-    def chunk(self, number: int) -> memoryview:
-        """Return the place of a chunk."""
-        bucket, start, end = self.chunks[number]
-        return self._buffers[bucket][start:end]
+    def place(self, first: int, end: int) -> Any:
+        """Return the place of neighbouring chunks in one bucket, from ``first`` to before ``end``."""
+        bucket, start, _ = self.chunks[first]
+        return self._buffers[bucket][start : self.chunks[end - 1][2]]
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
+        """Keep the buffers as they are, within the context."""
         with self._changed:
             self._readers += 1
         try:
@@ -90,37 +104,34 @@ class HeldVersion:
                 self._readers -= 1
                 self._changed.notify_all()
 
-    def send(self, channel: Channel, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
-        """Send the chunks from ``first`` on, each as soon as it is proven. Return whether all are sent.
-
-        Args:
-            channel: To a member.
-            first: How many it has.
-            goes_on: Asked before each frame, and told how many it has by then.
+    def grown(self, proven: int, limit_s: float) -> int:
+        """Wait a little for more than so many proven chunks; return how many there are.
 
         Raises:
-            LinkError: They are not taken, or cannot be had any more.
+            LinkError: It is retired.
         """
-        with self._reading():
+        with self._changed:
+            self._changed.wait_for(lambda: self._retired or self.proven > proven, limit_s)
+            if self._retired:
+                raise LinkError(f"version {self.version} is not passed on any more")
+            return self.proven
+
+    def send(self, channel: Channel, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """Send chunks as frames; see ``carrier.Sender``."""
+        with self.reading():
             while first < len(self.chunks):
                 if not goes_on(first):
                     channel.write(FRAME.pack(LEAVE))
                     return False
-                with self._changed:
-                    self._changed.wait_for(lambda: self._retired or self.proven > first, BEAT_S)  # noqa: B023
-                    if self._retired:
-                        raise LinkError(f"version {self.version} is not passed on any more")
-                    proven = self.proven
+                proven = self.grown(first, BEAT_S)
                 if proven <= first:
                     channel.write(FRAME.pack(0))
                     continue
-                bucket, start, end = self.chunks[first]
-                first += 1
-                while first < proven and self.chunks[first][0] == bucket and self.chunks[first][2] - start <= PIECE:
-                    end = self.chunks[first][2]
-                    first += 1
-                channel.write(FRAME.pack(end - start))
-                send_piece(channel, self._buffers[bucket][start:end])
+                end = behind_piece(self.chunks, first, proven, PIECE)
+                piece = self.place(first, end)
+                channel.write(FRAME.pack(len(piece)))
+                send_piece(channel, piece)
+                first = end
         return True
 
 

@@ -1,0 +1,98 @@
+"""The bytes of a version on the channel itself: what ``carrier`` says, over TCP. Frames of chunks: ``held_version``."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trinity_bus.weights.carrier import Arrived
+from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.errors import WireError
+from trinity_bus.weights.held_version import FRAME, LEAVE, PIECE, HeldVersion, send_piece
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FrameCarrier:
+    """A ``Carrier``. What is said and the bytes follow each other, so nothing is made and nothing kept."""
+
+    device = "cpu"
+    keeps = False
+
+    def views(self, buffers: "list[torch.Tensor]") -> list[memoryview]:
+        """See ``Carrier``."""
+        return [memoryview(buffer.numpy()) for buffer in buffers]
+
+    def sender(self, channel: Channel) -> "FrameSender":
+        """See ``Carrier``."""
+        return FrameSender(channel)
+
+    def taker(self, channel: Channel) -> "FrameTaker":
+        """See ``Carrier``."""
+        return FrameTaker(channel)
+
+
+class FrameSender:
+    """A ``Sender``."""
+
+    still_reads = False
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def whole(self, parts: Sequence[Any]) -> None:
+        """See ``Sender``."""
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), PIECE):
+                send_piece(self._channel, view[start : start + PIECE])
+
+    def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """See ``Sender``."""
+        return holding.send(self._channel, first, goes_on)
+
+    def close(self) -> None:
+        """Nothing was made."""
+
+
+class FrameTaker:
+    """A ``Taker``."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def meet(self, *, chunks: bool) -> None:
+        """Nothing is to be made."""
+
+    def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
+        """See ``Taker``."""
+        for i, buffer in enumerate(buffers):
+            self._channel.read_into(memoryview(buffer.numpy()))
+            arrived(i)
+
+    def chunks(
+        self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
+    ) -> bool:
+        """See ``Taker``. What has been read is there, so no buffer is ever replaced."""
+        del buffers
+        channel, chunks = self._channel, holding.chunks
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while holding.proven < len(chunks):
+            (left,) = FRAME.unpack(channel.read(FRAME.size, deadline))
+            if left == LEAVE:
+                return False
+            while left:
+                number = holding.proven
+                view = holding.place(number, number + 1) if number < len(chunks) else memoryview(b"")
+                if not 0 < len(view) <= left:
+                    raise WireError("a frame holds something else than whole chunks")
+                channel.read_into(view, deadline)
+                holding.prove(view)
+                left -= len(view)
+                deadline = None if limit_s is None else time.monotonic() + limit_s
+                if holding.ends_bucket(number):
+                    arrived(chunks[number][0])
+        return True
+
+    def close(self) -> None:
+        """Nothing was made."""

@@ -1,0 +1,289 @@
+"""The bytes of a version over links: what ``carrier`` says, over gloo or NCCL.
+
+A version goes as a whole, bucket after bucket; or, where members pass it on, as *pieces*: neighbouring chunks of a
+bucket, which both ends cut alike. Some pieces are under way at once, so that none waits for the way back::
+
+    who sends                                            who takes
+    piece is proven --broadcast----------------------->  (asked for, ``AHEAD`` at once) --each chunk against its hash-->
+    now and then: "I live", over the channel             passed on, the next one asked for
+
+==================================  ================================================================================
+what fails                          what follows
+==================================  ================================================================================
+the other side dies                 its channel ends, which every wait looks at; gloo says so, too, or does not
+it hangs, or its machine is gone    whoever takes has heard nothing for the channel's time limit, or got no piece in its
+                                    own; whoever sends gets rid of no piece within the channel's limit
+a chunk has other bytes             ``WeightTransferError``
+there is a better holder            said over the channel: the link is given up
+==================================  ================================================================================
+
+A broadcast that is under way cannot be stopped: it may write into its buffer until it runs out. So a buffer with pieces
+under way is given up with its link, and another one takes its place, with all that was proven. What still reads from a
+member's buffers may find the next version's bytes there; whoever is sent them compares them with the hash of a chunk,
+and has left by then.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from trinity_bus.weights.carrier import Arrived
+from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.chunks import behind_piece, piece_bytes
+from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.held_version import BEAT_S, HeldVersion
+from trinity_bus.weights.link.link import Backend, Link, open_link
+from trinity_bus.weights.wire import ANSWER, WeightsAnswer
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Work
+
+AHEAD: Final = 4
+"""Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
+_PIECE_S: Final = 10.0
+"""In which a piece must come in any case: ``memory.transport.CHUNK_S``."""
+
+
+class LinkCarrier:
+    """A ``Carrier``. A link costs gloo some milliseconds and NCCL far more, so the trainer's is kept.
+
+    Args:
+        backend: What carries links.
+        gpu: On which the bytes lie, for NCCL.
+    """
+
+    keeps = True
+
+    def __init__(self, backend: Backend, gpu: "torch.device | None" = None) -> None:
+        self._backend: Backend = backend
+        self._gpu = gpu
+
+    @property
+    def device(self) -> str:
+        """See ``Carrier``."""
+        return "cpu" if self._backend == "gloo" else "cuda"
+
+    def views(self, buffers: "list[torch.Tensor]") -> "list[torch.Tensor]":
+        """See ``Carrier``: the very list, in which a buffer may be replaced."""
+        return buffers
+
+    def sender(self, channel: Channel) -> "LinkSender":
+        """See ``Carrier``."""
+        return LinkSender(channel, self._backend, 0, self._gpu)
+
+    def taker(self, channel: Channel) -> "LinkTaker":
+        """See ``Carrier``."""
+        return LinkTaker(channel, self._backend, 1, self._gpu)
+
+
+class _LeftError(Exception):
+    """Others send the rest."""
+
+
+class _End:
+    """What both ends have in common: at most one link over a channel."""
+
+    def __init__(self, channel: Channel, backend: Backend, rank: Literal[0, 1], gpu: "torch.device | None") -> None:
+        self._channel = channel
+        self._backend: Backend = backend
+        self._rank: Literal[0, 1] = rank
+        self._gpu = gpu
+        self._link: Link | None = None
+        self._is_stale = False
+        """Not to be used again, and still open."""
+
+    def _open(self, at_once: int = AHEAD) -> Link:
+        """Return the link; made, where there is none, for so many pieces or buckets that are under way at once."""
+        if self._gpu is not None:
+            import torch
+
+            # Each thread begins with the machine's first one.
+            torch.cuda.set_device(self._gpu)
+        if self._is_stale:
+            self.close()
+        if self._link is None:
+            limit_s = self._channel.timeout_s
+            self._link = open_link(
+                self._channel,
+                self._rank,
+                backend=self._backend,
+                timeout_s=limit_s,
+                at_once=at_once,
+                # The last of those under way may have to wait for all before it.
+                operation_s=at_once * max(limit_s, _PIECE_S),
+            )
+        return self._link
+
+    def _wait(self, link: Link, work: "Work", watch: Callable[[], None], limit_s: float) -> None:
+        link.wait(work, time.monotonic() + limit_s, self._channel.cancelled, watch)
+
+    def _there(self) -> None:
+        """See whether the other side is.
+
+        Raises:
+            LinkError: It is not.
+        """
+        if not self._channel.is_open():
+            raise LinkError("the other side is gone")
+
+    def close(self) -> None:
+        """Let go of the link, without waiting for it."""
+        if self._link is not None:
+            self._link.close()
+            self._link, self._is_stale = None, False
+
+
+class LinkSender(_End):
+    """A ``Sender``."""
+
+    _beat_at = 0.0
+
+    @property
+    def still_reads(self) -> bool:
+        """See ``Sender``."""
+        return self._link is not None and self._link.in_flight
+
+    def whole(self, parts: "Sequence[torch.Tensor]") -> None:
+        """See ``Sender``."""
+        link = self._open(1)
+        for work in [link.broadcast(part) for part in parts]:
+            self._wait(link, work, self._there, self._channel.timeout_s)
+
+    def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """See ``Sender``."""
+        link = self._open()
+        try:
+            with holding.reading():
+                self._send(link, holding, first, goes_on)
+        except _LeftError:
+            self._channel.send(ANSWER.encode(WeightsAnswer("", leave=True)))
+            # Closed now, it would break before the other side has read that.
+            self._is_stale = True
+            return False
+        return True
+
+    def _send(self, link: Link, holding: HeldVersion, first: int, goes_on: Callable[[int], bool]) -> None:
+        chunks, size = holding.chunks, piece_bytes(sum(end - start for _, start, end in holding.chunks))
+        under_way: deque[tuple[Work, int]] = deque()
+        sent = first
+
+        def watch() -> None:
+            self._there()
+            self._beat()
+            if not goes_on(first):
+                raise _LeftError
+
+        while first < len(chunks):
+            watch()
+            proven = holding.grown(sent, 0.0 if under_way else BEAT_S)
+            while sent < len(chunks) and len(under_way) < AHEAD:
+                end = behind_piece(chunks, sent, len(chunks), size)
+                if end > proven:
+                    break
+                under_way.append((link.broadcast(holding.place(sent, end)), end))
+                sent = end
+            if under_way:
+                work, end = under_way[0]
+                self._wait(link, work, watch, self._channel.timeout_s)
+                under_way.popleft()
+                first = end
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at + BEAT_S:
+            self._beat_at = now
+            self._channel.send(ANSWER.encode(WeightsAnswer("", alive=True)))
+
+
+class LinkTaker(_End):
+    """A ``Taker``."""
+
+    _heard_at = 0.0
+    _asked = 0
+    """Chunks that are there, or under way."""
+
+    def meet(self, *, chunks: bool) -> None:
+        """See ``Taker``."""
+        self._open(AHEAD if chunks else 1)
+
+    def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
+        """See ``Taker``."""
+        link = self._open(1)
+        for i, work in enumerate([link.broadcast(buffer) for buffer in buffers]):
+            self._wait(link, work, self._there, self._channel.timeout_s)
+            arrived(i)
+
+    def chunks(
+        self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
+    ) -> bool:
+        """See ``Taker``."""
+        link = self._open()
+        try:
+            self._take(link, holding, arrived, self._channel.timeout_s if limit_s is None else limit_s)
+        except _LeftError:
+            return False
+        finally:
+            if link.in_flight:
+                self._give_up(holding, buffers)
+                self.close()
+        return True
+
+    def _take(self, link: Link, holding: HeldVersion, arrived: Arrived, limit_s: float) -> None:
+        chunks, size = holding.chunks, piece_bytes(sum(end - start for _, start, end in holding.chunks))
+        under_way: deque[tuple[Work, int]] = deque()
+        self._asked = holding.proven
+        self._heard_at = time.monotonic()
+        while holding.proven < len(chunks):
+            while self._asked < len(chunks) and len(under_way) < AHEAD:
+                end = behind_piece(chunks, self._asked, len(chunks), size)
+                under_way.append((link.broadcast(holding.place(self._asked, end)), end))
+                self._asked = end
+            work, end = under_way[0]
+            self._watch()
+            self._wait(link, work, self._watch, limit_s)
+            under_way.popleft()
+            self._heard_at = time.monotonic()
+            self._prove(holding, end, arrived)
+
+    def _prove(self, holding: HeldVersion, end: int, arrived: Arrived) -> None:
+        """Prove the chunks of a piece, up to before ``end``."""
+        chunks, first = holding.chunks, holding.proven
+        # One copy, where it lies on a GPU.
+        piece = memoryview(holding.place(first, end).cpu().numpy())
+        origin = chunks[first][1]
+        for number in range(first, end):
+            bucket, start, stop = chunks[number]
+            holding.prove(piece[start - origin : stop - origin])
+            if holding.ends_bucket(number):
+                arrived(bucket)
+
+    def _watch(self) -> None:
+        """See that the other side is there, hear what it says, and do what else is to be done now and then.
+
+        Raises:
+            LinkError: It is gone, or silent.
+            _LeftError: It sends no more.
+        """
+        self._channel.watch()
+        self._there()
+        while self._channel.has_more():
+            said = ANSWER.decode(self._channel.receive(ANSWER.limit))
+            if said.leave:
+                raise _LeftError
+            self._heard_at = time.monotonic()
+        if time.monotonic() > self._heard_at + self._channel.timeout_s:
+            raise LinkError("the deadline passed while the other side was silent")
+
+    def _give_up(self, holding: HeldVersion, buffers: "list[torch.Tensor]") -> None:
+        """Put others in the place of buffers into which something may still be written, with what is proven of them."""
+        import torch
+
+        begun, start, _ = holding.chunks[holding.proven]
+        last = holding.chunks[self._asked - 1][0]
+        for bucket in range(begun, last + 1):
+            fresh = torch.empty_like(buffers[bucket])
+            if bucket == begun:
+                fresh[:start] = buffers[bucket][:start]
+            buffers[bucket] = fresh

@@ -1,0 +1,251 @@
+"""What the demo does with its mesh: test (held out) -> train, step by step -> test (held out) -> report.
+
+It is imported while the broker starts: it needs all that a client of the mesh does, and before it nothing does.
+
+Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`. What the checks raise ends it too.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from schemas import BatchLifecycleState
+from schemas.task import Task
+from schemas.topics import TASKS
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.supervisor import Activity
+from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
+from workers.demo.clock import Clock
+from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
+from workers.demo.display import Display
+from workers.demo.report import PLOT, Summary, plot, step_summaries
+from workers.demo.settings import BATCH_SIZE, DemoOptions
+from workers.demo.stopping import DemoTurn, StoppingRule
+from workers.runs import MODEL, SUMMARY
+
+_UPDATE_S: Final = 0.1
+_GATHER_S: Final = 0.1
+"""What is shown may be so old: to fetch each record by itself would take time from those that work."""
+_TASKS_KEY: Final = "demo"
+_MODEL_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+class DemoError(TrinityError):
+    """The mesh did something that the demo cannot go on with."""
+
+
+@asynccontextmanager
+async def connected(
+    settings: Settings, kafka: KafkaSettings, options: DemoOptions, display: Display, clock: Clock
+) -> AsyncIterator["Lesson"]:
+    """Provide a lesson that is connected to the mesh."""
+    own = settings.telemetry.model_copy(update={"run_dir": options.run_dir})
+    telemetry = setup_telemetry("demo", own, namespace=settings.kafka.namespace)
+    try:
+        async with _client(kafka) as (producer, follower):
+            yield Lesson(options, display, clock, producer=producer, follower=follower)
+    finally:
+        telemetry.shutdown()
+
+
+@asynccontextmanager
+async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
+    async with Bus(kafka, client_id="demo") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer, follow(bus, whole=True, gather_s=_GATHER_S) as follower:
+            yield producer, follower
+
+
+class Lesson:
+    """What is done with the mesh once it is launched.
+
+    Args:
+        options: The user's.
+        display: Shows what goes on.
+        clock: Measures stages.
+        producer: Of tasks.
+        follower: Of the mesh.
+    """
+
+    def __init__(
+        self,
+        options: DemoOptions,
+        display: Display,
+        clock: Clock,
+        *,
+        producer: Producer,
+        follower: MeshFollower,
+    ) -> None:
+        self._options = options
+        self._display = display
+        self._clock = clock
+        self._checks: Sequence[Callable[[], None]] = ()
+        self._producer = producer
+        self._follower = follower
+        self._held_out = load_tasks(options.subject, "held_out")
+        self._first_task: str | None = None
+
+    async def run(self, checks: Sequence[Callable[[], None]], activities: Callable[[], Sequence[Activity]]) -> Summary:
+        """Teach.
+
+        Args:
+            checks: What raises where something has ended that is needed.
+            activities: What services do until all serve.
+        """
+        clock, self._checks = self._clock, checks
+        with clock.stage("start the services"):
+            while not self._all_serve(0):
+                self._display.starting(activities())
+                await self._next()
+        with clock.stage("test before"):
+            reward_before, exact_before = await self._examine("before")
+        with clock.stage("train"):
+            newest = await self._train()
+        with clock.stage("test after"):
+            reward_after, exact_after = await self._examine("after")
+        with clock.stage("report"):
+            self._keep_model(newest)
+            summary = Summary(
+                run_id=self._options.run_dir.name,
+                subject=self._options.subject.name,
+                seed=self._options.seed,
+                explorers=self._options.explorers,
+                max_staleness=self._options.max_staleness,
+                model_version=newest.version,
+                reward_before=reward_before,
+                reward_after=reward_after,
+                exact_before=exact_before,
+                exact_after=exact_after,
+                held_out_tasks=len(self._held_out),
+                train_seconds=clock.stages["train"],
+                time_to_first_reward_s=clock.first_reward_s or clock.elapsed_s,
+                total_seconds=clock.elapsed_s,
+                tokens=self._view.response_tokens,
+                stages=clock.stages,
+                steps=step_summaries(self._view),
+                model=str(self._options.run_dir / MODEL),
+                trace_task=self._first_task or "",
+            )
+            plot(summary, self._options.run_dir / PLOT)
+        summary.write(self._options.run_dir / SUMMARY)
+        return summary
+
+    async def _examine(self, label: str) -> tuple[float, float]:
+        """Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault."""
+        reward, exact = await self._ask(self._held_out, label, HELD_OUT)
+        self._display.note(f"held-out reward {label} training: {reward:.3f} ({exact:.1%} without a fault)")
+        return reward, exact
+
+    async def _ask(self, tasks: Sequence[Task], label: str, name: str) -> tuple[float, float]:
+        """Have tasks answered greedily. Returns mean reward and share without a fault."""
+        await self._send(eval_tasks(tasks, label, name))
+        metrics = (await self._finalized(eval_batch_id(label, name))).metrics
+        return metrics[f"eval/{name}/reward/mean@1"], metrics[f"eval/{name}/exact/mean@1"]
+
+    async def _check(self, steps: int) -> float:
+        """Ask prompts that the model is trained on; held-out ones stay unseen until the end."""
+        _, exact = await self._ask(check_tasks(self._options.subject), f"step-{steps}", CHECK)
+        self._display.note(f"after step {steps}: {exact:.1%} of prompts trained on without a fault")
+        return exact
+
+    async def _train(self) -> StepView:
+        """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
+        stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
+        course = StoppingRule(
+            self._options.steps, early_stop=self._options.early_stop, reward_up=self._options.subject.reward_up
+        )
+        while True:
+            rewards, trained = self._rewards(), self._view.trained
+            turn = course.turn(produced, len(trained), rewards)
+            if turn is DemoTurn.PRODUCE:
+                await self._send_batch(stream)
+                produced += 1
+                continue
+            if turn is DemoTurn.WAIT:
+                await self._next()
+                continue
+            newest = trained[-1]
+            # An evaluation is of the newest version that is out.
+            await self._served(newest.version)
+            if turn is DemoTurn.END:
+                return newest
+            course.checked(await self._check(newest.step), len(rewards))
+
+    async def _send_batch(self, stream: Iterator[Task]) -> None:
+        tasks = list(islice(stream, BATCH_SIZE))
+        self._first_task = self._first_task or tasks[0].task_id
+        await self._send(tasks)
+
+    async def _send(self, tasks: Sequence[Task]) -> None:
+        """Produce tasks, as any client would, and wait until they are durable."""
+        # To one partition: what a batch has, and in which order it is trained on, is then the same in every run.
+        sent = [await self._producer.send(TASKS, _TASKS_KEY, task) for task in tasks]
+        await asyncio.gather(*sent)
+
+    async def _finalized(self, batch_id: str) -> BatchView:
+        """Return a batch, once it is finalized with a reward.
+
+        Raises:
+            DemoError: It was aborted, or all its tasks failed.
+        """
+
+        def done() -> bool:
+            batch = self._view.batches.get(batch_id)
+            return batch is not None and batch.state in {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
+
+        await self._until(done)
+        batch = self._view.batches[batch_id]
+        if batch.reward is None:
+            why = batch.reason or "; ".join(self._view.errors) or "see the logs"
+            raise DemoError(
+                f"batch {batch_id} is {batch.state} without a reward, {batch.failed} of {batch.expected} tasks "
+                f"failed: {why}"
+            )
+        return batch
+
+    @property
+    def _view(self) -> MeshState:
+        return self._follower.state
+
+    async def _served(self, version: int) -> None:
+        await self._until(lambda: self._all_serve(version))
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._next()
+
+    async def _next(self) -> None:
+        """Look at the services, take what is new on the topics, show it."""
+        for check in self._checks:
+            check()
+        await self._follower.changed(_UPDATE_S)
+        self._clock.saw(self._view)
+        self._display.update(self._view)
+
+    def _rewards(self) -> list[float]:
+        return [reward for step in self._view.trained if (reward := self._view.reward(step)) is not None]
+
+    def _all_serve(self, version: int) -> bool:
+        return self._view.serving(version) == sorted(self._options.explorer_names)
+
+    def _keep_model(self, step: StepView) -> None:
+        """Copy the trained model out of the trainer's checkpoint, which has much beside it."""
+        if step.checkpoint is None:
+            raise DemoError(f"step {step.step} has no checkpoint")
+        target = self._options.run_dir / MODEL
+        target.mkdir(exist_ok=True)
+        for name in _MODEL_FILES:
+            shutil.copyfile(Path(step.checkpoint) / name, target / name)

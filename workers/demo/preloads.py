@@ -1,0 +1,223 @@
+"""What the demo's services are forked from: processes that import, from its first moment on.
+
+::
+
+    preload (what all need) --+--> torch --+--> vllm -------> explorers
+        |                     |            '--> megatron ---> trainer
+        |                     +--> runners -----------------> fork servers of the explorers
+        |                     '--> console -----------------> console
+        '--> coordinator
+
+The first one is given as little as runners are, and never sees more: what a branch is given goes past it
+(:mod:`trinity_bus.runtime.preload`). vLLM takes longer than all others together, so it begins at once, and the others
+do beside it, in the order of the diagram read from the top: as many at a time as there are other cores, Kafka, which
+comes first, among them. Imports that share a core with it would only make all of them late.
+
+Failures: one that ends ends the demo, with the last lines of its log.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trinity_bus.config import Settings, env_name
+from trinity_bus.runners.confinement import environment
+from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.supervisor import Activity, ServiceDiedError, activity_of
+from workers.demo.settings import DemoOptions, available_cores
+from workers.runs import service_environment
+
+_HERE: Final = "workers.demo.preloads"
+_VLLM: Final = "trinity_bus.inference.launch:preload"
+_CONSOLE_NICENESS: Final = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preloads:
+    """What services are forked from; see the module."""
+
+    shared: Preload
+    torch: Preload
+    explorers: Preload
+    trainer: Preload
+    console: Preload
+    runners: tuple[Preload, Mapping[str, str]] | None
+    """And their environment. Unset: explorers start fork servers of their own, since the user has named a Python for
+    runners, or modules."""
+    broker_is_up: threading.Event
+
+    def broker_serves(self) -> None:
+        """Have those begin who let the broker go first."""
+        self.broker_is_up.set()
+        self.look()
+
+    def look(self) -> None:
+        """Have forked what can be by now."""
+        for _, preload in self._named():
+            preload.look()
+
+    def check(self, options: DemoOptions) -> None:
+        """Look whether services can be forked, or could be.
+
+        Raises:
+            ServiceDiedError: What they are forked from has ended.
+        """
+        for name, preload in self._named():
+            if (code := preload.process.poll()) is not None:
+                raise ServiceDiedError(name, f"ended with status {code}", log_of(options, name))
+
+    def activities(self, options: DemoOptions) -> list[Activity]:
+        """Return what those do that still import."""
+        return [activity_of(name, log_of(options, name)) for name, preload in self._named() if not preload.loaded]
+
+    @contextmanager
+    def followed(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Within the block a loop looks at them whenever one has something to tell."""
+
+        def heard(preload: Preload) -> None:
+            self.look()
+            if preload.loaded or preload.process.poll() is not None:
+                # From then on whoever checks the services looks, too; and one that is gone would be heard for ever.
+                loop.remove_reader(preload)
+
+        followed = [preload for _, preload in self._named()]
+        for preload in followed:
+            loop.add_reader(preload, heard, preload)
+        try:
+            yield
+        finally:
+            for preload in followed:
+                loop.remove_reader(preload)
+
+    def _named(self) -> Iterator[tuple[str, Preload]]:
+        yield "preload", self.shared
+        yield "torch", self.torch
+        yield "vllm", self.explorers
+        yield "megatron", self.trainer
+        if self.runners is not None:
+            yield "runners", self.runners[0]
+        yield "console", self.console
+
+
+class Queue:
+    """Who may begin beside vLLM's import: in the order in which they stand here.
+
+    Args:
+        at_once: How many may be under way.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._done: list[Callable[[], bool]] = []
+
+    def turn(self) -> Callable[[], bool]:
+        """Return what tells whether somebody may begin who comes after all that stand here now."""
+        before = tuple(self._done)
+        return lambda: may_begin([done() for done in before], self._at_once)
+
+    def stand(self, done: Callable[[], bool]) -> None:
+        """Add one, by what tells whether it has ended what it begins."""
+        self._done.append(done)
+
+
+def may_begin(before: Sequence[bool], at_once: int) -> bool:
+    """Whether one may begin, of those before whom these are done; ``at_once`` may be under way."""
+    return before.count(False) < at_once
+
+
+@contextmanager
+def begun(settings: Settings, options: DemoOptions) -> Iterator[Preloads]:
+    """Provide them; they end with the block."""
+    # That it is there says that nothing is to be looked up on a model hub.
+    options.model_dir.mkdir(parents=True, exist_ok=True)
+    log_of(options, "preload").parent.mkdir(exist_ok=True)
+    env = {
+        **service_environment(settings),
+        env_name("mesh.model_path"): str(options.model_dir.resolve()),
+        # Asked for GPUs, as by Megatron's import, torch would begin to use CUDA, and then no fork of it can.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    queue = Queue(max(1, len(available_cores()) - 1))
+    broker_is_up = threading.Event()
+    queue.stand(broker_is_up.is_set)
+    with ExitStack() as stack:
+
+        def branch(of: Preload, name: str, *functions: str, at_once: bool = False) -> Preload:
+            log = log_of(options, name)
+            made = of.branch(functions, name=name, env=env, output=log, turn=None if at_once else queue.turn())
+            if not at_once:
+                queue.stand(lambda: made.has_loaded)
+            return stack.enter_context(made)
+
+        little = environment(env, settings.explorer.runner_environment)
+        log = log_of(options, "preload")
+        main = "workers.cli.app:main"
+        shared = stack.enter_context(
+            Preload.begin([f"{_HERE}:import_shared"], name="preload", main=main, env=little, output=log)
+        )
+        torch = branch(shared, "torch", f"{_HERE}:import_torch", at_once=True)
+        yield Preloads(
+            shared=shared,
+            torch=torch,
+            explorers=branch(torch, "vllm", _VLLM, f"{_HERE}:import_explorer", at_once=True),
+            runners=_runners(stack, queue, shared, options, little) if _can_fork_runners(settings) else None,
+            trainer=branch(torch, "megatron", f"{_HERE}:import_trainer"),
+            broker_is_up=broker_is_up,
+            console=branch(shared, "console", f"{_HERE}:yield_to_others", f"{_HERE}:import_console"),
+        )
+
+
+def _can_fork_runners(settings: Settings) -> bool:
+    return settings.explorer.runner_python is None and settings.explorer.workflow_modules is None
+
+
+def _runners(
+    stack: ExitStack, queue: Queue, shared: Preload, options: DemoOptions, env: Mapping[str, str]
+) -> tuple[Preload, Mapping[str, str]]:
+    module, log = "trinity_bus.runners.fork_server_main", log_of(options, "runners")
+    made = shared.branch(
+        [f"{module}:preload"], name="runners", main=f"{module}:main", env=env, output=log, turn=queue.turn()
+    )
+    queue.stand(lambda: made.has_loaded)
+    return stack.enter_context(made), env
+
+
+def log_of(options: DemoOptions, name: str) -> Path:
+    """Return where a process of the demo writes."""
+    return options.run_dir / "logs" / f"{name}.log"
+
+
+def import_shared() -> None:
+    """Import what all services need: the coordinator, which is little more."""
+    import workers.coordinator.service  # noqa: F401
+
+
+def import_torch() -> None:
+    """Import what explorers and trainer need."""
+    import torch  # noqa: F401
+
+
+def import_explorer() -> None:
+    """Import the explorer's own code."""
+    import workers.explorer.service  # noqa: F401
+
+
+def import_trainer() -> None:
+    """Import the trainer's own code, and Megatron."""
+    import trinity_bus.training.megatron_engine  # noqa: F401
+    import workers.trainer.service  # noqa: F401
+
+
+def yield_to_others() -> None:
+    """Have this process, and what is forked from it, wait for all others that compute."""
+    os.nice(_CONSOLE_NICENESS)
+
+
+def import_console() -> None:
+    """Import the console's own code."""
+    import workers.console.service  # noqa: F401
