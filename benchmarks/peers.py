@@ -30,7 +30,8 @@ from benchmarks._report import Row, report
 from benchmarks._workload import DEMO
 from benchmarks.training import make_groups, seconds
 from workers.demo.model import make_model
-from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE, MAX_STEPS
+from workers.demo.options import MAX_STEPS
+from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE
 from workers.demo.subjects import COPY
 
 ROOT: Final = Path(__file__).parents[1]

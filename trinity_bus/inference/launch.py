@@ -40,6 +40,8 @@ _FRONT_END = ("vllm.v1.engine.async_llm", "vllm.v1.executor")
 _IMPORTS = (
     *_FRONT_END,
     "transformers.models.qwen3.configuration_qwen3",
+    # Loading a model asks whether it is quantized on the way: a quarter of an engine's start.
+    "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.model_loader.default_loader",
     "vllm.model_executor.models.qwen3",
     "vllm.v1.engine.core",
