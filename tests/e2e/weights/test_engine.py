@@ -131,6 +131,12 @@ def test_logprobs_are_those_of_the_distribution_that_drew_the_token(rig: Rig) ->
         rig.run(rig.engine.score(PROMPT, len(PROMPT)))
 
 
+def test_the_front_end_keeps_no_metrics_that_nobody_reads(rig: Rig) -> None:
+    manager = rig.engine.llm.logger_manager
+    assert manager is not None
+    assert [type(logger).__name__ for logger in manager.stat_loggers] == ["PerEngineStatLoggerAdapter"]
+
+
 def test_a_cut_distribution_is_renormalized(rig: Rig) -> None:
     for completion in rig.generate(top_k=1):
         assert max(map(abs, completion.logprobs)) < TOLERANCE

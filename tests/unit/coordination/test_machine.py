@@ -34,6 +34,7 @@ from trinity_bus.coordination import (
     TellPace,
     Tick,
 )
+from trinity_bus.coordination.dispatch.fleet import GONE_KEPT
 from trinity_bus.coordination.state.codec import StateCodec, unpack
 from trinity_bus.coordination.state.counters import Counters
 
@@ -359,6 +360,19 @@ def test_the_first_of_many_lives_stays_over() -> None:
     assert facts(harness.trained(1, incarnation=f"t{incarnations[0]}")) == [Fact.ZOMBIE_TRAINER]
     assert harness.machine.fleet.find("e0", incarnations[-1]) is not None
     assert Fact.ZOMBIE_TRAINER not in facts(harness.trained(1, incarnation=f"t{incarnations[-1]}"))
+
+
+def test_names_that_come_and_go_are_forgotten_however_often_coordinators_change() -> None:
+    harness = Harness()
+    for number in range(2 * GONE_KEPT):
+        harness.beat(f"pod-{number}")
+        harness.event(ExplorerLeft(explorer=f"pod-{number}", incarnation="1"))
+        if number % 50 == 0:
+            harness.restart()
+    names = [f"pod-{number}" for number in range(GONE_KEPT, 2 * GONE_KEPT)]
+    assert sorted(harness.machine.fleet.explorers) == sorted(names), "those that went last are remembered"
+    harness.restart()
+    assert len(harness.machine.fleet.explorers) == GONE_KEPT
 
 
 def test_one_that_left_stays_gone() -> None:
