@@ -24,7 +24,7 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test chart-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check console-shots clean
+.PHONY: help setup demo test stack-test chart-test cluster-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check console-shots clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,11 @@ chart-test: setup ## Lint and render the Helm chart, check it against schemas an
 	@tools/tool_env.sh chart
 	@tools/helm.sh
 	@$(BIN)/pytest tests/chart $(ARGS)
+
+cluster-test: setup ## Install and change the Helm chart on a real control plane of Kubernetes, without machines. Needs Go. Options: ARGS='...'
+	@tools/helm.sh
+	@tools/cluster.sh
+	@$(BIN)/pytest tests/cluster $(ARGS)
 
 fuzz: setup ## Damaged inputs for every decoder and the coordinator: a million. Options: ARGS='--inputs 5000 --seed 7'
 	@$(BIN)/python -W ignore -m tests.support.fuzz.run $(ARGS)

@@ -18,10 +18,15 @@ come: see ``manifest``.
 What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
 (``memory.relay``); to those of later announcements, too, that are told of (``let_in``).
 
+A pull that breaks off leaves the chunks that were proven (``chunks``) in the buffers. If the same version is to be
+taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
+there. They are hashed as a whole in any case, and where that is wrong, all is received anew the next time.
+
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
-ends any state at once: what a thread still holds, it closes itself, and nothing of it is used again. Bytes that were
-touched and not proven right are no base: the next version is then received whole.
+ends any state at once: what a thread still holds, it closes itself. The next transfer's thread waits for its end for a
+moment, to use the buffers again; what hangs keeps them. Bytes that were touched and not proven right are no base: the
+next version is then received whole.
 """
 
 import os
@@ -35,6 +40,7 @@ from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.carriers import carrier_of
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights.chunks import spans
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
@@ -53,6 +59,9 @@ _WAITS = 2
 _GRACE_S = 2.0
 """How much longer than that a thread may say nothing."""
 
+_ENDING_S = 1.0
+"""How long a thread that was cancelled is waited for; its waits end within moments."""
+
 type Prepare = "Callable[[TransferManifest, Iterator[tuple[str, torch.Tensor]]], None]"
 type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
@@ -68,7 +77,7 @@ class TransferProgress:
     nbytes: int = 0
     """Of the version."""
     received_nbytes: int = 0
-    """How many of them came; fewer where only what had changed was sent."""
+    """How many of them came; fewer where only what had changed was sent, or some were there from a former try."""
     posted_at: float = 0.0
     """When it was ready for the first byte."""
     received_at: float = 0.0
@@ -89,6 +98,17 @@ class _Resources:
     buffers: "list[torch.Tensor]" = field(default_factory=list)
     held: TransferManifest | None = None
     """The version whose bytes are in the buffers, proven."""
+    begun: tuple[str, int] = ("", 0)
+    """Where none is: the checksum of one that was begun, and how many of its chunks are there, each proven."""
+
+    def chunks_of(self, checksum: str) -> int:
+        """How many chunks of a version are in the buffers, from the first on."""
+        if not self.buffers or self.buffers[0].device.type != "cpu":
+            return 0
+        if self.held is not None and self.held.checksum == checksum:
+            return len(spans((bucket.nbytes for bucket in self.held.buckets()), self.held.bucket_bytes))
+        begun, count = self.begun
+        return count if begun == checksum else 0
 
 
 class _Transfer:
@@ -100,6 +120,7 @@ class _Transfer:
         resources: _Resources,
         relay: Relay,
         *,
+        former: "_Transfer | None",
         overlap: bool,
         prepare: Prepare | None,
         limit_bytes: int | None,
@@ -112,8 +133,10 @@ class _Transfer:
         self._device = device
         self.overlap = overlap
         self.resources = resources
+        self._former = former
         self._relay = relay
         self.cancelled = threading.Event()
+        self._over = threading.Event()
         self.manifest: TransferManifest | None = None
         self._ended = ended
         self._progress = TransferProgress(state="receiving")
@@ -131,14 +154,21 @@ class _Transfer:
     @property
     def over(self) -> bool:
         """Whether its thread will not touch ``resources`` any more."""
-        return self._progress.state != "receiving"
+        return self._over.is_set()
+
+    def wait_over(self, limit_s: float) -> bool:
+        """Wait until its thread will not touch ``resources`` any more. Return whether that is so."""
+        return self._over.wait(limit_s)
 
     def run(self) -> None:
         """Body of the thread."""
+        former, self._former = self._former, None
+        if former is not None and former.wait_over(_ENDING_S):
+            self.resources = former.resources
         source, resources = self.source, self.resources
         # What is in the buffers is about to be another version.
         self._relay.retire()
-        transport = self._transport(source.method)
+        transport = self._transport(source)
         try:
             progress = self._receive(transport)
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
@@ -150,19 +180,21 @@ class _Transfer:
             if transport is resources.links:
                 # What is pending on the link may still write into them.
                 resources.links, resources.buffers, resources.held = None, [], None
+                resources.begun = ("", 0)
             self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
             if transport is not resources.links:
                 transport.close()
             self._progress = progress
+        self._over.set()
         self._ended(self._progress)
 
-    def _transport(self, method: Method) -> WeightTransport:
-        resources = self.resources
+    def _transport(self, source: Source) -> WeightTransport:
+        resources, method = self.resources, source.method
         if method == "checkpoint":
             return CheckpointTransport()
         if method == "memory":
-            return MemoryTransport(self._relay)
+            return MemoryTransport(self._relay, has=resources.chunks_of(source.checksum))
         if resources.links is None or resources.linked_by != method:
             if resources.links is not None:
                 resources.links.close()
@@ -187,7 +219,7 @@ class _Transfer:
             limit = self._limit_bytes
             raise ManifestError(f"version {source.version} has {size} bytes; this model takes {limit} at most")
         if offer.changes is None:
-            progress, content = self._receive_all(transport, layout)
+            progress, content = self._receive_all(transport, layout, offer.kept)
         else:
             progress, content = self._receive_changes(transport, layout, offer)
         if content != offer.manifest.content:
@@ -214,9 +246,10 @@ class _Transfer:
                 raise WeightTransferError("the transfer was cancelled")
             yield named
 
-    def _receive_all(self, transport: WeightTransport, layout: list[Bucket]) -> tuple[TransferProgress, str]:
-        """Receive all buckets; also the digest of what has come."""
-        self.resources.held = None
+    def _receive_all(self, transport: WeightTransport, layout: list[Bucket], kept: int) -> tuple[TransferProgress, str]:
+        """Receive all buckets, but for the bytes that are there; also the digest of what is there then."""
+        resources = self.resources
+        resources.held, resources.begun = None, ("", 0)
         buffers = self._fit_buffers(layout, transport.device)
         posted_at = self._waiting_since = time.monotonic()
         with ContentHash() as hashing:
@@ -231,12 +264,17 @@ class _Transfer:
                         hashing.put(buffer)
                     hashed = index + 1
 
-            transport.fill(buffers, arrived)
+            try:
+                transport.fill(buffers, arrived)
+            except WeightTransferError:
+                if isinstance(transport, MemoryTransport):
+                    resources.begun = (self.source.checksum, transport.proven)
+                raise
             received_at = time.monotonic()
             self._waiting_since = None
             for buffer in buffers[hashed:]:
                 hashing.put(buffer)
-        received_nbytes = sum(bucket.nbytes for bucket in layout)
+        received_nbytes = sum(bucket.nbytes for bucket in layout) - kept
         progress = TransferProgress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
         return progress, hashing.hexdigest()
 
@@ -299,6 +337,8 @@ class WeightReceiver:
         self._resources = _Resources()
         self._relay = Relay()
         self._transfer: _Transfer | None = None
+        self._ending: _Transfer | None = None
+        """One that was cancelled, and may still use the buffers."""
 
     @property
     def progress(self) -> TransferProgress:
@@ -321,13 +361,14 @@ class WeightReceiver:
             source,
             self._resources,
             self._relay,
+            former=self._ending,
             overlap=self._overlap,
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
             device=self._device,
             ended=ended,
         )
-        self._resources = _Resources()
+        self._resources, self._ending = _Resources(), None
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 
     def let_in(self, source: Source) -> None:
@@ -366,6 +407,8 @@ class WeightReceiver:
         transfer.cancelled.set()
         if transfer.over:
             self._resources = transfer.resources
+        else:
+            self._ending = transfer
 
     def close(self) -> None:
         """Cancel, let go of the link, and pass nothing on any more."""

@@ -77,6 +77,8 @@ class Offer:
     manifest: TransferManifest
     changes: tuple[Change, ...] | None = None
     """Where not None, the bytes are the payload of a delta to what the member holds."""
+    kept: int = 0
+    """Bytes of the version that are in the member's buffers already, and do not come."""
 
 
 class WeightTransport(Protocol):

@@ -4,6 +4,8 @@
 first bucket, and stays there.
 ``pass-on HOST PORT CHECKSUM``: takes version 0, prints ``whole``, lets the members of epoch 2 in, passes half of it on,
 prints ``amid``, and stays there.
+``serve-chunks``: stages ``CHUNKED`` as version 0 on 127.0.0.2, prints ``PORT CHECKSUM``, sends three pieces to the
+first who asks, prints ``amid``, and stays there.
 ``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
 prints ``amid``, and stays there.
 """
@@ -21,6 +23,9 @@ from trinity_bus.weights.memory import server
 from trinity_bus.weights.memory.transport import MemoryTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Method, Source
+
+CHUNKED = {f"w{i}": torch.full((1 << 19,), float(i)) for i in range(6)}
+"""Six buckets of eight chunks."""
 
 
 def say(word: str) -> None:
@@ -44,7 +49,7 @@ def take(host: str, port: str, checksum: str, method: Method = "memory") -> None
     settled(receiver, 60)
 
 
-def pass_on(host: str, port: str, checksum: str) -> None:
+def stay_after_three_pieces() -> None:
     send = held_version.send_piece
     sent = []
 
@@ -56,6 +61,19 @@ def pass_on(host: str, port: str, checksum: str) -> None:
             sys.stdin.read()
 
     held_version.send_piece = send_and_stay
+
+
+def serve_chunks() -> None:
+    stay_after_three_pieces()
+    made = server.WeightServer("127.0.0.2", bucket_bytes=1 << 20)
+    checksum = made.stage(0, CHUNKED.items())
+    announcement(made, 0, checksum, "a")
+    say(f"{made.address[1]} {checksum}")
+    sys.stdin.read()
+
+
+def pass_on(host: str, port: str, checksum: str) -> None:
+    stay_after_three_pieces()
     receiver = WeightReceiver()
     at = where(host, port, checksum)
     receiver.start(at)
@@ -101,5 +119,10 @@ def serve() -> None:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    commands: dict[str, Callable[..., None]] = {"take": take, "pass-on": pass_on, "serve": serve}
+    commands: dict[str, Callable[..., None]] = {
+        "take": take,
+        "pass-on": pass_on,
+        "serve": serve,
+        "serve-chunks": serve_chunks,
+    }
     commands[command](*arguments)

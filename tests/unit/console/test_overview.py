@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from schemas import (
     CoordinatorHeartbeat,
@@ -190,6 +191,12 @@ def test_an_empty_mesh_without_an_index_has_a_page() -> None:
     found = overview(None, MeshState(), {})
     assert found.figures[0].name == "tokens/s"
     assert (found.alerts, found.fleet, found.charts, found.waiting) == ([], [], [], "")
+
+
+def test_a_step_without_rewards_says_so_in_place_of_a_link_without_a_name() -> None:
+    without = replace(past(), steps=[structs.replace(step(6), reward=None)])
+    told = {one.name: one.value for one in overview(without, None, {}).figures}
+    assert told["reward"] == "none"
 
 
 def test_a_step_of_nothing_is_told() -> None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMED = re.compile(
-    r"`(?:tests/)?(?P<place>(?:attacks|chart|e2e|integration|stack|unit)(?:/[\w/.]+)?|[\w/]*test_\w+\.py)?(?:::)?(?P<name>test_\w+)?`"
+    r"`(?:tests/)?(?P<place>(?:attacks|chart|cluster|e2e|integration|stack|unit)(?:/[\w/.]+)?|[\w/]*test_\w+\.py)?(?:::)?(?P<name>test_\w+)?`"
 )
 
 DEFINED = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)

@@ -285,7 +285,7 @@ def _figures(past: Past | None, state: MeshState | None, ended_at: float | None)
     if done:
         found += [
             Figure("step", str(done[0].step), f"/steps/{done[0].step}"),
-            Figure("reward", charts.figure(done[0].reward), f"/steps/{done[0].step}"),
+            Figure("reward", charts.figure(done[0].reward) or "none", f"/steps/{done[0].step}"),
         ]
     if past is not None:
         tests = _tests(past)

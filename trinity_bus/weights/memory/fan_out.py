@@ -18,6 +18,7 @@ what happens                                    what follows
 a member comes                                  its holder is one on its own machine that sends to nobody there; else
                                                 one on a machine that sends to no other: a whole one, or the nearest
                                                 to one that has all; the trainer last
+a member comes with a part, from a former try   likewise, but no holder that has much less than it
 a member says that its holder has failed it     that one is no holder any more; the member has a new one, which does
                                                 not depend on it; unless it is itself on a slow machine
 a member cannot reach others                    it is sent the rest by the trainer; its holder is left to others
@@ -66,6 +67,8 @@ _FEW_CHUNKS: Final = 4
 """Of the largest, that a holder could have given: with fewer, nothing is said of a link."""
 _SLOW_MACHINES: Final = 4
 """Of so many machines one may be put behind; of fewer than eight, the two ends of one link."""
+_LEAD: Final = 16
+"""Of so many parts of a version, one that went on from a former try may have one more than its holder."""
 _GONE: Final = 1024
 """Members that have left and are remembered, besides those from whom somebody takes."""
 
@@ -86,6 +89,8 @@ class ChainPlace:
     """It has all, and takes from nobody."""
     near: bool = False
     """Its holder is, or was, on its own machine."""
+    resumed: bool = False
+    """It came with a part of the version."""
     proven: int = 0
     """Bytes that it has."""
     began: tuple[float, int] | None = None
@@ -144,16 +149,21 @@ class FanOut:
     def __len__(self) -> int:
         return len(self._places)
 
-    def join(self, host: str, port: int) -> int:
+    def join(self, host: str, port: int, has: int = 0) -> int:
         """Note that a member has come. Return its number.
 
         Args:
             host: Its address.
             port: Where it passes on what it takes.
+            has: How many chunks it has, from a former try.
         """
         self._last += 1
+        nbytes = self._bytes(has)
+        place = self._places[self._last] = ChainPlace(host, port, proven=nbytes, resumed=nbytes > 0)
+        if 0 < nbytes == self._ends[-1]:
+            place.whole = True
+            return self._last
         self._taking += 1
-        self._places[self._last] = ChainPlace(host, port)
         self._hang(self._last, self._choose(self._last))
         self._settle()
         return self._last
@@ -182,8 +192,7 @@ class FanOut:
         where that is the trainer.
         """
         place = self._places[number]
-        # Whatever a member says of itself, it has no more than there is.
-        nbytes = self._ends[min(proven, len(self._ends) - 1)]
+        nbytes = self._bytes(proven)
         place.began = place.began or (now, nbytes)
         place.proven, place.at = nbytes, now
         if nbytes >= self._ends[-1] and not place.whole:
@@ -233,6 +242,10 @@ class FanOut:
         """Return the bytes a second that members had from other machines, in the median; 0 where nobody has told."""
         rates = [place.rate for place in (self._gone | self._places).values() if place.rate > 0 and not place.near]
         return statistics.median(rates) if rates else 0.0
+
+    def _bytes(self, chunks: int) -> int:
+        """Return how many bytes so many chunks have. Whatever a member says of itself, it has no more than there is."""
+        return self._ends[min(chunks, len(self._ends) - 1)]
 
     def _is_slow(self, number: int, now: float) -> bool | None:
         """Return whether a member takes less than it could; None where nobody can tell."""
@@ -319,9 +332,16 @@ class FanOut:
 
     def _choose(self, number: int) -> int:
         """Return the holder of a member, which itself has none that counts."""
-        own, senders = self._places[number].host, self._senders(number)
+        place = self._places[number]
+        own, senders = place.host, self._senders(number)
+        # It would wait for one that has less, until it thinks that something is wrong with that one.
+        least = place.proven - self._ends[-1] // _LEAD if place.resumed else 0
         hosts = {TRAINER: self._host} | {other: at.host for other, at in self._places.items()}
-        able = [other for other in hosts if other == TRAINER or not self._places[other].failed]
+        able = [
+            other
+            for other in hosts
+            if other == TRAINER or (not self._places[other].failed and self._places[other].proven >= least)
+        ]
         taken = {
             at.holder
             for other, at in self._places.items()

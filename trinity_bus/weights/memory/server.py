@@ -382,7 +382,8 @@ class _Trees:
             if tree is None:
                 tree = FanOut(here, staged.chunks(), slow=set().union(*self._slow.values()), usual=self._usual)
                 self._trees[key] = tree
-            place = _Joined(self, key, tree.join(there, request.port))
+            place = _Joined(self, key, tree.join(there, request.port, request.first))
+            place.is_whole = tree.is_whole(place.number)
         try:
             yield place
         finally:

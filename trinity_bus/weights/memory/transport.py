@@ -16,6 +16,9 @@ another member of the announcement or the trainer itself. Each chunk is proven a
     |     could not even be met
     +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
 
+A member that has begun to take the same version before, in whichever epoch and from whichever trainer, says how many
+chunks it has, and goes on from there; with all of them, nothing comes but the hashes.
+
 One connection for each version; where bytes come over links (``carrier``), it and the link are kept as long as trainer
 and epoch are the same. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
 it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
@@ -62,9 +65,10 @@ class MemoryTransport:
     Args:
         relay: Where this member passes on what it takes; unset: it does not.
         carrier: What bytes come by.
+        has: How many chunks of the version are in the buffers that are to be filled, from the first on, proven.
     """
 
-    def __init__(self, relay: Relay | None = None, carrier: Carrier | None = None) -> None:
+    def __init__(self, relay: Relay | None = None, carrier: Carrier | None = None, has: int = 0) -> None:
         self._own_relay = relay
         self._relay: Relay | None = None
         self._carrier = FrameCarrier() if carrier is None else carrier
@@ -75,6 +79,7 @@ class MemoryTransport:
         self._holding: HeldVersion | None = None
         self._holder: tuple[str, int] | None = None
         self._reports = False
+        self._has = has
 
     @property
     def device(self) -> str:
@@ -113,9 +118,15 @@ class MemoryTransport:
             self._holder, self._reports = answer.holder, answer.reports
             self._holding = HeldVersion(source.version, source.checksum, chunks, answer.hashes)
             self._relay.hold(self._holding, self._carrier)
-        else:
-            self._taker.meet(chunks=False)
+            self._has = min(self._has, len(chunks))
+            return Offer(manifest, kept=sum(end - start for _, start, end in chunks[: self._has]))
+        self._taker.meet(chunks=False)
         return Offer(manifest, answer.changes)
+
+    @property
+    def proven(self) -> int:
+        """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
+        return 0 if self._holding is None else self._holding.proven
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         """See ``WeightTransport``."""
@@ -123,7 +134,9 @@ class MemoryTransport:
         if self._holding is None:
             self._taker.whole(buffers, arrived)
             return
-        self._holding.attach(self._carrier.views(buffers))
+        self._holding.attach(self._carrier.views(buffers), proven=self._has)
+        for bucket in _buckets(self._holding):
+            arrived(bucket)
         self._fill_chunks(self._channel, self._taker, self._holding, buffers, arrived)
 
     def close(self) -> None:
@@ -157,7 +170,7 @@ class MemoryTransport:
 
     def _asked(self, channel: Channel, source: Source, held: str | None) -> WeightsAnswer:
         port = 0 if self._relay is None else self._relay.open(channel.ends[0], source)
-        return _ask(channel, WeightsRequest(source.version, source.checksum, held, port))
+        return _ask(channel, WeightsRequest(source.version, source.checksum, held, port, self._has if port else 0))
 
     def _fill_chunks(
         self,
@@ -169,6 +182,8 @@ class MemoryTransport:
     ) -> None:
         unmet = 0
         reports = _Reports(trainer, holding)
+        if holding.is_whole:
+            return
         for _ in range(_MOST_HOLDERS):
             if self._holder is None:
                 if from_trainer.chunks(holding, buffers, arrived, None):
@@ -249,6 +264,12 @@ class _Reports:
 def _trainer(source: Source) -> tuple[str, int, str]:
     """Return what tells one connection to a trainer from others: the member's name has the incarnation and epoch."""
     return source.host, source.port, source.prefix
+
+
+def _buckets(holding: HeldVersion) -> range:
+    """Return the buckets of which all chunks are there."""
+    chunks = holding.chunks
+    return range(chunks[-1][0] + 1 if holding.is_whole else chunks[holding.proven][0])
 
 
 def _again(holding: HeldVersion, *, alone: bool = False, report: bool = False) -> WeightsRequest:

@@ -164,6 +164,27 @@ def test_a_slow_link_from_who_has_it_is_found() -> None:
     assert tree._card(tree._places[near]) == 0.0
 
 
+@given(st.lists(st.tuples(HOSTS, st.integers(0, CHUNKS)), min_size=1, max_size=30))
+def test_who_goes_on_from_a_former_try_waits_for_nobody_who_has_much_less(came: list[tuple[str, int]]) -> None:
+    tree = FanOut("trainer", ALIKE)
+    for host, has in came:
+        number = tree.join(host, 1, has)
+        place, holder = tree._places[number], tree._places.get(tree.holder(number))
+        assert place.whole == (has == CHUNKS)
+        if place.whole:
+            assert tree.address(tree.holder(number)) is None
+        elif has and holder is not None:
+            assert holder.proven >= place.proven - CHUNKS * CHUNK // 16
+        chain(tree, number)
+    assert tree.is_settled == all(has == CHUNKS for _, has in came)
+
+
+def test_all_that_go_on_from_the_same_moment_make_one_chain() -> None:
+    tree = FanOut("trainer", ALIKE)
+    numbers = [tree.join(f"m{number}", 1, 1000 + number) for number in range(16)]
+    assert [tree.holder(number) for number in numbers] == [TRAINER, *numbers[:-1]]
+
+
 def test_members_that_have_come_and_gone_are_forgotten_one_day() -> None:
     tree = FanOut("trainer", ALIKE)
     for _ in range(2000):

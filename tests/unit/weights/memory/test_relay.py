@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from schemas.model_version import ModelVersion
+from tests.support.faults.pulls import CHUNKED
 from tests.support.faults.transfers import SECRET, announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights import held_version
@@ -30,8 +31,7 @@ from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
 NAMES = ("a", "b", "c", "d")
-WEIGHTS = {f"w{i}": torch.full((1 << 19,), float(i)) for i in range(6)}
-"""Six buckets of eight chunks."""
+WEIGHTS = CHUNKED
 
 
 class PassersOn:
@@ -51,9 +51,9 @@ class PassersOn:
         self.joined = 0
         join = FanOut.join
 
-        def counted(tree: FanOut, host: str, port: int) -> int:
+        def counted(tree: FanOut, *arguments: Any) -> int:
             self.joined += 1
-            return join(tree, host, port)
+            return join(tree, *arguments)
 
         patch.setattr(FanOut, "join", counted)
 
@@ -218,6 +218,125 @@ def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: Pass
 def proven(receiver: WeightReceiver) -> int:
     holding = receiver._relay._holding
     return 0 if holding is None else holding.proven
+
+
+MIB = 1 << 20
+
+
+def begin(fleet: PassersOn, name: str = "a") -> WeightReceiver:
+    """Let a member take three MiB, and wait for more."""
+    write, amid = held_version.send_piece, threading.Event()
+
+    def three(channel: Channel, piece: memoryview) -> None:
+        if fleet.sent_by_trainer == 3 * MIB:
+            amid.set()
+            fleet.go.clear()
+        write(channel, piece)
+
+    fleet.go.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_version, "send_piece", three)
+        fleet.come(name)
+        assert amid.wait(20)
+        receiver = fleet.members[name]
+        wait_until(lambda: proven(receiver) == 12)
+    fleet.sent_by_trainer = 0
+    return receiver
+
+
+def test_who_is_named_again_amid_a_version_goes_on_from_the_chunks_that_it_has(fleet: PassersOn) -> None:
+    receiver = begin(fleet)
+    former = receiver._transfer
+    assert former is not None
+    receiver.cancel()
+    # What the trainer is about to send is for the former try.
+    wait_until(lambda: former.over)
+    fleet.go.set()
+    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=2))
+    progress = settled(receiver)
+    assert (progress.state, progress.received_nbytes) == ("ready", SIZE - 3 * MIB), progress
+    assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+    # And what it has sent of that, it has sent for nothing.
+    assert SIZE - 3 * MIB <= fleet.sent_by_trainer <= SIZE - 2 * MIB
+
+
+def test_who_goes_on_passes_on_what_it_has_at_once_and_others_take_it_there(fleet: PassersOn) -> None:
+    receiver = begin(fleet)
+    receiver.cancel()
+    again = announcement(fleet.server, 0, fleet.checksum, "a", "b", epoch=2)
+    fleet.come("a", again)
+    fleet.come("b", again)
+    wait_until(lambda: proven(fleet.members["b"]) == 12)
+    fleet.go.set()
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer <= SIZE - 2 * MIB
+
+
+def test_the_next_life_of_a_trainer_that_is_killed_sends_the_rest_alone(fleet: PassersOn) -> None:
+    receiver = fleet.members["a"] = WeightReceiver()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.faults.pulls", "serve-chunks"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as trainer:
+        assert trainer.stdout is not None
+        port, checksum = trainer.stdout.readline().split()
+        assert checksum.decode() == fleet.checksum
+        former = fleet.announced.model_copy(update={"master_port": int(port)})
+        receiver.start(source(former, "a", 20))
+        assert trainer.stdout.readline() == b"amid\n"
+        wait_until(lambda: proven(receiver) == 12)
+        trainer.send_signal(signal.SIGKILL)
+        assert settled(receiver).state == "failed"
+    receiver.cancel()
+    fleet.go.set()
+    fleet.come("a")
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE - 3 * MIB
+
+
+def test_who_has_the_whole_version_is_sent_nothing_of_it(fleet: PassersOn) -> None:
+    fleet.go.set()
+    fleet.come("a")
+    fleet.all_have_it()
+    fleet.sent_by_trainer = 0
+    fleet.go.clear()
+    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=2))
+    assert settled(fleet.members["a"]).received_nbytes == 0
+    fleet.all_have_it()
+    # And is a holder again.
+    fleet.come_late("b", epoch=3)
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == 0
+
+
+def test_chunks_that_have_changed_meanwhile_fail_the_whole_and_are_received_anew(fleet: PassersOn) -> None:
+    receiver = begin(fleet)
+    former = receiver._transfer
+    assert former is not None
+    receiver.cancel()
+    wait_until(lambda: former.over)
+    former.resources.buffers[0][5] += 1
+    fleet.go.set()
+    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=2))
+    assert "announced was" in settled(receiver).error
+    receiver.cancel()
+    fleet.sent_by_trainer = 0
+    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=3))
+    fleet.all_have_it()
+    assert fleet.sent_by_trainer == SIZE
+
+
+def test_chunks_of_another_version_are_of_no_use(fleet: PassersOn) -> None:
+    receiver = begin(fleet)
+    receiver.cancel()
+    fleet.go.set()
+    other = {name: tensor + 1 for name, tensor in WEIGHTS.items()}
+    checksum = fleet.server.stage(1, other.items())
+    fleet.come("a", announcement(fleet.server, 1, checksum, "a", epoch=2))
+    progress = settled(receiver)
+    assert (progress.state, progress.received_nbytes) == ("ready", SIZE)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in receiver.take())
 
 
 def test_what_a_member_passes_on_wrong_goes_no_further(fleet: PassersOn) -> None:
