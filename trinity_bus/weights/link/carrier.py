@@ -104,7 +104,7 @@ class _End:
         if self._is_stale:
             self.close()
         if self._link is None:
-            # Who dies meanwhile is noticed by the channel. A machine that has much else to do needs its time for a group.
+            # Who dies meanwhile is noticed by the channel. A machine that has much else to do needs its time for this.
             limit_s = max(self._channel.timeout_s, _PIECE_S)
             self._link = open_link(
                 self._channel,

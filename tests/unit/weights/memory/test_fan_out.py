@@ -324,7 +324,7 @@ def test_who_takes_larger_chunks_than_its_holder_had_meanwhile_is_not_slow() -> 
     tree = FanOut("trainer", chunks, usual=100.0 * large)
     first, second = tree.join("a", 1), tree.join("b", 1)
     for now in range(5):
-        tree.report(first, 1000 + 16 * 100 * now, 2.0 * now)
-        tree.report(second, 100 + 100 * now, 2.0 * now)
+        tree.report(first, 1000 + 16 * 100 * now, 1.0 * now)
+        tree.report(second, 100 + 100 * now, 1.0 * now)
     assert not tree._slow
     assert tree.holder(second) == first
