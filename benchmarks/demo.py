@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
-from workers.demo.settings import LEARNED
+from workers.demo.options import LEARNED
 from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import SUMMARY
 

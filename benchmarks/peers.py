@@ -7,7 +7,9 @@ Both are begun as a user would, and timed from the command on: TRL with as many 
 ``--threads``, the mesh as the demo is. Where other work keeps the cores busy, TRL's threads spend most of their time
 waiting for each other: one does better there, and is what the mesh's processes have. Training alone is compared twice:
 by the clock in these runs, which for the mesh is fetching, choosing and training; and in seconds of the processor with
-one thread each, Megatron's engine over random samples of the same shape, TRL over its own.
+one thread each, Megatron's engine over random samples of the same shape, TRL over its own; so is drawing a step's
+samples, by vLLM with its front end and nothing around it. What vLLM and Megatron take together is the floor under the
+mesh: two cores do no step in less than half of it.
 
 It is not among the benchmarks that CI runs in their short form: it installs packages that nothing else needs.
 """
@@ -28,7 +30,8 @@ from benchmarks._report import Row, report
 from benchmarks._workload import DEMO
 from benchmarks.training import make_groups, seconds
 from workers.demo.model import make_model
-from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE, MAX_STEPS
+from workers.demo.options import MAX_STEPS
+from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE
 from workers.demo.subjects import COPY
 
 ROOT: Final = Path(__file__).parents[1]
@@ -105,6 +108,13 @@ def engine_cpu_s(folder: Path) -> float:
     return found
 
 
+def vllm_cpu_s(folder: Path) -> float:
+    """Return the seconds of the processor that vLLM takes for drawing a step's samples, with one thread."""
+    command = [sys.executable, "-m", "benchmarks._peers.vllm_demo", "--model", str(make_model(folder, 0))]
+    told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command line
+    return float(json.loads(told.stdout.splitlines()[-1]))
+
+
 def of_run(name: str, began: float, steps: list[dict[str, float]]) -> tuple[list[Row], float, float]:
     """Return the rows of a run, the seconds of its steps, and of the training in them."""
     above = next((i for i, step in enumerate(steps) if step["reward"] >= GOAL), None)
@@ -137,6 +147,8 @@ def main() -> None:
         if options.threads != 1:
             _, steps = run_trl(python, folder / "one", options.seed, threads=1, steps=ONE_THREAD_STEPS)
         their_cpu = statistics.median(step["train_cpu_s"] for step in steps)
+        their_drawing = statistics.median(step["generate_cpu_s"] for step in steps)
+        our_drawing = vllm_cpu_s(folder / "vllm")
         our_cpu = engine_cpu_s(folder / "engine")
     rows = [
         *theirs,
@@ -146,6 +158,8 @@ def main() -> None:
         Row("TRL: training on a step's samples, one thread", their_cpu, "CPU s", better="lower"),
         Row("engine: training on a step's samples, one thread", our_cpu, "CPU s", better="lower"),
         Row("the same: TRL over engine", their_cpu / our_cpu, "x", goal=1.0),
+        Row("TRL: drawing a step's samples, one thread", their_drawing, "CPU s", better="lower"),
+        Row("vLLM and its front end: drawing a step's samples", our_drawing, "CPU s", better="lower"),
     ]
     threads = f"{options.threads} of TRL's threads" if options.threads else "TRL's threads as torch chooses"
     report("peers", f"TRL and the mesh on the demo, seed {options.seed}, {threads}", rows, options)

@@ -35,7 +35,7 @@ from trinity_bus.coordination.effects import AnnounceVersion
 from trinity_bus.errors import ConfigError
 from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
-from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
@@ -43,7 +43,7 @@ from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES, Handshake, message_code
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.wire import ENTRY, StoreEntry
+from trinity_bus.weights.wire import ENTRY, PROTOCOL, StoreEntry
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans
@@ -52,6 +52,7 @@ from workers.watch.render import mesh
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}
 WRONG = "00" * 32
+GREETING = b"TBwt" + PROTOCOL.to_bytes(2)
 
 
 @pytest.fixture(params=["nccl", "memory"])
@@ -78,7 +79,7 @@ def assert_serves(publisher: Publisher, receiver: WeightReceiver, announced: Mod
 
 
 def hello(who: str, nonce: bytes, proof: bytes) -> bytes:
-    body: bytes = msgpack.packb({"who": who, "nonce": nonce, "proof": proof})
+    body: bytes = msgpack.packb({"who": who, "nonce": nonce, "proof": proof, "protocol": PROTOCOL})
     return len(body).to_bytes(4) + body
 
 
@@ -108,7 +109,7 @@ def test_a_stranger_hears_a_random_number_and_nothing_else(
         what_is_told(publisher.address, b"GET / HTTP/1.1\r\n\r\n"),
         what_is_told(publisher.address, b"\xff" * 4096),
     ]
-    assert {len(text) for text in heard} == {NONCE_BYTES}
+    assert {len(text) for text in heard} == {OPENING_BYTES}
     assert len(set(heard)) == len(heard)
     monkeypatch.undo()
     assert_serves(publisher, receiver, announced)
@@ -135,7 +136,7 @@ def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
     def pretend() -> None:
         connection, _ = liar.accept()
         with connection, contextlib.suppress(OSError):
-            connection.sendall(os.urandom(NONCE_BYTES))
+            connection.sendall(GREETING + os.urandom(NONCE_BYTES))
             took.append(connection.recv(4096))
             # Its own proof, as if it were the trainer's.
             connection.sendall(took[0][-32:])
@@ -154,7 +155,7 @@ def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
     assert announced.secret is not None
     assert bytes.fromhex(announced.secret) not in took[0]
     monkeypatch.setattr(channel, "MEETING_S", 1.0)
-    assert len(what_is_told(publisher.address, took[0])) == NONCE_BYTES
+    assert len(what_is_told(publisher.address, took[0])) == OPENING_BYTES
     monkeypatch.undo()
     receiver.cancel()
     assert_serves(publisher, receiver, announced)
@@ -372,7 +373,7 @@ def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: We
         socket.create_connection(server.address) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as stranger,
     ):
-        assert len(stranger.recv(100)) == NONCE_BYTES
+        assert len(stranger.recv(100)) == OPENING_BYTES
         assert (stranger.version() or "") >= "TLSv1.2"
     receiver.start(replace(source(announced, "a", 5), cafile=str(own)))
     progress = settled(receiver)

@@ -141,7 +141,6 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     assert 0 <= summary["reward_before"] < 0.3
     assert summary["reward_after"] >= summary["reward_before"]
     assert list(summary["stages"]) == [
-        "make the model",
         "start Kafka",
         "start the services",
         "test before",
@@ -199,7 +198,7 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
 
 @pytest.mark.parametrize("moment", ["at once", "services start"])
 def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> None:
-    demo = start()
+    demo = start("--limit", f"{LIMIT_S:g}")
     if moment == "at once":
         demo.until(demo.log("demo").exists, "its log was there")
     else:

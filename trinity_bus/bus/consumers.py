@@ -7,6 +7,7 @@ have passed; one for a topic that does not exist is answered at once.
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,7 +15,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
 from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
-from trinity_bus.bus.internals import client_of
+from trinity_bus.bus.internals import client_of, written_ends
 from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, UnknownTopicError
@@ -73,17 +74,21 @@ async def _stop(client: AIOKafkaConsumer) -> None:
 async def log_offsets(
     client: AIOKafkaConsumer,
     settings: KafkaSettings,
-    which: Literal["beginning", "end"],
+    which: Literal["beginning", "end", "written end"],
     asked: Sequence[TopicPartition],
 ) -> dict[TopicPartition, int]:
-    """Return the first offset that is kept of each partition, or the end of its committed records.
+    """Return the first offset that is kept of each partition, or the end of its committed records, or of all records.
 
     Raises:
         UnknownTopicError: A topic does not exist.
         BrokerUnreachableError: The broker was away for too long.
         KafkaError: It refuses.
     """
-    ask = client.beginning_offsets if which == "beginning" else client.end_offsets
+    ask = {
+        "beginning": client.beginning_offsets,
+        "end": client.end_offsets,
+        "written end": partial(written_ends, client),
+    }[which]
     until = time.monotonic() + settings.outage_s
     while True:
         # Each time: of one that is deleted meanwhile, the client would ask for the leader until its time is up.

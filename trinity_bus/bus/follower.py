@@ -35,6 +35,8 @@ class TopicFollower:
         handle: Takes a record. Must not raise for what is in it.
         on_end: Told the error if the following ends by one.
         start: Where it begins.
+        written: Whether one is caught up when everything is handled that was written, once its transaction has ended;
+            see :meth:`Reader.replay`. For who has read one record of a transaction elsewhere, and wants the others.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class TopicFollower:
         handle: Callable[[Received[Any]], None],
         on_end: Callable[[BaseException], None],
         start: Start = "end",
+        *,
+        written: bool = False,
     ) -> None:
         self._make = reader
         self._handle = handle
         self._on_end = on_end
         self._start = start
+        self._written = written
         self._task: asyncio.Task[None] | None = None
         self._reader: Reader | None = None
         """That is read now; None while it waits."""
@@ -75,7 +80,7 @@ class TopicFollower:
             waiting.cancel()
 
     async def caught_up(self) -> None:
-        """Wait until everything that was committed before the call has been handled."""
+        """Wait until everything that was committed before the call has been handled; see ``written``."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._catching_up.append(waiting)
         self._wanted.set()
@@ -119,7 +124,7 @@ class TopicFollower:
             self._wanted.clear()
             waiting = [one for one in self._catching_up if not one.done()]
             if waiting:
-                async for received in reader.replay():
+                async for received in reader.replay(written=self._written):
                     self._handle(received)
                 for one in waiting:
                     if not one.done():

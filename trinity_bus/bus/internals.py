@@ -9,7 +9,7 @@ a line for each part, and says which is gone or takes other arguments.
   those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
 * Its question for topics, which without a name is for all of the cluster, and may create those that it names.
 * The producer's batches and the state of its transaction, to tell what is not durable yet and to give it up.
-* The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces.
+* The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces; and its question for the end.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
 """
 
@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
+from copy import copy
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -27,7 +28,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer import fetcher
-from aiokafka.consumer.fetcher import READ_COMMITTED
+from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError, RequestTimedOutError
 from aiokafka.partitioner import murmur2
 from aiokafka.producer import producer as producer_module
@@ -284,6 +285,20 @@ def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> LogClient:
     """Return what a consumer or an administrator speaks through."""
     client: LogClient = owner._client
     return client
+
+
+async def written_ends(consumer: AIOKafkaConsumer, asked: list[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the end of all records of each partition, those of open transactions too.
+
+    The consumer's own question is that of one who reads what is committed: it ends before the first that is open.
+
+    Raises:
+        KafkaTimeoutError: As of the consumer's own question.
+    """
+    asking = copy(consumer._fetcher)
+    asking._isolation_level = READ_UNCOMMITTED
+    ends: dict[TopicPartition, int] = await asking.end_offsets(asked, consumer._request_timeout_ms)
+    return ends
 
 
 def was_connected(connection: AIOKafkaConnection) -> bool:

@@ -202,12 +202,18 @@ class Reader:
             return None
         return self._pending or self._ask(self._connected())
 
-    async def replay(self) -> AsyncIterator[Received[Any]]:
+    async def replay(self, *, written: bool = False) -> AsyncIterator[Received[Any]]:
         """Every record from the present positions to the end of the log as it is at the call.
 
         For state that is kept in a topic: read this to the end before serving.
+
+        Args:
+            written: Whether that is the end of all that is written, and transactions that are open are waited for:
+                Kafka answers a commit before the leader of each partition knows of it, so who has read one record of a
+                transaction may not find another yet. What nobody ends is aborted when its time is up, ``outage_s`` at
+                most.
         """
-        ends = await self._ends()
+        ends = await self._ends("written end" if written else "end")
         while not await self._has_returned_all_before(ends):
             for record in await self.batch(_REPLAY_WAIT_S):
                 yield record
@@ -288,9 +294,9 @@ class Reader:
                 lags[name] += max(0, end - self._next[name, partition])
         return lags
 
-    async def _ends(self) -> dict[TopicPartition, int]:
+    async def _ends(self, which: Literal["end", "written end"] = "end") -> dict[TopicPartition, int]:
         with kafka_errors("find the end of the log"):
-            return await log_offsets(self._connected(), self._settings, "end", self._assigned)
+            return await log_offsets(self._connected(), self._settings, which, self._assigned)
 
     async def _has_returned_all_before(self, ends: Mapping[TopicPartition, int]) -> bool:
         if self._raw or self._ready or (self._pending is not None and self._pending.done()):

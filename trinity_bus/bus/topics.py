@@ -15,6 +15,7 @@ than the brokers would allow is said in the log, and no reason to stop: what is 
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -275,6 +276,15 @@ async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, li
     return configs
 
 
+def _lacking(names: list[str], refused: set[str], timeout_s: float) -> str:
+    if refused.issuperset(names):
+        return (
+            f"topics {', '.join(names)} are not there, or hidden from this user, who may not create them: run "
+            "`trinity-bus topics create` as one who may, and `trinity-bus access apply` for the rights of each user"
+        )
+    return f"topics {', '.join(names)} have no leader after {timeout_s:g} s: is the cluster healthy?"
+
+
 async def _described(
     admin: AIOKafkaAdminClient, names: list[str], refused: set[str], timeout_s: float
 ) -> dict[str, ExistingTopic]:
@@ -286,35 +296,26 @@ async def _described(
         refused: Those that this user may not create; they are there, or nobody else is about to create them.
         timeout_s: How long the others may take.
     """
-    copies: dict[str, list[int]] = {}
-    configs: dict[str, list[Any]] = {}
-    try:
-        async with asyncio.timeout(min(timeout_s, CREATION_S) if refused else timeout_s):
-            # A created topic reaches each broker's metadata a moment later; nothing tells when. The second question may
-            # go to another broker than the first.
-            while True:
-                described = await admin.describe_topics(names)
-                copies = {
-                    topic["topic"]: [len(partition["replicas"]) for partition in topic["partitions"]]
-                    for topic in described
-                    if topic["error_code"] == 0 and all(p["leader"] >= 0 for p in topic["partitions"])
-                }
-                if len(copies) == len(names):
-                    configs = await _configs(admin, names)
-                    copies = {name: of_each for name, of_each in copies.items() if name in configs}
-                if len(copies) == len(names):
-                    break
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        lacking = sorted(set(names) - set(copies))
-        if refused.issuperset(lacking):
-            raise BusError(
-                f"topics {', '.join(lacking)} are not there, or hidden from this user, who may not create them: run "
-                "`trinity-bus topics create` as one who may, and `trinity-bus access apply` for the rights of each user"
-            ) from None
-        raise BusError(
-            f"topics {', '.join(lacking)} have no leader after {timeout_s:g} s: is the cluster healthy?"
-        ) from None
+    # Between answers: that a broker is slow to give one says nothing about topics.
+    until = time.monotonic() + (min(timeout_s, CREATION_S) if refused else timeout_s)
+    # A created topic reaches each broker's metadata a moment later; nothing tells when. The second question may go to
+    # another broker than the first.
+    while True:
+        described = await admin.describe_topics(names)
+        copies = {
+            topic["topic"]: [len(partition["replicas"]) for partition in topic["partitions"]]
+            for topic in described
+            if topic["error_code"] == 0 and all(p["leader"] >= 0 for p in topic["partitions"])
+        }
+        configs: dict[str, list[Any]] = {}
+        if len(copies) == len(names):
+            configs = await _configs(admin, names)
+            copies = {name: of_each for name, of_each in copies.items() if name in configs}
+        if len(copies) == len(names):
+            break
+        if time.monotonic() >= until:
+            raise BusError(_lacking(sorted(set(names) - set(copies)), refused, timeout_s))
+        await asyncio.sleep(0.05)
     everything = {name: {entry[0]: entry[1] for entry in entries} for name, entries in configs.items()}
     return {
         name: ExistingTopic(

@@ -87,7 +87,8 @@ class OpenBatches:
 
         Args:
             connection: Open.
-            caught_up: Waits until every record that is on the log has been passed to ``take``.
+            caught_up: Waits until every record that is on the log has been passed to ``take``, those of transactions
+                that are open too.
         """
         self._connection, self._caught_up, self._failure = connection, caught_up, None
 

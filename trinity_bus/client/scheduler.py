@@ -285,7 +285,9 @@ class Scheduler:
 
     async def _follow(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
-        results = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
+        results = TopicFollower(
+            lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail, written=True
+        )
         await results.start()
         connection.stack.push_async_callback(results.stop)
         # Most of what explorers say is the coordinator's business, and not even decoded here.

@@ -40,6 +40,8 @@ _FRONT_END = ("vllm.v1.engine.async_llm", "vllm.v1.executor")
 _IMPORTS = (
     *_FRONT_END,
     "transformers.models.qwen3.configuration_qwen3",
+    # Loading a model asks whether it is quantized on the way: a quarter of an engine's start.
+    "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.model_loader.default_loader",
     "vllm.model_executor.models.qwen3",
     "vllm.v1.engine.core",
@@ -157,23 +159,45 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threa
     """
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     import_vllm(settings)
+    from vllm.envs import disable_envs_cache
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor
 
+    # An engine before this one, in this process, may have left what it read.
+    disable_envs_cache()
     try:
         config = _configuration(settings, model_path)
         with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):
             _go_on_unless(abandoned)
-            return AsyncLLM(
+            llm = AsyncLLM(
                 config,
                 Executor.get_class(config),
                 log_stats=False,
                 log_requests=False,
                 stat_loggers=[counter],
             )
+            _spare_front_end(llm)
+            return llm
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
         raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}") from error
+
+
+def _spare_front_end(llm: "AsyncLLM") -> None:
+    """Leave out what an engine's front end does for each token and nobody here asks for.
+
+    Beside a logger of one's own vLLM keeps its metrics for Prometheus, which are offered nowhere; and it looks into the
+    environment for each token until it is told, as it tells its engine core itself, that variables stay as they are.
+    """
+    from vllm.envs import enable_envs_cache
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    manager = llm.logger_manager
+    if manager is not None:
+        manager.stat_loggers = [
+            logger for logger in manager.stat_loggers if not isinstance(logger, PrometheusStatLogger)
+        ]
+    enable_envs_cache()
 
 
 def _go_on_unless(abandoned: threading.Event) -> None:

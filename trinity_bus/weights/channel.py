@@ -5,6 +5,11 @@
     CLOSED --meet (member), admit (trainer): both have proven themselves--> OPEN --send, receive, read_into--> OPEN
                   |                                                          |
                   +--late, cancelled, no proof: LinkError, closed            +--late, cancelled, wrong code: LinkError
+                  +--another protocol: OtherProtocolError on both sides, closed
+
+The trainer's first words are its greeting: ``TBwt`` and the number of its protocol (``wire.PROTOCOL``); the member's
+``Hello`` has its own. Where they differ, both sides close, and each says why: nothing is read that may mean another
+thing. So a member of another version goes on with the weights that it has, and is named again until it is upgraded.
 
 Messages carry a code, so nobody in between can say anything in another's name; what follows them unframed, the bytes of
 a version, is proven by its checksum. Every length is looked at before memory is taken. Failures: ``LinkError`` for what
@@ -23,12 +28,16 @@ import time
 from collections.abc import Callable
 
 from trinity_bus.weights import proof
-from trinity_bus.weights.errors import LinkError, WireError
+from trinity_bus.weights.errors import LinkError, OtherProtocolError, WireError
 from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Handshake, Side
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.wire import HELLO, Hello
+from trinity_bus.weights.wire import HELLO, PROTOCOL, Hello
 
 _LENGTH = struct.Struct(">I")
+_GREETING = struct.Struct(">4sH")
+_MAGIC = b"TBwt"
+OPENING_BYTES = _GREETING.size + NONCE_BYTES
+"""That everybody hears who connects to a trainer."""
 _SLICE_S = 0.05
 """How long a wait may take to notice that it was cancelled."""
 MEETING_S = 10.0
@@ -247,6 +256,7 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
         cancelled: Set by someone who wants this to end.
 
     Raises:
+        OtherProtocolError: It speaks another protocol.
         LinkError: Nobody answers, or not the trainer.
     """
     where = f"{source.host}:{source.port}"
@@ -264,6 +274,9 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
     channel = Channel(connection, timeout_s=source.timeout_s, cancelled=cancelled)
     try:
         _introduce(channel, source, deadline)
+    except OtherProtocolError:
+        channel.close()
+        raise
     except LinkError as error:
         channel.close()
         raise LinkError(f"the trainer at {where} did not prove itself: {error}") from error
@@ -272,10 +285,16 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
 
 def _introduce(channel: Channel, source: Source, deadline: float) -> None:
     """Prove who this member is, and see the trainer's proof."""
-    secret = bytes.fromhex(source.secret)
+    secret, trainer = bytes.fromhex(source.secret), f"who answers at {source.host}:{source.port}"
+    magic, protocol = _GREETING.unpack(channel.read(_GREETING.size, deadline))
+    if magic != _MAGIC:
+        raise OtherProtocolError(trainer, 0, PROTOCOL)
     meeting = Handshake(source.prefix, channel.read(NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
-    body = HELLO.encode(Hello(meeting.who, meeting.nonce, meeting.proof(secret, "member")))
+    body = HELLO.encode(Hello(meeting.who, meeting.nonce, meeting.proof(secret, "member"), PROTOCOL))
     channel.write(_LENGTH.pack(len(body)) + body)
+    if protocol != PROTOCOL:
+        # Only now, so that the other side can say it as well.
+        raise OtherProtocolError(trainer, protocol, PROTOCOL)
     if not proof.same(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
         raise LinkError("who answers does not know the secret of the announcement")
     channel.secure(meeting.key(secret), "member")
@@ -293,16 +312,19 @@ def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str
         Who it is.
 
     Raises:
+        OtherProtocolError: It speaks another protocol.
         LinkError: It is no member.
         WireError: It says something else.
     """
     deadline = time.monotonic() + min(timeout_s, MEETING_S)
     challenge = os.urandom(NONCE_BYTES)
-    channel.write(challenge)
+    channel.write(_GREETING.pack(_MAGIC, PROTOCOL) + challenge)
     (length,) = _LENGTH.unpack(channel.read(_LENGTH.size, deadline))
     if length > HELLO.limit:
         raise WireError("what connected is no member")
     hello = HELLO.decode(channel.read(length, deadline))
+    if hello.protocol != PROTOCOL:
+        raise OtherProtocolError(hello.who, hello.protocol, PROTOCOL)
     meeting = Handshake(hello.who, challenge, hello.nonce)
     secret = find_secret(hello.who, lambda known: proof.same(hello.proof, meeting.proof(known, "member")), deadline)
     if secret is None:

@@ -15,6 +15,24 @@ class LinkError(WeightTransferError, ConnectionError):
     """The connection to the other side could not be made, broke, or passed its deadline."""
 
 
+class OtherProtocolError(LinkError):
+    """The two sides speak different protocols of weights; the older one is to be upgraded.
+
+    Args:
+        who: The other side.
+        theirs: What it speaks; 0 where it does not say.
+        own: What this side speaks.
+    """
+
+    def __init__(self, who: str, theirs: int, own: int) -> None:
+        spoken = f"protocol {theirs} of weights" if theirs else "a protocol of weights without a number"
+        older = who if theirs < own else "this side"
+        super().__init__(
+            f"{who} speaks {spoken}, and this side protocol {own}: upgrade {older}; "
+            "until then, no weights move between them"
+        )
+
+
 class TornWeightsError(WeightTransferError):
     """Loading failed half way: the model holds tensors of two versions and must not generate any more."""
 

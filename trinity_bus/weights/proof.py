@@ -4,7 +4,7 @@
 member and a trainer show each other that they know it, and do not tell it::
 
     member                                              trainer
-      |<- challenge: 32 random bytes ---------------------|   the same to everybody who connects
+      |<- greeting, challenge: 32 random bytes -----------|   the same to everybody who connects
       |-- who, nonce: 32 random bytes, member's proof --->|   wrong: the connection is closed, without a word
       |<- trainer's proof --------------------------------|   wrong: the connection is closed
       |== messages, each with its code ===================|

@@ -3,6 +3,7 @@
 ::
 
     member                                                             trainer
+      |<- greeting: PROTOCOL -------------------------------------------|
       |-- Hello, then both prove themselves: see ``channel`` -----------|
       |        one who sends to all itself, or on the same machine      |
       |-- WeightsRequest: version, checksum, what I hold -------------->|
@@ -21,15 +22,18 @@
       |-- StoreEntry: how process groups find each other, both ways ----|
       |<- WeightsAnswer: I live, now and then, while members pass on ---|
 
-They are the messages of ``trinity_bus.runtime.frames``, as maps: the two sides may be of two versions of the program,
-and what one does not know of the other's it passes over. A channel puts them in frames of its own, which carry a code;
-a delta file begins with one in a plain frame. Whether changes fit a manifest is not looked at here.
+They are the messages of ``trinity_bus.runtime.frames``, as maps. The two sides may be of two versions of the program:
+both say the number of their protocol first, and where these differ, nothing else is said (``channel``). Whoever changes
+what is said here, or what it means, in such a way that the other side of before would not understand it, raises the
+number. The greeting and ``Hello`` stay as they are in all protocols, so that the numbers can be told. A channel puts
+them in frames of its own, which carry a code; a delta file begins with one in a plain frame. Whether changes fit a
+manifest is not looked at here.
 
 Every length is looked at before memory is taken. Failures: ``WireError`` for what is too long or no message; whoever
 gets it closes the connection.
 """
 
-from typing import IO, Annotated
+from typing import IO, Annotated, Final
 
 import msgspec
 
@@ -40,6 +44,8 @@ from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES
 from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES
 
+PROTOCOL: Final = 1
+"""Of what members and trainers, and members among each other, say about weights."""
 MAX_TEXT = 512
 MAX_ANSWER_BYTES = 2 * MAX_MANIFEST_BYTES
 
@@ -52,6 +58,8 @@ class Hello(msgspec.Struct, frozen=True):
     who: Annotated[str, msgspec.Meta(max_length=1024)]
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     proof: Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+    protocol: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """That the member speaks; 0: one of before there were numbers."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True):

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schemas.errors import printable
-from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console
-from workers.demo import preloads
-from workers.demo.settings import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions, with_http_key
+from workers.demo.first_preload import begun_first
+from workers.demo.options import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
 from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import RUNS, SUMMARY, program
 
 if TYPE_CHECKING:
+    from trinity_bus.config import Settings
+    from trinity_bus.runtime.preload import Preload
+    from workers.demo.preloads import Preloads
     from workers.demo.report import Summary
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
@@ -67,13 +69,11 @@ def demo(
         limit_s=limit_s,
         console_port=CONSOLE_PORT if is_free(CONSOLE_PORT) else free_port(),
     )
-    logs = options.run_dir / "logs"
-    logs.mkdir(parents=True)
-    logging.basicConfig(filename=logs / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    settings = with_http_key(Settings())
+    options.logs.mkdir(parents=True)
+    logging.basicConfig(filename=options.log("demo"), level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
-        with preloads.begun(settings, options) as begun:
-            summary = _run(settings, options, begun)
+        with begun_first(options) as shared:
+            summary = _run(options, shared)
     except ConfigError:
         raise
     except TrinityError as error:
@@ -91,8 +91,19 @@ def demo(
             raise typer.Exit(1)
 
 
-def _run(settings: Settings, options: DemoOptions, begun: preloads.Preloads) -> "Summary | None":
+def _run(options: DemoOptions, shared: "Preload") -> "Summary | None":
     """Run the demo; None where it was told to end. What it needs is imported while others import for it."""
+    with importing():
+        from trinity_bus.config import Settings
+        from workers.demo import preloads
+        from workers.demo.settings import with_http_key
+
+    settings = with_http_key(Settings())
+    with preloads.begun(settings, options, shared) as begun:
+        return _run_beside(settings, options, begun)
+
+
+def _run_beside(settings: "Settings", options: DemoOptions, begun: "Preloads") -> "Summary | None":
     with importing():
         from workers.demo.demo import run_demo
         from workers.demo.display import make_display

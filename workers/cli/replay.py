@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import console as log_to_console
+from trinity_bus.training.launch import launch_of
 from workers.cli.connection import connected_settings
 from workers.cli.set_option import set_option
 from workers.preconditions import checkpoint_dir
@@ -47,6 +49,12 @@ def replay(
     With nothing changed it is the live run bit for bit, on a CPU. Nothing of the live run is written to; it may go on
     meanwhile. Figures of each step are in metrics.jsonl, beside the checkpoints.
     """
+    launch = launch_of(os.environ)
+    if launch is not None:
+        raise ConfigError(
+            f"WORLD_SIZE={launch.world_size}: a launcher has started {launch.world_size} of this, and a replay starts "
+            "its ranks itself, on this machine: run `trinity-bus replay` without torchrun"
+        )
     live = connected_settings()
     for change in changes or ():
         # What an objective is made of are settings of the trainer.

@@ -46,7 +46,8 @@ from workers.console.forms import form
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 from workers.console.page_context import BadLinkError, PageContext
 from workers.preconditions import refusals
-from workers.runs import RUNS, service_environment
+from workers.runs import RUNS
+from workers.service_environment import service_environment
 
 log = logging.getLogger("workers.console")
 

@@ -25,8 +25,9 @@ from workers.demo import mesh
 from workers.demo.clock import Clock
 from workers.demo.display import Display
 from workers.demo.model import make_model
+from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
-from workers.demo.settings import DemoOptions, hint, write_mesh_file
+from workers.demo.settings import hint, write_mesh_file
 
 if TYPE_CHECKING:
     from workers.demo.report import Summary

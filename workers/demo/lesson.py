@@ -25,8 +25,9 @@ from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follo
 from workers.demo.clock import Clock
 from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.display import Display
-from workers.demo.report import PLOT, Summary, plot, step_summaries
-from workers.demo.settings import BATCH_SIZE, DemoOptions
+from workers.demo.options import DemoOptions
+from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summaries
+from workers.demo.settings import BATCH_SIZE
 from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.runs import MODEL, SUMMARY
 
@@ -115,7 +116,10 @@ class Lesson:
         with clock.stage("train"):
             newest = await self._train()
         with clock.stage("test after"):
-            reward_after, exact_after = await self._examine("after")
+            # Here explorers are at work, and the trainer's core is free.
+            (reward_after, exact_after), _ = await asyncio.gather(
+                self._examine("after"), asyncio.to_thread(import_matplotlib)
+            )
         with clock.stage("report"):
             self._keep_model(newest)
             summary = Summary(

@@ -16,14 +16,14 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor
-from workers.demo.preloads import Preloads, log_of
+from workers.demo.options import DemoOptions
+from workers.demo.preloads import Preloads
 from workers.demo.settings import (
-    DemoOptions,
     available_cores,
     demo_namespace,
     explorer_options,
 )
-from workers.runs import service_environment
+from workers.service_environment import service_environment
 
 _GRACE_S = 10.0
 _POLL_S = 0.1
@@ -128,7 +128,7 @@ def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> l
         if preloads.runners is None:
             return spec(name, preloads.explorers, *arguments, stage=1)
         made = spec(name, preloads.explorers, *arguments, "--fork-server", stage=1)
-        return replace(made, channel=partial(_fork_server, *preloads.runners, name, log_of(options, name)))
+        return replace(made, channel=partial(_fork_server, *preloads.runners, name, options.log(name)))
 
     # Whoever looks on waits for the mesh, and not the other way round.
     console = ["--set", f"console.port={options.console_port}", "run", "console"]

@@ -8,10 +8,10 @@
         |                     '--> console -----------------> console
         '--> coordinator
 
-The first one is given as little as runners are, and never sees more: what a branch is given goes past it
-(:mod:`trinity_bus.runtime.preload`). vLLM takes longer than all others together, so it begins at once, and the others
-do beside it, in the order of the diagram read from the top: as many at a time as there are other cores, Kafka, which
-comes first, among them. Imports that share a core with it would only make all of them late.
+The first one (:mod:`workers.demo.first_preload`) is given as little as runners are, and never sees more: what a branch
+is given goes past it (:mod:`trinity_bus.runtime.preload`). vLLM takes longer than all others together, so it begins at
+once, and the others do beside it, first runners, then Megatron, then the console: as many at a time as there are other
+cores, Kafka, which comes first, among them. Imports that share a core with it would only make all of them late.
 
 Failures: one that ends ends the demo, with the last lines of its log.
 """
@@ -22,15 +22,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from trinity_bus.config import Settings, env_name
 from trinity_bus.runners.confinement import environment
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import Activity, ServiceDiedError, activity_of
-from workers.demo.settings import DemoOptions, available_cores
-from workers.runs import service_environment
+from workers.demo.options import DemoOptions
+from workers.demo.settings import available_cores
+from workers.service_environment import service_environment
 
 _HERE: Final = "workers.demo.preloads"
 _VLLM: Final = "trinity_bus.inference.launch:preload"
@@ -69,11 +69,11 @@ class Preloads:
         """
         for name, preload in self._named():
             if (code := preload.process.poll()) is not None:
-                raise ServiceDiedError(name, f"ended with status {code}", log_of(options, name))
+                raise ServiceDiedError(name, f"ended with status {code}", options.log(name))
 
     def activities(self, options: DemoOptions) -> list[Activity]:
         """Return what those do that still import."""
-        return [activity_of(name, log_of(options, name)) for name, preload in self._named() if not preload.loaded]
+        return [activity_of(name, options.log(name)) for name, preload in self._named() if not preload.loaded]
 
     @contextmanager
     def followed(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
@@ -131,11 +131,16 @@ def may_begin(before: Sequence[bool], at_once: int) -> bool:
 
 
 @contextmanager
-def begun(settings: Settings, options: DemoOptions) -> Iterator[Preloads]:
-    """Provide them; they end with the block."""
+def begun(settings: Settings, options: DemoOptions, shared: Preload) -> Iterator[Preloads]:
+    """Provide them; they end with the block.
+
+    Args:
+        settings: The user's.
+        options: The user's.
+        shared: The first one, see ``first_preload``.
+    """
     # That it is there says that nothing is to be looked up on a model hub.
     options.model_dir.mkdir(parents=True, exist_ok=True)
-    log_of(options, "preload").parent.mkdir(exist_ok=True)
     env = {
         **service_environment(settings),
         env_name("mesh.model_path"): str(options.model_dir.resolve()),
@@ -148,18 +153,13 @@ def begun(settings: Settings, options: DemoOptions) -> Iterator[Preloads]:
     with ExitStack() as stack:
 
         def branch(of: Preload, name: str, *functions: str, at_once: bool = False) -> Preload:
-            log = log_of(options, name)
+            log = options.log(name)
             made = of.branch(functions, name=name, env=env, output=log, turn=None if at_once else queue.turn())
             if not at_once:
                 queue.stand(lambda: made.has_loaded)
             return stack.enter_context(made)
 
         little = environment(env, settings.explorer.runner_environment)
-        log = log_of(options, "preload")
-        main = "workers.cli.app:main"
-        shared = stack.enter_context(
-            Preload.begin([f"{_HERE}:import_shared"], name="preload", main=main, env=little, output=log)
-        )
         torch = branch(shared, "torch", f"{_HERE}:import_torch", at_once=True)
         yield Preloads(
             shared=shared,
@@ -179,17 +179,12 @@ def _can_fork_runners(settings: Settings) -> bool:
 def _runners(
     stack: ExitStack, queue: Queue, shared: Preload, options: DemoOptions, env: Mapping[str, str]
 ) -> tuple[Preload, Mapping[str, str]]:
-    module, log = "trinity_bus.runners.fork_server_main", log_of(options, "runners")
+    module, log = "trinity_bus.runners.fork_server_main", options.log("runners")
     made = shared.branch(
         [f"{module}:preload"], name="runners", main=f"{module}:main", env=env, output=log, turn=queue.turn()
     )
     queue.stand(lambda: made.has_loaded)
     return stack.enter_context(made), env
-
-
-def log_of(options: DemoOptions, name: str) -> Path:
-    """Return where a process of the demo writes."""
-    return options.run_dir / "logs" / f"{name}.log"
 
 
 def import_shared() -> None:

@@ -131,11 +131,17 @@ def stages_table(summary: Summary) -> Table:
     return table
 
 
-def plot(summary: Summary, path: Path) -> None:
-    """Reward over steps, with both evaluations, as a PNG. Needs no display."""
+def import_matplotlib() -> None:
+    """Import what ``plot`` needs: half a second, which somebody may have to spare before."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    from matplotlib import pyplot  # noqa: F401
+
+
+def plot(summary: Summary, path: Path) -> None:
+    """Reward over steps, with both evaluations, as a PNG. Needs no display."""
+    import_matplotlib()
     from matplotlib import pyplot as plt
 
     steps = [step for step in summary.steps if step.reward is not None]

@@ -20,8 +20,6 @@ import os
 import secrets
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from pydantic import SecretStr
@@ -30,61 +28,14 @@ from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
 from workers.demo.model import MAX_LENGTH
-from workers.demo.subjects import COPY, DemoSubject
+from workers.demo.options import MAX_STEPS, DemoOptions
 from workers.runs import program
 
 BATCH_SIZE: Final = 64
 """Tasks a step."""
 GROUP_SIZE: Final = 16
 """Samples a task."""
-MAX_STEPS: Final = 100
-LEARNED: Final = 0.99
-"""Share of held-out prompts that a trained model answers exactly, at least."""
-LIMIT_S: Final = 300.0
-"""What the whole may take, on two cores."""
 LEARNING_RATE: Final = 7e-4
-CONSOLE_PORT: Final = 8900
-"""Where the console listens, where nobody else does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """What a user may choose."""
-
-    run_dir: Path
-    subject: DemoSubject = COPY
-    seed: int = 0
-    steps: int = MAX_STEPS
-    """Most steps of training."""
-    explorers: int = 2
-    max_staleness: int = 0
-    """0: strictly on-policy; 1: one step off."""
-    early_stop: bool = True
-    """End when the model has learned, see ``stopping``."""
-    limit_s: float = LIMIT_S
-    """Give up after this many seconds."""
-    console_port: int = CONSOLE_PORT
-    """Where the console listens."""
-
-    @property
-    def model_dir(self) -> Path:
-        """The model as it is before training."""
-        return self.run_dir / "initial-model"
-
-    @property
-    def mesh_file(self) -> Path:
-        """The settings of all services."""
-        return self.run_dir / "mesh.toml"
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """The trainer's checkpoints."""
-        return self.run_dir / "checkpoints"
-
-    @property
-    def explorer_names(self) -> list[str]:
-        """A name for each explorer."""
-        return [f"explorer-{i}" for i in range(self.explorers)]
 
 
 def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:

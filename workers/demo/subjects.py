@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from workers.demo.model import DIGITS, Language
-from workers.demo.trail import CLOSE, OPEN
 
+OPEN: Final = "<tool_call><function=look><parameter=drawer>"
+CLOSE: Final = "</parameter></function></tool_call>"
+"""With ``OPEN`` what surrounds the number of a drawer: to the demo's model a token each, and this one ends its turn."""
 _TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %} <{{ message.role }}>"
     "{% if message.content %} {{ message.content }}{% endif %}"

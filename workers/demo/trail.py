@@ -18,12 +18,10 @@ from typing import ClassVar, Final
 from trinity_bus import Conversation, RolloutContext, Task, ToolError, ToolWorkflow, register, sequence_reward
 from trinity_bus.chat import ModelReply
 from trinity_bus.rollout.conversations import OtherSide
+from workers.demo.subjects import CLOSE, OPEN
 
 DIGITS: Final = 3
 """Of a drawer's number."""
-OPEN: Final = "<tool_call><function=look><parameter=drawer>"
-CLOSE: Final = "</parameter></function></tool_call>"
-"""With ``OPEN`` what surrounds the number: to the demo's model a token each, and this one ends its turn."""
 
 
 def contents(drawer: str) -> str:

@@ -14,7 +14,7 @@ import uvloop
 from schemas.event import Position
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_STATE, EXPLORER_EVENTS, ROLLOUTS
-from trinity_bus.bus import Bus, Producer
+from trinity_bus.bus import Bus, Producer, TopicFollower
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError, SendError
 
@@ -36,6 +36,35 @@ async def everything_committed(bus: Bus, expected: list[bytes], *topics: Topic) 
             while (found := await everything(bus, *topics)) != expected:  # noqa: ASYNC110 - others see it a moment later
                 await asyncio.sleep(0.02)
     return found
+
+
+async def test_who_wants_what_is_written_waits_for_transactions_that_are_open(settings: KafkaSettings) -> None:
+    handled: dict[bool, list[bytes]] = {False: [], True: []}
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer(transactional_id="coordinator") as producer,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        followers = {
+            written: TopicFollower(
+                lambda start: bus.reader(BATCHES, start=start, expect=()),
+                lambda received, taken=taken: taken.append(received.raw),  # type: ignore[misc] # bound now
+                lambda _: None,
+                written=written,
+            )
+            for written, taken in handled.items()
+        }
+        for follower in followers.values():
+            await follower.start()
+            stack.push_async_callback(follower.stop)
+        async with producer.transaction():
+            await (await producer.send_raw(BATCHES, "b", b"one"))
+            waiting = asyncio.create_task(followers[True].caught_up())
+            for _ in range(3):
+                await followers[False].caught_up()
+            assert (handled, waiting.done()) == ({False: [], True: []}, False)
+        await waiting
+        assert handled[True] == [b"one"]
 
 
 async def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) -> None:
@@ -213,7 +242,7 @@ async def test_a_zombie_is_fenced(settings: KafkaSettings) -> None:
 KILLED = """
 import asyncio, sys
 from schemas.topics import BATCHES, COORDINATOR_STATE
-from trinity_bus.bus import Bus, Producer
+from trinity_bus.bus import Bus, Producer, TopicFollower
 from trinity_bus.config import KafkaSettings
 
 async def main():

@@ -6,7 +6,7 @@ import pytest
 
 from schemas import ExperienceGroup
 from schemas.codec import decode
-from schemas.topics import BATCHES
+from schemas.topics import BATCHES, RESULTS
 from tests.support.mesh.client_fleet import Fleet, fleet, held, tasks
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.records import record_of
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 async def open_batches(fleet: Fleet) -> list[str]:
     """States of all batches."""
     async with fleet.bus.reader(BATCHES, start="beginning") as reader:
-        last = {received.key: record_of(received) async for received in reader.replay()}
+        last = {received.key: record_of(received) async for received in reader.replay(written=True)}
     return sorted(record.state.value for record in last.values())
 
 
@@ -76,6 +76,24 @@ async def test_what_is_not_waited_for_is_cut_off_in_the_engine_and_never_comes_b
             while {c.task_id.partition("#")[2] for c in mesh_of.explorer.cancelled} != {"h0", "h1"}:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
         assert all(cancel.restart_runner for cancel in mesh_of.explorer.cancelled)
+
+
+async def test_a_batch_is_closed_once_every_result_that_is_written_has_been_read(mesh: Mesh) -> None:
+    async with fleet(mesh) as mesh_of, Scheduler(mesh_of.settings) as scheduler:
+        scheduler.schedule(held(1), 1)
+        await mesh_of.orders("#h0")
+        # The coordinator's reply may be read before what it has written beside it; here something of another's is late.
+        async with mesh_of.bus.producer(transactional_id="late") as late, late.transaction():
+            for partition in range(RESULTS.partitions):
+                await (await late.send_raw(RESULTS, "late", b"late", partition=partition))
+            aborting = asyncio.create_task(scheduler.abort_batch(1))
+            async with asyncio.timeout(60):
+                while "aborted" not in await open_batches(mesh_of):  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.02)
+            # One that does not wait for it is done well within this.
+            await asyncio.wait([aborting], timeout=0.5)
+            assert not aborting.done()
+        await aborting
 
 
 async def test_runs_that_were_done_count_where_partial_tasks_are_asked_for(mesh: Mesh) -> None:

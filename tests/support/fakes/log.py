@@ -155,7 +155,9 @@ class FakeReader:
     async def keeps_up(self) -> bool:
         return not self._behind()
 
-    async def replay(self) -> AsyncIterator[Received[Any]]:
+    async def replay(self, *, written: bool = False) -> AsyncIterator[Received[Any]]:
+        # Nothing here is in a transaction.
+        del written
         for received in self._take():
             yield received
 

@@ -7,7 +7,7 @@ last one is, and goes on telling who is in sync when all the others are lost.
 
     node: RUNNING --kill(): SIGKILL------> ENDED --start()--> RUNNING, on the same data and port
              |-----end(): SIGTERM--------> ENDED
-             |-----fill(): no byte more is written to its files--> ENDED by itself, as with a disk that is full
+             |-----fill(): its disk is full------> ENDED by itself --start()--> RUNNING, its disk as it was before
              '-----pause(): SIGSTOP------> silent, its connections open --resume()--> RUNNING
 """
 
@@ -23,6 +23,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.small_disk import SmallDisk, can_mount
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import java, layout
 from trinity_bus.broker.archive import archive_options
@@ -49,6 +50,7 @@ class BrokerCluster:
         size: How many.
         controllers: How many of them, the last ones; all where absent.
         more: Of the brokers' settings.
+        disk_mib: How large a disk each node gets of its own, where this process may mount one; absent: none.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class BrokerCluster:
         *,
         controllers: int | None = None,
         more: Mapping[str, object] | None = None,
+        disk_mib: int | None = None,
     ) -> None:
         found = quiet_ports(2 * size)
         self.ports = found[:size]
@@ -72,6 +75,10 @@ class BrokerCluster:
         quorum = dict(list(zip(self.nodes, found[size:], strict=True))[size - (controllers or size) :])
         for node in self.nodes:
             self._format(node, quorum, more or {})
+        self._disks: dict[int, SmallDisk] = {}
+        if disk_mib is not None and can_mount():
+            for node in self.nodes:
+                self._disks[node] = SmallDisk(self.folders[node - 1].kafka, disk_mib)
 
     # -- as the embedded broker --------------------------------------------------------------------------------------
 
@@ -114,6 +121,13 @@ class BrokerCluster:
         """End all of them, by force: nobody reads what they hold any more."""
         while self.children:
             self.children.popitem()[1].kill()
+        while self._disks:
+            self._disks.popitem()[1].close()
+
+    @property
+    def has_disks(self) -> bool:
+        """Whether each node has a disk of its own."""
+        return bool(self._disks)
 
     # -- each of them ------------------------------------------------------------------------------------------------
 
@@ -144,12 +158,15 @@ class BrokerCluster:
         os.kill(self.children[node].pid, signal.SIGCONT)
 
     def fill(self, node: int) -> None:
-        """Let no file of it grow any more, as on a disk that is full; once it is started anew, it has room again.
+        """Fill its disk to the last byte; once it is started anew, it has room again.
 
-        A write fails with EFBIG here, and with ENOSPC on a full disk: to Java both are an ``IOException``, for which
-        Kafka gives up its folder. To mount a small disk of its own would take the rights of root.
+        Without a disk of its own no file of it can grow any more: a write then fails with EFBIG rather than ENOSPC, for
+        Java an ``IOException`` as well, for which Kafka gives up its folder.
         """
-        resource.prlimit(self.children[node].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        if node in self._disks:
+            self._disks[node].fill()
+        else:
+            resource.prlimit(self.children[node].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def alive(self) -> int:
         """Brokers that the cluster counts as alive, by the word of that one of them that knows of the fewest."""
@@ -238,15 +255,23 @@ class BrokerCluster:
             heap_mib=HEAP_MIB,
             options=archive_options(self._cache),
         )
+        if node in self._disks:
+            self._disks[node].empty()
+            command = self._disks[node].command(command, folder.root)
         self.children[node] = Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log)
 
 
 @contextlib.contextmanager
 def broker_cluster(
-    root: Path, size: int = 3, *, controllers: int | None = None, more: Mapping[str, object] | None = None
+    root: Path,
+    size: int = 3,
+    *,
+    controllers: int | None = None,
+    more: Mapping[str, object] | None = None,
+    disk_mib: int | None = None,
 ) -> Iterator[BrokerCluster]:
     """A cluster that runs, for the length of the block; with the arguments of :class:`BrokerCluster`."""
-    cluster = BrokerCluster(root, size, controllers=controllers, more=more)
+    cluster = BrokerCluster(root, size, controllers=controllers, more=more, disk_mib=disk_mib)
     try:
         yield cluster.start()
     finally:

@@ -42,6 +42,7 @@ ATTRIBUTES = [
     "connection.connect",
     "connection.connected",
     "consumer._client",
+    "consumer._request_timeout_ms",
     "producer._message_accumulator._batch_ttl",
     "producer._message_accumulator._batches",
     "producer._message_accumulator._pending_batches",
@@ -64,12 +65,15 @@ ARGUMENTS = [
     (MessageAccumulator.fail_all, ["self", "exception"]),
     (TransactionManager.fatal_error, ["self", "exc"]),
     (AIOKafkaConnection.connected, ["self"]),
+    (fetcher.Fetcher.end_offsets, ["self", "partitions", "timeout_ms"]),
 ]
 BY_NAME = [
     (AIOKafkaClient, "MetadataRequest(list(topics) if topics else None)"),
     (AIOKafkaClient, "MetadataRequest([])"),
     (fetcher, "MemoryRecords(part_data[-1])"),
     (fetcher, "PartitionRecords("),
+    (fetcher, "OffsetRequest(-1, self._isolation_level,"),
+    (inspect.getmodule(AIOKafkaConsumer), "self._fetcher = Fetcher("),
     (sender, "return BACKOFF_OVERRIDE"),
     (TransactionManager, "def increment_sequence_number(self, tp: TopicPartition, increment: int)"),
     (inspect.getmodule(AIOKafkaClient), "await create_conn("),

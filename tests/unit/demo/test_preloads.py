@@ -7,7 +7,8 @@ import pytest
 
 from trinity_bus.config import Settings
 from workers.demo import preloads
-from workers.demo.settings import DemoOptions
+from workers.demo.first_preload import begun_first
+from workers.demo.options import DemoOptions
 
 
 class FakePreload:
@@ -42,7 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakePreload]:
     def begin(functions: Any, *, name: str, **told: Any) -> FakePreload:
         return FakePreload(name, found, functions=functions, **told)
 
-    monkeypatch.setattr("workers.demo.preloads.Preload.begin", begin)
+    monkeypatch.setattr("workers.demo.first_preload.Preload.begin", begin)
     return found
 
 
@@ -51,7 +52,8 @@ def begun(
 ) -> tuple[preloads.Preloads, dict[str, FakePreload]]:
     settings = Settings()
     settings = settings.model_copy(update={"explorer": settings.explorer.model_copy(update=explorer)})
-    with preloads.begun(settings, DemoOptions(run_dir=tmp_path / "run")) as found:
+    options = DemoOptions(run_dir=tmp_path / "run")
+    with begun_first(options) as shared, preloads.begun(settings, options, shared) as found:
         return found, {each.name: each for each in made}
 
 
@@ -85,7 +87,7 @@ def test_what_runners_are_forked_from_is_given_as_little_as_they(
     _, named = begun(tmp_path, made, runner_environment="MINE")
     for name in ("preload", "runners"):
         assert "CREDENTIALS" not in named[name].told["env"]
-        assert named[name].told["env"]["MINE"] == "given"
+    assert named["runners"].told["env"]["MINE"] == "given"
     assert named["torch"].told["env"]["CREDENTIALS"] == "of others"
     assert named["runners"].told["of"] == "preload"
 

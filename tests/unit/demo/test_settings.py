@@ -13,10 +13,11 @@ import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
 from workers.demo.mesh import specs
+from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
-from workers.demo.settings import DemoOptions, demo_namespace, hint, write_mesh_file
+from workers.demo.settings import demo_namespace, hint, write_mesh_file
 from workers.demo.subjects import TOOLS
-from workers.runs import service_environment
+from workers.service_environment import service_environment
 
 if TYPE_CHECKING:
     from trinity_bus.runtime.preload import Preload

@@ -11,8 +11,8 @@ from trinity_bus.rollout import Rollout
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.testing import ScriptedEngine, run_workflow
 from workers.demo.model import make_model
-from workers.demo.subjects import TOOLS
-from workers.demo.trail import CLOSE, OPEN, Trail, contents
+from workers.demo.subjects import CLOSE, OPEN, TOOLS
+from workers.demo.trail import Trail, contents
 
 TASK = Task(task_id="t", workflow="trail", prompt="3 1 4", repeat_times=1)
 NEXT = contents("3 1 4")

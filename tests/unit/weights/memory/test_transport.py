@@ -17,10 +17,9 @@ import torch
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime.frames import HEAD
-from trinity_bus.weights.channel import meet
+from trinity_bus.weights.channel import OPENING_BYTES, meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.memory.server import WeightServer
-from trinity_bus.weights.proof import NONCE_BYTES
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.wire import ANSWER, DELTA, REQUEST, WeightsRequest
 
@@ -216,7 +215,7 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
     assert leased.wait(60)
     wait_until(lambda: server.staging._staged[0].leases == 0)
     mute.settimeout(60)
-    assert len(mute.recv(100)) == NONCE_BYTES
+    assert len(mute.recv(100)) == OPENING_BYTES
     assert mute.recv(1) == b""
     wait_until(lambda: not server._listener._members and not server._listener._strangers)
     for one in (mute, deaf):
@@ -245,7 +244,7 @@ def test_what_is_no_request_is_dropped_and_others_are_served(
         stranger.shutdown(socket.SHUT_WR)
         stranger.settimeout(5)
         # The challenge is all that anyone gets.
-        assert len(stranger.recv(100)) == NONCE_BYTES
+        assert len(stranger.recv(100)) == OPENING_BYTES
         assert stranger.recv(1) == b""
     assert pull(server, receiver, 0, checksum).state == "ready"
 
