@@ -573,7 +573,20 @@ def test_a_version_that_is_not_published_is_a_warning_to_those_who_wait_for_it()
     assert facts(harness.trained(1, publish=False)) == [Fact.STARVED]
 
 
-def test_explorers_that_start_or_drain_take_no_part() -> None:
+def test_explorers_that_drain_take_versions_as_long_as_they_have_something_to_finish() -> None:
+    harness = Harness(batch_size=1)
+    harness.beat("e0")
+    harness.task("a")
+    assert groups(harness.trained(1)) == [(1, 1, ["e0"])]
+    harness.synced(1, 1)
+    running = [RunningAttempt(task_id="a", attempt=1)]
+    harness.beat("e0", state="draining", running=running, model_version=1)
+    assert groups(harness.trained(2)) == [(2, 1, ["e0"])]
+    harness.event(ExplorerLeft(explorer="e0", incarnation="1", reason="stopped"))
+    assert groups(harness.trained(3)) == [(3, 2, [])]
+
+
+def test_explorers_that_start_or_drain_with_nothing_take_no_part() -> None:
     harness = Harness()
     harness.beat("e0", state="starting", model_version=-1)
     harness.beat("e1", state="draining")
