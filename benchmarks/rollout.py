@@ -49,7 +49,7 @@ from schemas import (
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, Settings
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64

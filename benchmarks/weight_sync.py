@@ -50,7 +50,7 @@ from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.rendezvous import serve_store
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from workers.coordinator.service import Coordinator
 from workers.trainer.publication import Publisher
 

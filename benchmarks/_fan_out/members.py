@@ -18,8 +18,8 @@ import torch.distributed  # takes seconds, as the first link; engines and traine
 from benchmarks._fan_out.network import enter
 from benchmarks._sources import source
 from schemas import Member, ModelVersion
-from trinity_bus.weights.memory.server import WeightServer
-from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.pull.server import WeightServer
+from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
 
@@ -52,9 +52,9 @@ class ReceiverSide:
 
 def _die_after(buckets: int) -> None:
     """Let this process kill itself when so many buckets of a version have come."""
-    fill = MemoryTransport.fill
+    fill = PullTransport.fill
 
-    def dying(self: MemoryTransport, buffers: list[torch.Tensor], arrived: Callable[[int], None]) -> None:
+    def dying(self: PullTransport, buffers: list[torch.Tensor], arrived: Callable[[int], None]) -> None:
         def look(index: int) -> None:
             arrived(index)
             if index + 1 == buckets:
@@ -62,7 +62,7 @@ def _die_after(buckets: int) -> None:
 
         fill(self, buffers, look)
 
-    MemoryTransport.fill = dying  # type: ignore[method-assign]
+    PullTransport.fill = dying  # type: ignore[method-assign]
 
 
 def member(pipe: Connection, where: Where) -> None:

@@ -22,7 +22,7 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 
 _MAX_LENGTH = 256
 _SHARE = 0.5

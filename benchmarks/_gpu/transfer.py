@@ -23,7 +23,7 @@ from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.matrix import synchronize
 from benchmarks._gpu.sizes import SIZES
 from benchmarks._sources import announce, source
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.plugin import die_with_parent

@@ -49,8 +49,8 @@ from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
-from trinity_bus.weights.memory import server
-from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.pull import server
+from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
 from workers.explorer.heartbeats import Heartbeats
@@ -123,7 +123,7 @@ def explorer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("bytes")
         post.trainer_may_die("bytes")
 
-    for transport in (MemoryTransport, CheckpointTransport):
+    for transport in (PullTransport, CheckpointTransport):
         fill = transport.fill
 
         def counting(self: Any, buffers: Any, arrived: Any, fill: Any = fill) -> None:

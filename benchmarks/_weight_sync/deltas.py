@@ -11,7 +11,7 @@ from benchmarks._report import Row
 from benchmarks._sources import announce, source
 from benchmarks._tiny_model import TinyShape
 from benchmarks._weight_sync.raw import LIMIT_S
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 CHANGED = 50

@@ -40,8 +40,8 @@ from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES, Handshake, message_code
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import ENTRY, PROTOCOL, StoreEntry
 from workers.coordinator.lanes import Lanes

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mesh.waiting import wait_until
-from tests.unit.weights.memory.test_relay import NAMES, SIZE, PassersOn, source
+from tests.unit.weights.pull.test_relay import NAMES, SIZE, PassersOn, source
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.listener import PER_MEMBER
-from trinity_bus.weights.memory import transport
-from trinity_bus.weights.memory.fan_out import MOST_CLAIMS, TRAINER, FanOut
+from trinity_bus.weights.pull import transport
+from trinity_bus.weights.pull.fan_out import MOST_CLAIMS, TRAINER, FanOut
 
 
 @pytest.fixture

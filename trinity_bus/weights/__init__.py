@@ -14,8 +14,8 @@
 ==============  ========================================  ==============================  ============================
 method          how                                       trainer's end                   member's end
 ==============  ========================================  ==============================  ============================
-gloo, nccl      taken from the trainer, over links        ``memory.server``               ``memory.transport``
-memory          taken from the trainer, over TCP          ``memory.server``               ``memory.transport``
+gloo, nccl      taken from the trainer, over links        ``pull.server``                 ``pull.transport``
+memory          taken from the trainer, over TCP          ``pull.server``                 ``pull.transport``
 checkpoint      read from shared storage                  ``checkpoint.publisher``        ``checkpoint.transport``
 ==============  ========================================  ==============================  ============================
 

@@ -7,7 +7,7 @@ frames         on the channel itself                                        ``fr
 links          over a process group of the two, by gloo or NCCL             ``link.carrier``
 =============  ===========================================================  ====================
 
-Who asks whom for what, who passes on, and what is proven, is the same for both: ``memory``.
+Who asks whom for what, who passes on, and what is proven, is the same for both: ``pull``.
 """
 
 from collections.abc import Callable, Sequence

@@ -44,8 +44,8 @@ from trinity_bus.weights.chunks import spans
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.relay import Relay
-from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.pull.relay import Relay
+from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.transport import Method, Offer, Source, WeightTransport
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class TransferProgress:
 class _Resources:
     """What outlives a transfer that went well."""
 
-    links: MemoryTransport | None = None
+    links: PullTransport | None = None
     """And the method that it is for."""
     linked_by: Method = "gloo"
     buffers: "list[torch.Tensor]" = field(default_factory=list)
@@ -194,12 +194,12 @@ class _Transfer:
         if method == "checkpoint":
             return CheckpointTransport()
         if method == "memory":
-            return MemoryTransport(self._relay, has=resources.chunks_of(source.checksum))
+            return PullTransport(self._relay, has=resources.chunks_of(source.checksum))
         if resources.links is None or resources.linked_by != method:
             if resources.links is not None:
                 resources.links.close()
             resources.links, resources.linked_by = (
-                MemoryTransport(self._relay, carrier_of(method, self._device)),
+                PullTransport(self._relay, carrier_of(method, self._device)),
                 method,
             )
         return resources.links
@@ -267,7 +267,7 @@ class _Transfer:
             try:
                 transport.fill(buffers, arrived)
             except WeightTransferError:
-                if isinstance(transport, MemoryTransport):
+                if isinstance(transport, PullTransport):
                     resources.begun = (self.source.checksum, transport.proven)
                 raise
             received_at = time.monotonic()

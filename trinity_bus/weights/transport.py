@@ -9,9 +9,9 @@
 ====================  ==========================================================  ==================
 way                   where the bytes are                                         module
 ====================  ==========================================================  ==================
-``gloo``, ``nccl``    asked of the trainer's server, or of members it names;      ``memory.transport``,
+``gloo``, ``nccl``    asked of the trainer's server, or of members it names;      ``pull.transport``,
                       they come over private links                                ``link.carrier``
-``memory``            likewise; they come over the connection                     ``memory.transport``
+``memory``            likewise; they come over the connection                     ``pull.transport``
 ``checkpoint``        a folder that both see                                      ``checkpoint.transport``
 ====================  ==========================================================  ==================
 

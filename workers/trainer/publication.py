@@ -90,7 +90,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         LinkError: Nothing can listen on the trainer's host.
     """
     from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
-    from trinity_bus.weights.memory.server import WeightServer
+    from trinity_bus.weights.pull.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
     dtype = None if sync.sync_dtype == "same" else sync.sync_dtype

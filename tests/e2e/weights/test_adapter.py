@@ -20,7 +20,7 @@ from trinity_bus.training.adapters import FOLDER
 from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.base import BASE
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from workers.trainer.published import AdapterAlone
 
 pytestmark = [

@@ -31,7 +31,7 @@ from trinity_bus.inference.launch import launch
 from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 
 pytestmark = [
     pytest.mark.e2e,

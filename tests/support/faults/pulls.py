@@ -19,8 +19,8 @@ import torch
 from tests.support.faults.transfers import SECRET, announcement, settled
 from trinity_bus.weights import frames, held_version
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.memory import server
-from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.pull import server
+from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Method, Source
 
@@ -34,16 +34,16 @@ def say(word: str) -> None:
 
 
 def take(host: str, port: str, checksum: str, method: Method = "memory") -> None:
-    original = MemoryTransport.fill
+    original = PullTransport.fill
 
     def stay(_: int) -> None:
         say("first")
         sys.stdin.read()
 
-    def fill_and_stay(self: MemoryTransport, buffers: list[torch.Tensor], _: object) -> None:
+    def fill_and_stay(self: PullTransport, buffers: list[torch.Tensor], _: object) -> None:
         original(self, buffers, stay)
 
-    MemoryTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
+    PullTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
     receiver = WeightReceiver()
     receiver.start(where(host, port, checksum, method))
     settled(receiver, 60)

@@ -18,7 +18,7 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 
 BUCKET = 1 << 12

@@ -14,8 +14,8 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.link.carrier import LinkSender
 from trinity_bus.weights.link.link import Link
-from trinity_bus.weights.memory import transport
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull import transport
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 NAMES = ("a", "b", "c", "d")

@@ -12,7 +12,7 @@ from schemas import ModelVersion
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 BUCKET = 1 << 12

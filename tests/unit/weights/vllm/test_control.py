@@ -15,7 +15,7 @@ from tests.support.faults.transfers import announcement, source
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.control_server import ControlServer

@@ -21,7 +21,7 @@ from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 
 # vLLM and what it imports warn of their own use of each other.
 # The first test waits until it is imported: half a minute, minutes on a machine at its limit.

@@ -23,10 +23,10 @@ from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import MAX_CHUNKS, PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.memory import transport
-from trinity_bus.weights.memory.fan_out import FanOut
-from trinity_bus.weights.memory.relay import Relay
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull import transport
+from trinity_bus.weights.pull.fan_out import FanOut
+from trinity_bus.weights.pull.relay import Relay
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
@@ -378,15 +378,15 @@ def test_who_cannot_reach_its_holder_is_sent_all_by_the_trainer(
 
 
 def test_one_dead_holder_does_not_make_a_member_alone(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, met = transport.MemoryTransport._meet, []
+    real, met = transport.PullTransport._meet, []
 
-    def meet_but_the_first(self: transport.MemoryTransport, *arguments: Any) -> Channel:
+    def meet_but_the_first(self: transport.PullTransport, *arguments: Any) -> Channel:
         met.append(arguments)
         if len(met) == 1:
             raise LinkError("it has died")
         return real(self, *arguments)
 
-    monkeypatch.setattr(transport.MemoryTransport, "_meet", meet_but_the_first)
+    monkeypatch.setattr(transport.PullTransport, "_meet", meet_but_the_first)
     fleet.come("a")
     fleet.come("b")
     # It has another holder by now: the trainer, whose only other member counts as dead.
@@ -402,21 +402,21 @@ def test_one_dead_holder_does_not_make_a_member_alone(fleet: PassersOn, monkeypa
 def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.weights.receiver._SLOW_WIRE", slow)
     server, receiver = WeightServer(bucket_bytes=1 << 20), WeightReceiver(overlap=False)
-    put, hashed_amid, fill = ContentHash.put, [], transport.MemoryTransport.fill
+    put, hashed_amid, fill = ContentHash.put, [], transport.PullTransport.fill
     filling = threading.Event()
 
     def noted(self: ContentHash, buffer: torch.Tensor) -> None:
         hashed_amid.append(filling.is_set())
         put(self, buffer)
 
-    def marked(self: transport.MemoryTransport, *arguments: Any) -> None:
+    def marked(self: transport.PullTransport, *arguments: Any) -> None:
         filling.set()
         fill(self, *arguments)
         filling.clear()
 
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
     monkeypatch.setattr(ContentHash, "put", noted)
-    monkeypatch.setattr(transport.MemoryTransport, "fill", marked)
+    monkeypatch.setattr(transport.PullTransport, "fill", marked)
     receiver.start(source(announced, "a", 20))
     assert settled(receiver).state == "ready", receiver.progress
     assert hashed_amid == [slow > 0] * len(WEIGHTS)
@@ -537,7 +537,7 @@ def test_a_version_of_hundreds_of_gigabytes_is_passed_on_too() -> None:
 def test_a_version_that_nobody_can_pass_on_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trinity_bus.weights.memory.server.MAX_CHUNKS", 47)
+    monkeypatch.setattr("trinity_bus.weights.pull.server.MAX_CHUNKS", 47)
     server = WeightServer("127.0.0.2", bucket_bytes=1 << 20)
     server.stage(0, WEIGHTS.items())
     assert "nobody passes it on" in caplog.text
@@ -554,7 +554,7 @@ def machines(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> PassersOn:
         return connect(address, timeout, (next(addresses), 0) if is_trainer else None)
 
     monkeypatch.setattr(socket, "create_connection", connected)
-    monkeypatch.setattr("trinity_bus.weights.memory.fan_out.WINDOW_S", 0.3)
+    monkeypatch.setattr("trinity_bus.weights.pull.fan_out.WINDOW_S", 0.3)
     monkeypatch.setattr(transport, "BEAT_S", 0.1)
     return fleet
 

@@ -51,7 +51,7 @@ from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.listener import Keyring, PeerListener, member_name
-from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
+from trinity_bus.weights.pull.fan_out import TRAINER, FanOut
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest

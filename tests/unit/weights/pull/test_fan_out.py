@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.weights.memory.fan_out import TRAINER, FanOut
+from trinity_bus.weights.pull.fan_out import TRAINER, FanOut
 
 HOSTS = st.sampled_from(["trainer", "a", "b", "c"])
 CHUNKS, RATE, SLOW, TICK_S = 3000, 100.0, 1.0, 0.05

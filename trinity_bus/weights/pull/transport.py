@@ -40,7 +40,7 @@ from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneErro
 from trinity_bus.weights.frames import FrameCarrier
 from trinity_bus.weights.held_version import BEAT_S, HeldVersion
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.memory.relay import Relay
+from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
@@ -59,7 +59,7 @@ _MOST_HOLDERS: Final = 32
 """That may fail one transfer."""
 
 
-class MemoryTransport:
+class PullTransport:
     """A ``WeightTransport`` from a trainer's server. One that keeps its connection is used for many versions.
 
     Args:

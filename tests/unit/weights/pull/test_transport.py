@@ -19,7 +19,7 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime.frames import HEAD
 from trinity_bus.weights.channel import OPENING_BYTES, meet
 from trinity_bus.weights.errors import LinkError, WireError
-from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.wire import ANSWER, DELTA, REQUEST, WeightsRequest
 
@@ -282,7 +282,7 @@ def test_a_thread_that_hangs_counts_as_failed(receiver: WeightReceiver, monkeypa
         raise LinkError("it has ended at last")
 
     monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
-    monkeypatch.setattr("trinity_bus.weights.memory.transport.MemoryTransport.open", hang)
+    monkeypatch.setattr("trinity_bus.weights.pull.transport.PullTransport.open", hang)
     server = WeightServer()
     assert "nothing has moved" in pull(server, receiver, 0, "0" * 64, timeout_s=0.05).error
     receiver.cancel()

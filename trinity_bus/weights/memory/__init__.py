@@ -1,1 +1,0 @@
-"""Versions that members take from the trainer's server, and from each other, whatever carries the bytes."""
