@@ -102,7 +102,7 @@ class Taker(Protocol):
 
 
 class Carrier(Protocol):
-    """Makes both ends."""
+    """Kind of connection by which bytes of versions come: makes both ends of one."""
 
     @property
     def device(self) -> str:
