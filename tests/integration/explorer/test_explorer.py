@@ -581,7 +581,7 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
         assert [(turn.number, turn.attempt, turn.after) for turn in further] == [(2, 2, 1), (3, 2, 2)]
 
 
-async def test_killed_in_the_second_call_of_a_turn_the_first_is_not_made_again(
+async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_in_the_sandbox(
     settings: Settings, tmp_path: Path
 ) -> None:
     noted = tmp_path / "noted"
@@ -620,10 +620,10 @@ async def test_killed_in_the_second_call_of_a_turn_the_first_is_not_made_again(
                 await mesh.send(dispatch(second, "calls", task=task, attempt=2, turns=beat.running[0].turns, **alone))
                 result = await mesh.event(RolloutFinished)
         assert (result.status, result.error) == ("completed", None)
-        assert noted.read_text().split() == ["one", "two", "two"], "only the call under way is made again"
+        assert noted.read_text().split() == ["one", "two", "one", "two"], "the sandbox is filled anew, call by call"
         assert len(engine.prompts) == 1, "what was drawn before the first call is not drawn again"
         assert result.metrics[0]["tool_calls"] == 2
-        assert result.metrics[0]["reward"] == 3.0, "the sandbox is the one that the killed explorer has left"
+        assert result.metrics[0]["reward"] == 2.0, "what the call under way has left is not there"
         left = KeptPlaces(settings.kafka.namespace, "calls").of_run(0)
         assert (left.calls(), list(left.files.iterdir())) == ([], []), "nothing of it is left after the answer"
         left.remove()
