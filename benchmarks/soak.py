@@ -1,11 +1,12 @@
 """Soak: whether memory, files, sockets or topics grow, in a mesh with a kill every minute, and over a day of records.
 
-Two parts, each of which says by how much something grows after the first third of it, in which caches fill:
+Three parts, each of which says by how much something grows after the first third of it, in which caches fill:
 
 * **live** (``--minutes``, a kill a minute): the real services around a fake engine and a fake trainer (``_soak.live``).
-* **records** (``--hours``): what a day of the demo's mesh writes, through coordinator and index (``_soak.records``).
-  Beside the coordinator's memory, its changelog and the topics that it compacts, each collection of its state is
-  counted, and what grows is kept by name.
+* **coordinator** (``--hours``): what a day of the demo's mesh writes, through the coordinator (``_soak.records``).
+  Beside its memory, its changelog and the topics that it compacts, each collection of its state is counted, and what
+  grows is kept by name.
+* **index** (``--hours``): likewise, through the console's index.
 
 A day has five million tasks and three million samples: half an hour of one core each. With ``--rate 20`` it is 1.7
 million tasks, in a quarter of an hour, and as many of all the rest.
@@ -26,7 +27,7 @@ from benchmarks._soak.growth import MIN_POINTS, Points, grows, growth
 from benchmarks.scheduling import progress_bars
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 
-PARTS = ("live", "records")
+PARTS = ("live", "coordinator", "index")
 KILL_S = 60.0
 GOAL_MIB = 16.0
 GOAL_CACHE_MIB = 64.0
@@ -144,16 +145,17 @@ def main() -> None:
             more["memory_mib"] = {
                 name: [(round(at), round(one.rss_mib, 1)) for at, one in held] for name, held in found.held.items()
             }
-        if "records" in options.parts:
-            # As the services do. What dies here dies on purpose.
-            freeze_gc()
-            collect_young_only()
-            logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
-            past = max(MIN_POINTS, round(hours * 60))
-            name = f"{past / 60:g} h of records"
+        past = max(MIN_POINTS, round(hours * 60))
+        name = f"{past / 60:g} h of records"
+        # As the services do. What dies here dies on purpose.
+        freeze_gc()
+        collect_young_only()
+        logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
+        if "coordinator" in options.parts:
             coordinator = records.through_coordinator(past, options.rate, bars("coordinator"))
             rows += coordinator_rows(f"{name}: coordinator", options.rate, coordinator)
             more["collections_that_grow"] = growing(coordinator)
+        if "index" in options.parts:
             with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
                 rows += index_rows(f"{name}: index", records.through_index(past, Path(folder), bars("index")))
     report("soak", "What grows in a mesh that goes on and on", rows, options, more=more)

@@ -1,8 +1,8 @@
 """What happens in a mesh of days besides rollouts, in simulated time: members, clients and trainers come and go.
 
 =================================  =====================================================================================
-each minute                        an explorer is killed and starts anew under its name
-every five minutes                 an explorer leaves for good, or dies without a word, and one of a new name comes
+each minute                        an explorer is killed and starts anew under its name; another leaves for good, or
+                                   dies without a word, and one of a new name comes
 every quarter of an hour           the trainer starts anew
 every five seconds                 a client of a new name submits a batch, sends its tasks and waits for its end. One in
                                    three lacks a task: when its client's time runs out, it is ended, or aborted by its
@@ -38,8 +38,6 @@ TOGETHER_S: Final = 0.2
 CLIENT_EVERY_S: Final = 5.0
 CONTRIBUTION_EVERY_S: Final = 10.0
 TRAINER_BEATS_EVERY_S: Final = 1.0
-MEMBER_EVERY: Final = 5
-"""Minutes."""
 TRAINER_EVERY: Final = 15
 """Minutes."""
 CLIENT_BATCH: Final = 8
@@ -89,8 +87,7 @@ class LivedInMesh(SimulatedMesh):
         self._checkpoint = end
         names = sorted(self.explorers)
         self.start_anew(names[self._minutes % len(names)])
-        if self._minutes % MEMBER_EVERY == 0:
-            self._change_member(names[0])
+        self._change_member(names[0])
         if self._minutes % TRAINER_EVERY == 0:
             self._trainers += 1
             self.trainer = f"trainer-life-{self._trainers}"

@@ -2,7 +2,7 @@
 
 The coordinator is that of ``fleet``, in simulated time: two explorers of 32 slots answer so many tasks a second, a
 trainer makes a version of each train batch, members and clients come and go (``_soak.life``), and every ten minutes
-another coordinator takes over from the changelog. A day of it has 17,000 batches that clients name, 290 explorers, 96
+another coordinator takes over from the changelog. A day of it has 17,000 batches that clients name, 1,440 explorers, 96
 trainers and 144 takeovers. The index takes up the log of ``console``, four batches of 512 samples a minute.
 """
 

@@ -162,6 +162,11 @@ class Engine:
         self._receiver = WeightReceiver()
         self.model_version = -1
 
+    def let_in(self, announced: ModelVersion) -> None:
+        """Pass it on, as an engine's workers do."""
+        if announced.members:
+            self._receiver.let_in(source(announced, announced.members[0].explorer, self._post.sync_timeout_s))
+
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         self._post.die_if_told("rendezvous")
         self._receiver.cancel()

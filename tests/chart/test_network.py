@@ -80,7 +80,7 @@ def is_closed(resources: list[dict[str, Any]], labels: dict[str, str], way: str)
 
 def wanted(case: str, source: str, target: str) -> set[int]:
     """Return those of ``PORTS`` at which a pod is to reach another: the table of docs/kubernetes.md."""
-    pulled, several, gateways = case in ("64-gpus", EXTERNAL), case == "64-gpus", case != "one-node"
+    pulled, several = case in ("64-gpus", EXTERNAL), case == "64-gpus"
     every = set(PORTS)
     if target == "stranger" and source != "stranger":
         # Whatever answers at these ports: names, a collector, brokers of somebody else.
@@ -90,7 +90,7 @@ def wanted(case: str, source: str, target: str) -> set[int]:
         ("trainer", "explorer"): set() if pulled else every,
         ("trainer", "trainer"): every if several else set(),
         # Unless encrypted, they pass versions on to each other.
-        ("explorer", "explorer"): every if several else {8001} if gateways else set(),
+        ("explorer", "explorer"): {8001} if case == EXTERNAL else every,
         ("gateway", "explorer"): {8001},
         ("stranger", "gateway"): {8000},
         ("stranger", "stranger"): every,

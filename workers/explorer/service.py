@@ -14,8 +14,8 @@
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
     every runner_report_s -----------------------------------------------> events: RunnersReport
 
-    stop:   DRAINING: no new orders, drain_s for what runs -> events: heartbeats as before, one more of what is given
-            back, ExplorerLeft
+    stop:   DRAINING: no new orders, drain_s for what runs -> events: heartbeats and WeightsSynced as before, one more
+            heartbeat of what is given back, ExplorerLeft
 
 A restarted explorer is a new *incarnation*: orders to the old one are void, because the coordinator hands that work out
 again. So nothing has to be remembered over a restart, and the lane is read from its end. One that follows no trainer
@@ -267,13 +267,18 @@ class ExplorerService:
 
         reason = "stopped"
         drain_s, in_order = self._settings.drain_s, True
+        following: asyncio.Task[None] | None = None
+        if versions is not None:
+            follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
+            following = asyncio.create_task(follower.run(versions), name="weights")
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
                 loops.create_task(self._handle_orders(lane[1], executor, producer, heartbeats), name="orders")
-                if versions is not None:
-                    follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
-                    loops.create_task(follower.run(versions), name="weights")
+                if following is not None:
+                    # It outlives them: long responses that are finished while this drains are of new weights, too, and
+                    # explorers that join take them from here.
+                    loops.create_task(_raised(asyncio.shield(following)), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
                 if self._settings.adaptive_slots:
                     loops.create_task(self._adapt(executor, heartbeats, http), name="slots")
@@ -289,6 +294,8 @@ class ExplorerService:
             raise
         finally:
             heartbeats.state = "draining"
+            if not in_order:
+                await _end(following)
             await heartbeats.send()
             drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
             async with asyncio.TaskGroup() as draining:
@@ -296,6 +303,7 @@ class ExplorerService:
                 beating = draining.create_task(heartbeats.run(), name="last heartbeats")
                 await asyncio.gather(*drained)
                 beating.cancel()
+            await _end(following)
             if in_order:
                 # Nothing runs any more: what it was is given back, and costs no try.
                 await heartbeats.send()
@@ -356,3 +364,13 @@ class ExplorerService:
 
 async def _raised(fatal: asyncio.Future[None]) -> None:
     await fatal
+
+
+async def _end(following: asyncio.Task[None] | None) -> None:
+    """Follow versions no more; what is being loaded is loaded."""
+    if following is None or following.done():
+        return
+    following.cancel()
+    await asyncio.wait([following])
+    if not following.cancelled() and (error := following.exception()) is not None:
+        _log.warning("the last version was not taken: %s", error)

@@ -129,7 +129,7 @@ class WeightFollower:
                 names.RL_EXPLORER: self._who.explorer,
             },
         ) as span:
-            if self._served.version < 0:
+            if self._served.version < 0 and self._heartbeats.state != "draining":
                 self._heartbeats.set_state("syncing")
             try:
                 answer = await self._sync_once(announced, member)

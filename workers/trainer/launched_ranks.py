@@ -153,7 +153,7 @@ class LaunchedRanks:
         limit_s: How long all of them may take to connect.
 
     Raises:
-        LinkError: Nothing can listen there.
+        RankError: Nothing can listen there.
     """
 
     def __init__(self, launch: Launch, host: str, ports: Sequence[int], key: str, *, limit_s: float = LIMIT_S) -> None:
@@ -164,9 +164,15 @@ class LaunchedRanks:
         self._closed = False
         self._parked: dict[int, Channel] = {}
         self._store: Store | None = None
-        self._listener = PeerListener(
-            host, ports, timeout_s=LIMIT_S, attend=self._park, secrets=_OneKey(key), what="ranks"
-        )
+        try:
+            self._listener = PeerListener(
+                host, ports, timeout_s=LIMIT_S, attend=self._park, secrets=_OneKey(key), what="ranks"
+            )
+        except LinkError as error:
+            raise RankError(
+                f"{error}; trainer.ranks_host must be an address of the machine that has rank 0: the first one where "
+                "launchers are given --node-rank, any with --rdzv-backend c10d"
+            ) from error
 
     @property
     def address(self) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, RequestRefusedError
 from trinity_bus.inference.launch import launch
@@ -42,6 +44,10 @@ NAME = "explorer-0"
 SYNC_S = 10.0
 """Long for a busy machine, and short enough to be waited for once: by one whose trainer is silent."""
 TOLERANCE = 1e-3
+CACHE_TOKENS = 3072
+"""Of six requests as long as there can be one: what asks for more is congestion."""
+CACHE_BYTES = 2 * 4 * 2 * 32 * 4
+"""Of a token: keys and values, layers, heads, their size, float32."""
 PROMPT = [3, 4, 5, 6, 7]
 type Model = Any
 
@@ -58,7 +64,14 @@ class Rig:
         self.runner = runner
         self.publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=SYNC_S, method="gloo")
         self.engine = InferenceEngine(
-            ExplorerSettings(name=NAME, model_path=str(self.path), dtype="float32", max_model_len=512, seed=1),
+            ExplorerSettings(
+                name=NAME,
+                model_path=str(self.path),
+                dtype="float32",
+                max_model_len=512,
+                seed=1,
+                cpu_kvcache_gib=CACHE_TOKENS * CACHE_BYTES / (1 << 30),
+            ),
             sync_timeout_s=SYNC_S,
         )
         self.version = -1
@@ -218,18 +231,20 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
     rig.publisher.staging._staged[rig.version].buffers[0][100] ^= 1
     with pytest.raises(WeightTransferError, match="have digest"):
         rig.run(rig.transfer(corrupt))
-    # A trainer that never sends: generation goes on meanwhile.
-    silent = rig.announce(1)
+    # A trainer that lets nobody in: generation goes on meanwhile.
+    with socket.create_server(("127.0.0.1", 0)) as trainer:
+        port = trainer.getsockname()[1]
+        silent = rig.announce(1, lambda version: version.model_copy(update={"master_port": port}))
 
-    async def sync_beside_generation() -> list[EngineCompletion]:
-        syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
-        completions = await rig.engine.generate(PROMPT, Sampling(max_tokens=24), 4)
-        assert not syncing.done()
-        with pytest.raises(WeightTransferError, match="did not serve"):
-            await syncing
-        return completions
+        async def sync_beside_generation() -> list[EngineCompletion]:
+            syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
+            completions = await rig.engine.generate(PROMPT, Sampling(max_tokens=24), 4)
+            assert not syncing.done()
+            with pytest.raises(WeightTransferError, match=f"127.0.0.1:{port} did not prove itself: .* was silent"):
+                await syncing
+            return completions
 
-    rig.assert_draws_from(0, rig.run(sync_beside_generation()))
+        rig.assert_draws_from(0, rig.run(sync_beside_generation()))
     assert rig.engine.model_version == served
     after = rig.generate()
     rig.assert_draws_from(0, after)
@@ -315,6 +330,33 @@ def test_what_a_seed_draws_hangs_on_nothing_else_that_is_drawn(rig: Rig) -> None
     together = rig.run(draw(*range(24)))
     assert len({tuple(token_ids) for token_ids in together}) > 40
     assert rig.run(draw(7)) == together[14:16]
+
+
+def test_what_the_cache_has_no_room_for_is_preempted_and_asked_for_no_more(rig: Rig) -> None:
+    """As an explorer adapts its slots: with a backlog, it asks for as much as the controller says."""
+    controller = ConcurrencyController(12, 1)
+    prompts = [[3 + (number * 7 + place) % 500 for place in range(250)] for number in range(36)]
+    limits: list[int] = []
+
+    async def work() -> list[EngineCompletion]:
+        running: set[asyncio.Task[list[EngineCompletion]]] = set()
+        done: list[EngineCompletion] = []
+        while prompts or running:
+            limit = controller.observe(rig.engine.load, len(running), asyncio.get_running_loop().time())
+            limits.append(limit)
+            while prompts and len(running) < limit:
+                asked = rig.engine.generate(prompts.pop(), Sampling(max_tokens=100), 1)
+                running.add(asyncio.create_task(asked))
+            ended, running = await asyncio.wait(running, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            done += [one for task in ended for one in task.result()]
+        return done
+
+    before = rig.engine.load.preempted
+    completions = rig.run(work())
+    assert rig.engine.load.preempted > before
+    assert limits[0] == 12
+    assert min(limits) < 12
+    assert len(completions) == 36
 
 
 def test_what_the_engine_cannot_serve_is_refused_by_type(rig: Rig) -> None:

@@ -432,6 +432,30 @@ async def test_whoever_drains_for_long_goes_on_telling_that_it_lives(
         assert (await mesh.event(ExplorerLeft)).reason == "stopped"
 
 
+async def test_whoever_drains_for_long_goes_on_taking_versions(settings: Settings, fork_server: ForkServer) -> None:
+    patient = settings.explorer.model_copy(update={"drain_s": float(LIMIT_S)})
+    async with explored(settings.model_copy(update={"explorer": patient}), fork_server) as (mesh, engine, explorer):
+        incarnation = await mesh.joined()
+        engine.open.clear()
+        await mesh.send(dispatch(incarnation))
+        await until(lambda: engine.waiting == 1)
+        hanging = asyncio.Event()
+        engine.on_sync = lambda announced: hanging.wait() if announced.version == 1 else None
+        await mesh.announce(announcement(1, incarnation))
+        # One is under way when it is told to stop, and goes on.
+        explorer.cancel()
+        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
+        hanging.set()
+        assert (await mesh.event(WeightsSynced)).version == 1
+        await mesh.announce(announcement(2, incarnation, epoch=2))
+        synced = await mesh.event(WeightsSynced)
+        assert (synced.version, synced.ok) == (2, True)
+        await mesh.event(ExplorerHeartbeat, lambda beat: (beat.state, beat.model_version) == ("draining", 2))
+        engine.open.set()
+        assert (await mesh.event(RolloutFinished)).status == "completed"
+        assert (await mesh.event(ExplorerLeft)).reason == "stopped"
+
+
 async def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(
     settings: Settings, fork_server: ForkServer
 ) -> None:

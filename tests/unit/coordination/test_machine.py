@@ -34,6 +34,7 @@ from trinity_bus.coordination import (
     TellPace,
     Tick,
 )
+from trinity_bus.coordination.dispatch.fleet import GONE_KEPT
 from trinity_bus.coordination.state.codec import StateCodec, unpack
 from trinity_bus.coordination.state.counters import Counters
 
@@ -361,6 +362,19 @@ def test_the_first_of_many_lives_stays_over() -> None:
     assert Fact.ZOMBIE_TRAINER not in facts(harness.trained(1, incarnation=f"t{incarnations[-1]}"))
 
 
+def test_names_that_come_and_go_are_forgotten_however_often_coordinators_change() -> None:
+    harness = Harness()
+    for number in range(2 * GONE_KEPT):
+        harness.beat(f"pod-{number}")
+        harness.event(ExplorerLeft(explorer=f"pod-{number}", incarnation="1"))
+        if number % 50 == 0:
+            harness.restart()
+    names = [f"pod-{number}" for number in range(GONE_KEPT, 2 * GONE_KEPT)]
+    assert sorted(harness.machine.fleet.explorers) == sorted(names), "those that went last are remembered"
+    harness.restart()
+    assert len(harness.machine.fleet.explorers) == GONE_KEPT
+
+
 def test_one_that_left_stays_gone() -> None:
     harness = Harness(batch_size=1)
     harness.beat()
@@ -559,7 +573,20 @@ def test_a_version_that_is_not_published_is_a_warning_to_those_who_wait_for_it()
     assert facts(harness.trained(1, publish=False)) == [Fact.STARVED]
 
 
-def test_explorers_that_start_or_drain_take_no_part() -> None:
+def test_explorers_that_drain_take_versions_as_long_as_they_have_something_to_finish() -> None:
+    harness = Harness(batch_size=1)
+    harness.beat("e0")
+    harness.task("a")
+    assert groups(harness.trained(1)) == [(1, 1, ["e0"])]
+    harness.synced(1, 1)
+    running = [RunningAttempt(task_id="a", attempt=1)]
+    harness.beat("e0", state="draining", running=running, model_version=1)
+    assert groups(harness.trained(2)) == [(2, 1, ["e0"])]
+    harness.event(ExplorerLeft(explorer="e0", incarnation="1", reason="stopped"))
+    assert groups(harness.trained(3)) == [(3, 2, [])]
+
+
+def test_explorers_that_start_or_drain_with_nothing_take_no_part() -> None:
     harness = Harness()
     harness.beat("e0", state="starting", model_version=-1)
     harness.beat("e1", state="draining")

@@ -178,6 +178,12 @@ def test_a_key_that_is_another_is_told_with_its_setting(
         follow(Settings(), launch(1), 20)
 
 
+def test_a_machine_that_is_not_where_rank_0_was_to_be_says_so() -> None:
+    # Of a documentation network: no machine's.
+    with pytest.raises(RankError, match=r"203\.0\.113\.9.*trainer\.ranks_host must be an address of the machine"):
+        LaunchedRanks(Launch(0, 2, 0, 1, 0), "203.0.113.9", [0], "a key of some characters")
+
+
 def test_ranks_that_do_not_come_are_named(
     ranks: LaunchedRanks, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,8 +49,10 @@ class Explorer(Row):
 
     @property
     def can_sync(self) -> bool:
-        """Whether it can take part in moving weights."""
-        return not self.gone and not self.fixed and self.state in ("ready", "syncing")
+        """Whether it can take part in moving weights: also one that drains, as long as it has something to finish."""
+        if self.gone or self.fixed:
+            return False
+        return self.state in ("ready", "syncing") or (self.state == "draining" and bool(self.assigned))
 
     def find_kinds(self) -> None:
         """Find again what follows from its pool and its workflows."""

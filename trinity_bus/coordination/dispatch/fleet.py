@@ -13,7 +13,8 @@ the explorer; an earlier incarnation that still speaks is a zombie and is ignore
 Silence is measured from the arrival of the last heartbeat, and lasts three of them where the coordinator has set their
 :mod:`pace <trinity_bus.coordination.dispatch.pace>`. A restart of the coordinator counts as a sign of life, so
 that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
-knew: tasks for them wait rather than fail while it restarts.
+knew: tasks for them wait rather than fail while it restarts. That hour begins anew with each coordinator, so no more
+than ``GONE_KEPT`` are remembered, those that went last: names may come and go faster than coordinators stay.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,8 @@ from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Groups, Table
 
 GONE_KEPT_S = 3600.0
+GONE_KEPT = 256
+"""Explorers that are gone; of a larger fleet that restarts at once, these know what the others knew."""
 ZOMBIES_KEPT = 32
 """Earlier incarnations remembered of each explorer, and of the trainer. One that wakes up after more incarnations than
 that is taken for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as
@@ -67,6 +70,8 @@ class Fleet:
         self._model = model
         self._beats_per_s = beats_per_s
         self._live: set[str] = set()
+        self._gone: dict[str, None] = {}
+        """In the order in which they went."""
         self.pace_s = 0.0
         """That explorers are to have; see :mod:`trinity_bus.coordination.dispatch.pace`."""
         self.rooms = FreeSlots()
@@ -141,6 +146,8 @@ class Fleet:
             explorer.zombies = (*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:]
         self._changed(explorer)
         self._watch(explorer)
+        while len(self._gone) > GONE_KEPT:
+            self._forget(self.explorers[next(iter(self._gone))])
 
     def set_version(self, explorer: Explorer, version: int) -> None:
         """Note that it says that it serves ``version`` now, and is done with syncing."""
@@ -273,8 +280,10 @@ class Fleet:
         self.rooms.changed(explorer)
         if explorer.gone:
             self._live.discard(explorer.name)
+            self._gone[explorer.name] = None
         else:
             self._live.add(explorer.name)
+            self._gone.pop(explorer.name, None)
         self.pace_s = pace(len(self._live), self._beats_per_s, self.pace_s)
 
     def _watch(self, explorer: Explorer) -> None:
@@ -283,6 +292,8 @@ class Fleet:
 
     def _forget(self, explorer: Explorer) -> None:
         del self.explorers[explorer.name]
+        self._gone.pop(explorer.name, None)
+        self._silence.forget(explorer.name)
         self._assigned.take(explorer.name)
         self.rooms.forget(explorer.name)
         self._forget_known()

@@ -104,7 +104,8 @@ class _End:
         if self._is_stale:
             self.close()
         if self._link is None:
-            limit_s = self._channel.timeout_s
+            # Who dies meanwhile is noticed by the channel. A machine that has much else to do needs its time for this.
+            limit_s = max(self._channel.timeout_s, _PIECE_S)
             self._link = open_link(
                 self._channel,
                 self._rank,
@@ -112,7 +113,7 @@ class _End:
                 timeout_s=limit_s,
                 at_once=at_once,
                 # The last of those under way may have to wait for all before it.
-                operation_s=at_once * max(limit_s, _PIECE_S),
+                operation_s=at_once * limit_s,
             )
         return self._link
 

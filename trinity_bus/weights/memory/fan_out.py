@@ -91,6 +91,8 @@ class ChainPlace:
     """Its holder is, or was, on its own machine."""
     resumed: bool = False
     """It came with a part of the version."""
+    heard: bool = False
+    """It has told how far it is since it has this holder: a link to that may take its time."""
     proven: int = 0
     """Bytes that it has."""
     began: tuple[float, int] | None = None
@@ -194,7 +196,7 @@ class FanOut:
         place = self._places[number]
         nbytes = self._bytes(proven)
         place.began = place.began or (now, nbytes)
-        place.proven, place.at = nbytes, now
+        place.proven, place.at, place.heard = nbytes, now, True
         if nbytes >= self._ends[-1] and not place.whole:
             place.whole = True
             self._taking -= 1
@@ -254,7 +256,8 @@ class FanOut:
             return False
         holder = self._places.get(place.holder)
         had = self._ends[-1] if holder is None else holder.proven
-        if place.alone or place.host == self._host_of(place.holder) or had <= place.proven:
+        is_judged = place.heard and not place.alone and place.host != self._host_of(place.holder)
+        if not is_judged or had <= place.proven:
             place.window = None
             return None
         if place.window is None:
@@ -309,7 +312,7 @@ class FanOut:
     def _hang(self, number: int, holder: int) -> None:
         place = self._places[number]
         if holder != place.holder:
-            place.window = None
+            place.window, place.heard = None, False
         self._takers.get(place.holder, set()).discard(number)
         self._takers.setdefault(holder, set()).add(number)
         place.holder, place.near = holder, self._host_of(holder) == place.host

@@ -120,7 +120,7 @@ def test_pieces_are_proven_and_follow_what_the_sender_has(pair: Pair) -> None:
 
 
 def test_a_sender_that_is_told_to_stop_says_so_and_goes_on_from_there_later_over_a_new_link(pair: Pair) -> None:
-    sent = pair.beside(lambda: pair.sender.chunks(pair.source, 0, lambda has: has < 3))
+    sent = pair.beside(lambda: pair.sender.chunks(pair.source, 0, lambda _: pair.goal.proven < 3))
     before = list(pair.buffers)
     assert pair.take() is False
     assert sent() is False

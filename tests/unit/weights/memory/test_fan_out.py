@@ -146,6 +146,20 @@ def test_the_holder_of_who_came_late_is_gone_and_the_next_one_has_it_too() -> No
     assert tree.is_settled
 
 
+def test_who_has_not_begun_to_take_is_not_slow() -> None:
+    tree = FanOut("trainer", ALIKE)
+    first, second = tree.join("a", 1), tree.join("b", 1)
+    for now in range(10):
+        tree.report(first, int(RATE * now), float(now))
+    # A link to its holder is still being made.
+    assert tree.holder(second) == first
+    assert not tree._slow
+    for now in range(10, 14):
+        tree.report(first, int(RATE * now), float(now))
+        tree.report(second, 1, float(now))
+    assert tree._slow == {"a", "b"}
+
+
 def test_a_slow_link_from_who_has_it_is_found() -> None:
     tree = FanOut("trainer", ALIKE)
     first, second = tree.join("a", 1), tree.join("b", 1)
@@ -310,7 +324,7 @@ def test_who_takes_larger_chunks_than_its_holder_had_meanwhile_is_not_slow() -> 
     tree = FanOut("trainer", chunks, usual=100.0 * large)
     first, second = tree.join("a", 1), tree.join("b", 1)
     for now in range(5):
-        tree.report(first, 1000 + 16 * 100 * now, 2.0 * now)
-        tree.report(second, 100 + 100 * now, 2.0 * now)
+        tree.report(first, 1000 + 16 * 100 * now, 1.0 * now)
+        tree.report(second, 100 + 100 * now, 1.0 * now)
     assert not tree._slow
     assert tree.holder(second) == first
