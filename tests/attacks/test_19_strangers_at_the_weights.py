@@ -196,6 +196,25 @@ def test_strangers_are_bounded_and_keep_no_member_out(
         assert_serves(publisher, receiver, announced)
 
 
+def test_a_process_with_as_many_threads_as_it_may_have_serves_members_again_when_it_has_fewer(
+    publisher: Publisher, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("serve-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with socket.create_connection(publisher.address, timeout=20) as stranger:
+            assert stranger.recv(1) == b""
+    assert not _listener(publisher)._strangers
+    assert_serves(publisher, receiver, announced)
+
+
 def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "PER_MEMBER", 2)
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")

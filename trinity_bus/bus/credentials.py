@@ -3,11 +3,13 @@
 ::
 
     a connection --is let in--------------------------> LET IN
-                 '--its credentials are refused-------> REFUSED; for REFUSED_S and nobody lets it in: GIVEN UP, one line
+                 '--its credentials are refused-------> REFUSED; again and again for REFUSED_S: GIVEN UP, one line
                  '--gets no answer, or another error--> as before: who is away says nothing of credentials
 
 Not at once, because a refusal may be a matter of moments: a broker that starts, or one of several, may not have read
-yet which users there are, and a user or its new password may be set beside the service that logs in with it.
+yet which users there are, and a user or its new password may be set beside the service that logs in with it. Nor once
+nobody refuses them any more: a client whose connections to the other brokers stand opens none that could be let in, so
+a refusal holds for ``LULL_S``, and two with more between them do not belong together.
 
 A broker that does not take a client's certificate hangs up without a word: that is no refusal here, and is waited for.
 """
@@ -27,6 +29,8 @@ from trinity_bus.config import env_name
 
 REFUSED_S: Final = 10.0
 """How long credentials may be refused: brokers of a cluster know of a new user within a second."""
+LULL_S: Final = 3 * REFUSED_S
+"""How long after a refusal it counts: a client that needs the broker asks again sooner, also where others hang."""
 _LOGIN = (AuthenticationFailedError, SaslAuthenticationFailed)
 _MECHANISM = (AuthenticationMethodNotSupported, IllegalSaslStateError, UnsupportedSaslMechanismError)
 
@@ -52,12 +56,14 @@ class Refusals:
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._last = 0.0
         self._reason = ""
 
     def refused(self, now: float, reason: str) -> None:
         """Note a refusal, at a time of a steady clock."""
-        self._since = now if self._since is None else self._since
-        self._reason = reason
+        if self._since is None or now - self._last > LULL_S:
+            self._since = now
+        self._last, self._reason = now, reason
 
     def forget(self) -> None:
         """Note that a broker has let the client in."""
@@ -65,9 +71,11 @@ class Refusals:
 
     @property
     def last(self) -> str | None:
-        """The last refusal; None where there is none that counts."""
+        """The last refusal; None where a broker has let the client in since."""
         return None if self._since is None else self._reason
 
     def given_up(self, now: float) -> str | None:
-        """Return the last refusal, where they have gone on for as long as they may."""
-        return None if self._since is None or now - self._since < REFUSED_S else self._reason
+        """Return the last refusal, where they have gone on for as long as they may, and still do."""
+        if self._since is None or self._last - self._since < REFUSED_S or now - self._last > LULL_S:
+            return None
+        return self._reason

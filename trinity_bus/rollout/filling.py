@@ -71,6 +71,8 @@ class Filling:
         return again
 
     def _empty(self) -> None:
+        # Whoever finds it half emptied is to begin again.
+        self._place.note_calls([_UNDER_WAY])
         self._place.clear()
         self._held = []
 

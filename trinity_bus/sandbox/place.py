@@ -88,11 +88,11 @@ class SandboxPlace:
         new.replace(self.path / _CALLS)
 
     def clear(self) -> None:
-        """Make it empty."""
-        (self.path / _CALLS).unlink(missing_ok=True)
+        """Make it empty, and, once it is, forget which calls have filled it."""
         # What has run there may have left what cannot be removed.
         old = self.files.rename(self.path / f"old-{uuid.uuid4().hex}")
         self.files.mkdir(mode=0o700)
+        (self.path / _CALLS).unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
 
     def release(self) -> None:

@@ -42,6 +42,8 @@ _LINE_S = 10.0
 """Between two lines about strangers: anyone can connect, as often as they like."""
 _SECRETS = 4
 """Announcements of one epoch whose secrets hold."""
+_ENDING_S = 1.0
+"""How long the end waits for the threads of connections, whose waits end within moments."""
 
 type Attend = Callable[[Channel, str], bool]
 """Serves a member; called in the thread of its connection. True where the channel is kept, and closed by its keeper."""
@@ -157,6 +159,8 @@ class PeerListener:
         self._lock = threading.Lock()
         self._strangers: OrderedDict[socket.socket, None] = OrderedDict()
         self._members: dict[str, list[Channel]] = {}
+        self._threads: set[threading.Thread] = set()
+        """Of connections."""
         self._closed = threading.Event()
         self._silent_until = 0.0
         self._listener = _listen(host, ports, what)
@@ -169,7 +173,10 @@ class PeerListener:
         return self._host, self._port
 
     def close(self) -> None:
-        """Stop listening and cut all connections."""
+        """Stop listening, cut all connections, and see their threads end: not while the process does.
+
+        A thread that comes back from torch when the interpreter is gone aborts the process.
+        """
         self._closed.set()
         self._secrets.close()
         with self._lock:
@@ -179,6 +186,11 @@ class PeerListener:
             _shut(one)
         self.cut()
         self._listener.close()
+        with self._lock:
+            threads = self._threads - {threading.current_thread()}
+        until = time.monotonic() + _ENDING_S
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def cut(self) -> None:
         """Close the connections of all members, and go on listening."""
@@ -206,9 +218,21 @@ class PeerListener:
                     _shut(oldest)
             if self._closed.is_set():
                 _shut(connection)
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._serve, args=(connection, str(address[0])), name=f"serve-{self._what}-to", daemon=True
-            ).start()
+            )
+            try:
+                with self._lock:
+                    # Before it may have ended; and whoever closes joins what has begun.
+                    thread.start()
+                    self._threads.add(thread)
+            except RuntimeError as error:
+                # This process has as many threads as it may have: that may pass as well.
+                with self._lock:
+                    self._strangers.pop(connection, None)
+                connection.close()
+                self._say(f"a connection for {self._what} from {printable(str(address[0]))} was closed: {error}")
+                self._closed.wait(0.1)
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         """Body of a connection's thread."""
@@ -234,6 +258,8 @@ class PeerListener:
                 if channel is not None:
                     self.close_channel(channel, who)
                 connection.close()
+            with self._lock:
+                self._threads.discard(threading.current_thread())
 
     def _wrap(self, connection: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocket:
         wrapped = tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)

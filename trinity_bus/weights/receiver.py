@@ -411,8 +411,10 @@ class WeightReceiver:
             self._ending = transfer
 
     def close(self) -> None:
-        """Cancel, let go of the link, and pass nothing on any more."""
+        """Cancel, let go of the link, and pass nothing on any more. No thread is left that the process's end meets."""
         self.cancel()
+        if self._ending is not None and self._ending.wait_over(_ENDING_S):
+            self._resources, self._ending = self._ending.resources, None
         self._relay.close()
         if self._resources.links is not None:
             self._resources.links.close()

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from aiokafka.errors import KafkaConnectionError, SaslAuthenticationFailed, UnsupportedSaslMechanismError
 
-from trinity_bus.bus.credentials import REFUSED_S, Refusals, doubtful_settings
+from trinity_bus.bus.credentials import LULL_S, REFUSED_S, Refusals, doubtful_settings
 
 
 def test_refusals_count_from_the_first_since_a_client_was_let_in() -> None:
@@ -20,9 +20,22 @@ def test_refusals_count_from_the_first_since_a_client_was_let_in() -> None:
     refusals.forget()
     assert told(1000.0) == (None, None)
     refusals.refused(1000.0, "wrong")
-    refusals.refused(1000.0 + REFUSED_S, "wrong again")
-    assert told(1000.0 + REFUSED_S - 0.1) == ("wrong again", None)
-    assert told(1000.0 + REFUSED_S) == ("wrong again", "wrong again")
+    refusals.refused(1000.0 + REFUSED_S - 0.1, "wrong again")
+    assert told(1000.0 + REFUSED_S) == ("wrong again", None)
+    refusals.refused(1000.0 + REFUSED_S, "still wrong")
+    assert told(1000.0 + REFUSED_S) == ("still wrong", "still wrong")
+
+
+def test_a_refusal_that_is_not_repeated_is_none_of_credentials() -> None:
+    refusals = Refusals()
+    # One of several brokers, which nobody asks any more: connections to the others stand, and no new one is let in.
+    refusals.refused(0.0, "wrong")
+    assert refusals.given_up(REFUSED_S + 1) is None
+    refusals.refused(LULL_S + 1, "wrong, long after")
+    assert refusals.given_up(LULL_S + 1) is None
+    refusals.refused(LULL_S + 1 + REFUSED_S, "wrong")
+    assert refusals.given_up(LULL_S + 1 + REFUSED_S) == "wrong"
+    assert refusals.given_up(LULL_S + 1 + REFUSED_S + LULL_S + 1) is None
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,29 @@ async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -
     assert rollout.reward == 1.0
 
 
+@pytest.mark.parametrize("step", ["pathlib.Path.rename", "pathlib.Path.mkdir", "pathlib.Path.unlink", "shutil.rmtree"])
+def test_a_sandbox_whose_emptying_was_cut_off_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = SandboxPlace.claim("run")
+    Filling(place, {}).note("tool", {})
+    (place.files / "left").touch()
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, dies)
+        with pytest.raises(KeyboardInterrupt):
+            Filling(place, {})
+    place.release()
+    found = SandboxPlace.claim("run")
+    Filling(found, {digest_of("tool", {}): 1})
+    assert found.path == place.path
+    assert (found.calls(), list(found.files.iterdir())) == ([], [])
+
+
 def test_a_sandbox_that_went_another_way_is_filled_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,9 @@ class LinkSender(_End):
 
         while first < len(chunks):
             watch()
-            proven = holding.grown(sent, 0.0 if under_way else BEAT_S)
+            # For a part of a piece there is nothing to do.
+            whole = sent if sent == len(chunks) else behind_piece(chunks, sent, len(chunks), size) - 1
+            proven = holding.grown(whole, 0.0 if under_way else BEAT_S)
             while sent < len(chunks) and len(under_way) < AHEAD:
                 end = behind_piece(chunks, sent, len(chunks), size)
                 if end > proven:
@@ -202,6 +204,8 @@ class LinkTaker(_End):
     """A ``Taker``."""
 
     _heard_at = 0.0
+    _by = 0.0
+    """When the next piece must be there, whatever else comes."""
     _asked = 0
     """Chunks that are there, or under way."""
 
@@ -242,6 +246,7 @@ class LinkTaker(_End):
                 under_way.append((link.broadcast(holding.place(self._asked, end)), end))
                 self._asked = end
             work, end = under_way[0]
+            self._by = time.monotonic() + limit_s
             self._watch()
             self._wait(link, work, self._watch, limit_s)
             under_way.popleft()
@@ -270,7 +275,7 @@ class LinkTaker(_End):
         self._channel.watch()
         self._there()
         while self._channel.has_more():
-            said = ANSWER.decode(self._channel.receive(ANSWER.limit))
+            said = ANSWER.decode(self._channel.receive(ANSWER.limit, self._by))
             if said.leave:
                 raise _LeftError
             self._heard_at = time.monotonic()

@@ -175,12 +175,42 @@ def test_a_sender_that_lives_and_has_nothing_is_waited_for_as_long_as_a_piece_ma
     monkeypatch.setattr(carrier, "BEAT_S", 0.1)
     pair.source.proven = 0
     sent = pair.beside(lambda: pair.sender.chunks(pair.source, 0))
-    with pytest.raises(LinkError, match="deadline passed while the other side was silent"):
+    with pytest.raises(LinkError, match="deadline passed"):
         pair.take(1.5)
     assert pair.taker._heard_at > 0
     pair.taking.close()
     assert isinstance(sent(), LinkError)
     pair.close()
+
+
+def test_a_sender_that_has_a_part_of_a_piece_waits_for_the_rest(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "piece_bytes", lambda _: BUCKET)
+    monkeypatch.setattr(carrier, "BEAT_S", 0.1)
+    pair.source.proven = 1
+    grown, beat = pair.source.grown, pair.sender._beat
+    waited: list[int] = []
+    beats = 0
+
+    def waits(proven: int, limit_s: float) -> int:
+        waited.append(proven)
+        return grown(proven, limit_s)
+
+    def beating() -> None:
+        nonlocal beats
+        before = pair.sender._beat_at
+        beat()
+        beats += pair.sender._beat_at > before
+
+    monkeypatch.setattr(pair.source, "grown", waits)
+    monkeypatch.setattr(pair.sender, "_beat", beating)
+    sent = pair.beside(lambda: pair.sender.chunks(pair.source, 0))
+    took = pair.beside(pair.take)
+    wait_until(lambda: beats >= 4)
+    assert len(waited) < 20
+    assert pair.goal.proven == 0
+    pair.source.attach(pair.bytes, proven=len(pair.chunks))
+    assert sent() is took() is True
+    assert pair.is_whole()
 
 
 def test_a_sender_that_says_nothing_is_left_long_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +14,7 @@ import torch
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.held_version import HeldVersion
-from trinity_bus.weights.link.carrier import LinkSender
+from trinity_bus.weights.link.carrier import LinkSender, LinkTaker
 from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.pull import transport
 from trinity_bus.weights.pull.server import WeightServer
@@ -168,3 +170,36 @@ def test_who_joins_late_takes_it_from_a_member_that_has_it(fleet: LinkedMembers)
     late.start(source(announced, "late", 20))
     fleet.all_have_it()
     assert fleet.sent_by_trainer == 0
+
+
+@pytest.mark.parametrize("who", ["member", "trainer"])
+def test_at_its_end_nobody_leaves_a_thread_in_an_operation(
+    fleet: LinkedMembers, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """One that came back from torch when the interpreter is gone would abort the process."""
+    waits = threading.Event()
+    wait = Link.wait
+
+    def waited(link: Link, *arguments: object) -> None:
+        waits.set()
+        wait(link, *arguments)  # type: ignore[arg-type]
+
+    def stands_still(end: LinkSender | LinkTaker, *_: object) -> None:
+        while True:
+            end._there()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Link, "wait", waited)
+    other, does = (LinkSender, "_send") if who == "member" else (LinkTaker, "_take")
+    monkeypatch.setattr(other, does, stands_still)
+    fleet.round("a")
+    assert waits.wait(20)
+    transfer = fleet.members["a"]._transfer
+    assert transfer is not None
+    assert not transfer.over
+    if who == "member":
+        fleet.members["a"].close()
+        assert transfer.over
+    else:
+        fleet.server.close()
+        assert [one for one in threading.enumerate() if one.name.startswith("serve-")] == []
