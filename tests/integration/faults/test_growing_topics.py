@@ -24,8 +24,8 @@ ANEW = "explorer-0"
 
 
 async def _has(bus: Bus, topic: Topic, partition: int) -> bool:
-    """Whether something lies in this partition."""
-    return (await bus.end_offsets(topic))[partition] > 0
+    """Whether something lies in this partition. Each broker hears of it in its own time."""
+    return (await bus.end_offsets(topic)).get(partition, 0) > 0
 
 
 async def _used(bus: Bus) -> bool:
