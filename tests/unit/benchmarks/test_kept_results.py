@@ -35,6 +35,12 @@ MISSES: Final = {
     ("scheduling", "8 explorers: CPU of all over that"): (
         "the broker's and the clients' share of a task is several times the coordinator's own"
     ),
+    ("start", "cold: first reward"): (
+        "on a slower machine than before: importing vLLM cold took 25.8 s of a processor, where it took 12.8"
+    ),
+    ("start", "the whole demo"): (
+        "on a slower machine than before: importing vLLM cold took 25.8 s of a processor, where it took 12.8"
+    ),
     ("training", "demo: Megatron over plain"): "Megatron's modules cost more than plain ones at 0.3 M parameters",
     ("training", "demo: steps/s of two data-parallel ranks over one's, 0.3 M parameters, 10,240 tokens"): (
         "two ranks share two cores, and steps of few tokens are short beside the exchange of gradients"
