@@ -115,14 +115,31 @@ COMPARISONS: Final = (
         lambda v: f"bare vLLM server: {v[1]:.1f}/s, {v[3]:.0f} ms",
     ),
     Comparison(
-        "new weights to 4 / 16 explorers, over the time for one",
+        "new weights to 4 / 16 explorers by `memory`, over the time for one",
         "fan_out",
         tuple(f"200 Mbit/s, {n} members: over the time for one" for n in (4, 16)),
         lambda v: f"{v[0]:.2f} / {v[1]:.2f}",
         lambda _: "one after the other, computed: 4 / 16",
     ),
     Comparison(
-        "the same to 16, one killed amid it: the others have them",
+        "the same over links, by gloo",
+        "fan_out",
+        tuple(f"links, 200 Mbit/s, {n} members: over the time for one" for n in (4, 16)),
+        lambda v: f"{v[0]:.2f} / {v[1]:.2f}",
+        lambda _: "one after the other, computed: 4 / 16",
+    ),
+    Comparison(
+        "to 4 explorers that join late: time over that for one / share that the trainer sends",
+        "fan_out",
+        (
+            "200 Mbit/s, 8 have it, 4 join late: until these have it, over the time for one",
+            "200 Mbit/s, 8 have it, 4 join late: what the trainer's card sends, over the version, worst",
+        ),
+        lambda v: f"{v[0]:.2f} / {v[1]:.4f}",
+        lambda _: "all from the trainer, computed: 4 / 4",
+    ),
+    Comparison(
+        "to 16 by `memory`, one killed amid it: the others have them",
         "fan_out",
         tuple(
             f"200 Mbit/s, 16 members, one killed: the others have it, over nobody killed, {which}"

@@ -24,7 +24,7 @@ from trinity_bus.training.launch import Launch
 from trinity_bus.training.rank import Outcome
 from trinity_bus.training.rank_protocol import Done, Gather, Join, Leave, Order, RankAnswer
 from trinity_bus.training.ranks import Followers
-from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.transport import Source
 from workers.preconditions import PRECONDITIONS
@@ -115,7 +115,7 @@ def test_a_stranger_costs_no_rank_and_learns_nothing(
     ranks: LaunchedRanks, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_connection(ranks.address) as stranger:
-        assert len(stranger.recv(1000)) == 32, "a random number"
+        assert len(stranger.recv(1000)) == OPENING_BYTES, "the number of the protocol, and a random one"
         stranger.sendall(protocol.ANSWERS.frame(RankAnswer(1, Done(0))))
         assert stranger.recv(1000) == b""
     with pytest.raises(LinkError, match="did not prove itself"):
