@@ -35,11 +35,8 @@ MISSES: Final = {
     ("scheduling", "8 explorers: CPU of all over that"): (
         "the broker's and the clients' share of a task is several times the coordinator's own"
     ),
-    ("start", "cold: first reward"): (
-        "on a slower machine than before: importing vLLM cold took 25.8 s of a processor, where it took 12.8"
-    ),
     ("start", "the whole demo"): (
-        "on a slower machine than before: importing vLLM cold took 25.8 s of a processor, where it took 12.8"
+        "on a slower machine than before: importing vLLM took 10.8 s of a processor, where it took 5.7"
     ),
     ("training", "demo: Megatron over plain"): "Megatron's modules cost more than plain ones at 0.3 M parameters",
     ("training", "demo: steps/s of two data-parallel ranks over one's, 0.3 M parameters, 10,240 tokens"): (
