@@ -137,14 +137,15 @@ def test_who_comes_late_takes_the_version_from_those_who_have_it(fleet: PassersO
     assert fleet.sent_by_trainer == SIZE
 
 
+def pulls(*arguments: object) -> "subprocess.Popen[bytes]":
+    """A process of its own that takes, has or serves a version: see ``tests.support.faults.pulls``."""
+    command = [sys.executable, "-m", "tests.support.faults.pulls", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
 def test_who_comes_late_and_takes_from_one_that_is_killed_takes_the_rest_from_another(fleet: PassersOn) -> None:
     fleet.go.set()
-    host, port = fleet.server.address
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults.pulls", "pass-on", host, str(port), fleet.checksum],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as victim:
+    with pulls("pass-on", *fleet.server.address, fleet.checksum) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"whole\n"
         fleet.come("a")
@@ -194,12 +195,7 @@ def test_a_member_that_takes_another_version_is_a_holder_of_the_former_no_more(f
 
 def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: PassersOn) -> None:
     fleet.go.set()
-    host, port = fleet.server.address
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults.pulls", "take", host, str(port), fleet.checksum],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as victim:
+    with pulls("take", *fleet.server.address, fleet.checksum) as victim:
         assert victim.stdout is not None
         # It has one bucket, passes that on, and takes no more.
         assert victim.stdout.readline() == b"first\n"
@@ -274,11 +270,7 @@ def test_who_goes_on_passes_on_what_it_has_at_once_and_others_take_it_there(flee
 
 def test_the_next_life_of_a_trainer_that_is_killed_sends_the_rest_alone(fleet: PassersOn) -> None:
     receiver = fleet.members["a"] = WeightReceiver()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults.pulls", "serve-chunks"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as trainer:
+    with pulls("serve-chunks") as trainer:
         assert trainer.stdout is not None
         port, checksum = trainer.stdout.readline().split()
         assert checksum.decode() == fleet.checksum
