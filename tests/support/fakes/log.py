@@ -213,6 +213,7 @@ class FakeBus:
         expect: Sequence[type] | None = None,
         key: str | None = None,
         partitions: Sequence[int] | None = None,
+        gather_s: float | None = None,  # its records are there at once
     ) -> FakeReader:
         return FakeReader(self._log, topics, start, expect, key)
 

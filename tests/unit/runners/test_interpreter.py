@@ -1,6 +1,6 @@
 """The Python that runners run in: what they import, and which interpreters are refused."""
 
-import re
+import ast
 import subprocess
 import sys
 from importlib.metadata import version
@@ -21,7 +21,14 @@ sources = [importlib.util.find_spec(m).origin for m in theirs]
 print("\\n".join(sorted(set(sources))))
 print("LOADED", *sorted({m.partition(".")[0] for m in sys.modules if sys.modules[m] is not None}))
 """
-FOREIGN = re.compile(r"^\s*(?:from|import) ([a-z_0-9]+(?:\.[a-z_0-9]+)*)", re.MULTILINE)
+
+
+def imported_by(source: Path) -> set[str]:
+    """Return the packages that a module imports, those in its functions too."""
+    nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names}
 
 
 def test_what_runners_import_is_small_and_named() -> None:
@@ -32,7 +39,7 @@ def test_what_runners_import_is_small_and_named() -> None:
     assert not loaded & {"torch", "vllm", "aiokafka", "megatron", "ray", "typer", "fastapi", *extras}
     # Read off the sources, those that are imported later in a function too; less what is named.
     named = {name.partition(".")[0] for name in IMPORTED}
-    imported = {name.partition(".")[0] for source in sources for name in FOREIGN.findall(Path(source).read_text())}
+    imported = {name for source in sources for name in imported_by(Path(source))}
     own = {"schemas", "trinity_bus"}
     assert imported - set(sys.stdlib_module_names) - own - extras - named == set()
     assert named - imported == {"jinja2"}, "transformers writes chat templates with it"
