@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
 _PIECE_S: Final = 10.0
-"""In which a piece must come in any case: ``memory.transport.CHUNK_S``."""
+"""In which a piece must come in any case: ``pull.transport.CHUNK_S``."""
 
 
 class LinkCarrier:
