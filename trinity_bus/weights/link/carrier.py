@@ -242,9 +242,10 @@ class LinkTaker(_End):
         self._heard_at = time.monotonic()
         while holding.proven < len(chunks):
             while self._asked < len(chunks) and len(under_way) < AHEAD:
-                end = behind_piece(chunks, self._asked, len(chunks), size)
-                under_way.append((link.broadcast(holding.place(self._asked, end)), end))
+                first, end = self._asked, behind_piece(chunks, self._asked, len(chunks), size)
+                # Before it is: what fails may have begun.
                 self._asked = end
+                under_way.append((link.broadcast(holding.place(first, end)), end))
             work, end = under_way[0]
             self._by = time.monotonic() + limit_s
             self._watch()
