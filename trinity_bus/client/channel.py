@@ -275,12 +275,12 @@ class CommandChannel:
         if problem is not None:
             return NoCoordinatorError(
                 f"the broker has taken no command for {settings.outage_s:g} s, so no coordinator can answer about "
-                f"{_subject(command)}: is it running? ({problem})"
+                f"{_told(command)}: is it running? ({problem})"
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
-            f"runs. What was asked about {_subject(command)} may still be done when one starts"
+            f"runs. What was asked about {_told(command)} may still be done when one starts"
         )
 
     def _take(self, received: Received[Any]) -> None:
@@ -302,7 +302,7 @@ class CommandChannel:
 
 
 def _subject(command: AnyCommand) -> str:
-    """Return what a command is about, and its key on the topic."""
+    """Return the key of a command on the topic."""
     match command:
         case PublishVersion() | RollBack():
             return command.model
@@ -312,3 +312,16 @@ def _subject(command: AnyCommand) -> str:
             return COORDINATOR_STATE.name
         case _:
             return command.batch_id
+
+
+def _told(command: AnyCommand) -> str:
+    """Return what a command is about, for people."""
+    match command:
+        case PublishVersion() | RollBack():
+            return f"the versions of model {command.model!r}"
+        case Contribute():
+            return f"task {command.task_id!r}"
+        case FinalizeUpgrade():
+            return "the upgrade"
+        case _:
+            return f"batch {command.batch_id!r}"
