@@ -48,7 +48,7 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.topic import Topic
-from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES
+from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
 from trinity_bus.client.experiences import Published
 from trinity_bus.client.ids import producer_name
@@ -262,11 +262,11 @@ class CommandChannel:
         """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
         try:
             async with asyncio.timeout(self._again_s):
-                await (await self._producer.send(topic, _subject(command), command))
+                await (await self._producer.send(topic, command.subject, command))
         except TimeoutError:
             return BusError(f"the broker did not take the command within {self._again_s:g} s")
         except BusError as error:
-            log.warning("%s for %s will be sent again: %s", command.SCHEMA, _subject(command), error)
+            log.warning("%s for %s will be sent again: %s", command.SCHEMA, command.subject, error)
             return error
         return None
 
@@ -299,19 +299,6 @@ class CommandChannel:
         for future in self._waiting.values():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_exception(error)
-
-
-def _subject(command: AnyCommand) -> str:
-    """Return the key of a command on the topic."""
-    match command:
-        case PublishVersion() | RollBack():
-            return command.model
-        case Contribute():
-            return command.task_id
-        case FinalizeUpgrade():
-            return COORDINATOR_STATE.name
-        case _:
-            return command.batch_id
 
 
 def _told(command: AnyCommand) -> str:
