@@ -6,7 +6,7 @@
 
 from trinity_bus.view.lag import coordinator_lag
 from trinity_bus.view.mesh_follower import MeshFollower, follow, follow_batches
-from trinity_bus.view.parts import BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow
+from trinity_bus.view.parts import BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow, unserved_line
 from trinity_bus.view.runners import runner_values, state_table
 from trinity_bus.view.state import MeshState
 
@@ -24,4 +24,5 @@ __all__ = [
     "follow_batches",
     "runner_values",
     "state_table",
+    "unserved_line",
 ]

@@ -10,6 +10,7 @@ from schemas.topics import BATCHES
 from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
+from trinity_bus.runtime.wording import counted
 from trinity_bus.view import BatchView, follow_batches
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
@@ -62,6 +63,6 @@ def _say(name: str, batch: BatchView | None) -> None:
         line = f"No batch is called {name!r}; {program()} batches lists those that there are."
         out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
-    counts = f"{batch.completed} tasks done, {batch.aborted} cut off"
+    counts = f"{counted(batch.completed, 'task')} done, {batch.aborted} cut off"
     why = f": {one_line(batch.reason)}" if batch.reason else ""
     out.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)

@@ -7,6 +7,7 @@ import typer
 
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
+from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry.logs import console as log_to_terminal
 from trinity_bus.tracking import TOPICS, MLflow, Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.follow import track as follow
@@ -62,4 +63,5 @@ def track(
 
     run_service(main)
     if written:
-        console().print(f"{written[0]} lines are in {out}", highlight=False, soft_wrap=True)
+        line = f"{counted(written[0], 'line')} {by_number(written[0], 'is', 'are')} in {out}"
+        console().print(line, highlight=False, soft_wrap=True)
