@@ -173,6 +173,10 @@ class Bus:
         """Partition to the offset that the next committed record will have at least."""
         return await (await self._position_reader()).end_offsets(topic)
 
+    async def written_ends(self, topic: Topic) -> dict[int, int]:
+        """Partition to the offset that the next record will have; transactions that are open end before it."""
+        return await (await self._position_reader()).written_ends(topic)
+
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         return await (await self._position_reader()).beginning_offsets(topic)
@@ -238,7 +242,8 @@ class Bus:
     ) -> list[Received[Any]]:
         """Return the records at these positions, in their order; undecodable where they cannot be read.
 
-        Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory.
+        Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory. What lies behind
+        a transaction that is open is waited for until that ends, however long it takes.
 
         Raises:
             RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.

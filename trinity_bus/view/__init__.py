@@ -4,6 +4,7 @@
 ``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.
 """
 
+from trinity_bus.view.held_back import HeldBack
 from trinity_bus.view.lag import coordinator_lag
 from trinity_bus.view.mesh_follower import MeshFollower, follow, follow_batches
 from trinity_bus.view.parts import BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow, unserved_line
@@ -13,6 +14,7 @@ from trinity_bus.view.state import MeshState
 __all__ = [
     "BatchView",
     "ExplorerView",
+    "HeldBack",
     "Limits",
     "MeshFollower",
     "MeshState",

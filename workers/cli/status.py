@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
-from trinity_bus.view import coordinator_lag, follow
+from trinity_bus.view import HeldBack, coordinator_lag, follow
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
@@ -34,12 +34,13 @@ def status(
 
 
 async def _show(bus: Bus, *, live: bool) -> None:
+    held = HeldBack(bus)
     async with follow(bus) as follower:
         if not live:
-            out.print(mesh(follower.state, await coordinator_lag(bus)))
+            out.print(mesh(follower.state, await coordinator_lag(bus), await held.certain()))
             return
 
         async def picture() -> RenderableType:
-            return mesh(follower.state, await coordinator_lag(bus))
+            return mesh(follower.state, await coordinator_lag(bus), await held.look())
 
         await show_live(out, picture)

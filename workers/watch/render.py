@@ -198,8 +198,14 @@ def training_line(view: MeshState, width: int = 40) -> Text:
     return text
 
 
-def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableType:
-    """Everything, for ``status``."""
+def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
+    """Everything, for ``status``.
+
+    Args:
+        view: Of the mesh.
+        lag: Of the coordinator, by topic.
+        held: What waits on the log for somebody's transaction, a line each.
+    """
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
     coordinator = coordinator_line(view)
     if coordinator is not None:
@@ -216,6 +222,7 @@ def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableTyp
     parts.append(training_line(view))
     if lag is not None:
         parts.append(Text("coordinator's lag: " + ", ".join(f"{n:,} {name}" for name, n in lag.items())))
+    parts.extend(Text(f"! {line}", "red") for line in held)
     parts.extend(Text(f"! {one_line(error)}", "red") for error in view.errors)
     return Group(*parts)
 
