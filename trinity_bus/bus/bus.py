@@ -86,6 +86,15 @@ class Bus:
         for topic in created:
             await reader.end_offsets(topic)
 
+    async def present(self, topics: Sequence[Topic] = TOPICS) -> list[Topic]:
+        """Return which of these topics there are. For who only looks: nothing is created.
+
+        Raises:
+            UnknownTopicError: The namespace has none of the mesh's topics; the message tells which namespaces have any.
+            BusError: The broker does not answer.
+        """
+        return await topic_admin.present(await self._administrator(), self.settings, topics)
+
     async def grow(self, topic: Topic, partitions: int) -> int:
         """Give a topic so many partitions, while it is in use. Return how many it had.
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Final
 
+from schemas.topic import Topic
 from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
 from trinity_bus.bus import Bus
 from trinity_bus.bus.stalls import HELD_S, Stalls, Standing
@@ -17,11 +19,13 @@ class HeldBack:
     """Looks, again and again, whether records lie behind a transaction: one look cannot tell how long it is open.
 
     Args:
-        bus: Connected; the topics exist.
+        bus: Connected.
+        present: The topics that exist; in others nothing waits.
     """
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, present: Collection[Topic] = TOPICS) -> None:
         self._bus = bus
+        self._topics = [topic for topic in TOPICS if topic in present]
         self._stalls = Stalls()
 
     async def look(self) -> list[str]:
@@ -31,7 +35,7 @@ class HeldBack:
             BusError: The broker does not answer in time.
         """
         standings = []
-        for topic in TOPICS:
+        for topic in self._topics:
             stable, written = await self._bus.end_offsets(topic), await self._bus.written_ends(topic)
             standings += [Standing(topic.name, p, end, end, written.get(p)) for p, end in stable.items()]
         self._stalls.look(time.monotonic(), standings, ())
