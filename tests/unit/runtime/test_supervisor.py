@@ -139,7 +139,8 @@ def test_what_a_service_does_is_the_last_line_that_says_so(tmp_path: Path) -> No
     log.touch()
     assert activity_of("one", log).what == "starting"
     log.write_text(
-        "12:00:00 INFO    workers.one: loading a: b\n12:00:01 WARNING other: look out\n12:00:02 INFO    megatron.core: a\n(Engine) INFO 11-23 x\n"
+        "12:00:00 INFO    workers.one: loading a: b\n12:00:01 WARNING other: look out\n"
+        "12:00:02 INFO    megatron.core: a\n(Engine) INFO 11-23 x\n"
     )
     os.utime(log, (0, time.time() - 7))
     found = activity_of("one", log)
