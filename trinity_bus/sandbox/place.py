@@ -23,6 +23,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ _CALLS: Final = "calls"
 
 
 class SandboxPlace:
-    """A folder that is owned.
+    """A folder that is owned. Any thread may release or remove it.
 
     Args:
         path: That there is.
@@ -54,6 +55,7 @@ class SandboxPlace:
         self.files = path / _FILES
         self._lock = lock
         self._kept = kept
+        self._ending = threading.Lock()
         self.files.mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
@@ -97,25 +99,27 @@ class SandboxPlace:
 
     def release(self) -> None:
         """Let the next owner have it; one without a name is removed. Safe to call twice."""
-        if not self._kept:
-            self.remove()
-        elif self._lock >= 0:
-            # It is kept from now on.
-            os.utime(self._lock)
-            self._unlock()
+        with self._ending:
+            if self._lock >= 0:
+                if self._kept:
+                    # It is kept from now on.
+                    os.utime(self._lock)
+                else:
+                    shutil.rmtree(self.path, ignore_errors=True)
+                self._unlock()
 
     def remove(self) -> None:
         """Remove it, unless it was released and has another owner by now."""
-        if self._lock < 0:
-            if self._kept:
+        with self._ending:
+            if self._lock >= 0:
+                shutil.rmtree(self.path, ignore_errors=True)
+                self._unlock()
+            elif self._kept:
                 _remove(self.path, older_than_s=0.0)
-            return
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._unlock()
 
     def _unlock(self) -> None:
-        os.close(self._lock)
-        self._lock = -1
+        lock, self._lock = self._lock, -1
+        os.close(lock)
 
 
 class KeptPlaces:
