@@ -171,16 +171,20 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[
     # Ctrl-C is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with importing():
+        _tell_log("importing")
         for function in functions:
-            # For whoever looks at its output to see how far it is.
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: {function}\n")
             named(function)()
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: ready to fork\n")
+    _tell_log("imported")
     # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
     gc.freeze()
     preloaded = Preloaded(channel)
     preloaded.loaded()
     return preloaded.run()
+
+
+def _tell_log(what: str) -> None:
+    """Tell whoever looks at the log of this process how far it is."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: {what}\n")
 
 
 if __name__ == "__main__":

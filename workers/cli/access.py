@@ -10,6 +10,7 @@ from trinity_bus.bus.access import USERS, Kind, Operation, rights, user_name
 from trinity_bus.bus.access_admin import apply_access
 from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
 from trinity_bus.config import Settings
+from trinity_bus.runtime.wording import counted
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 
@@ -57,6 +58,6 @@ def apply() -> None:
     done = asyncio.run(apply_access(settings.kafka, passwords, {"producer": quotas}))
     bounds = ", ".join(f"{name}={value:g}" for name, value in quotas.items() if value is not None) or "no quotas"
     out.print(
-        f"{len(USERS)} users of namespace {settings.kafka.namespace}: {done.passwords} passwords set, "
-        f"{done.given} rights given, {done.taken} taken away; producers have {bounds}"
+        f"{len(USERS)} users of namespace {settings.kafka.namespace}: {counted(done.passwords, 'password')} set, "
+        f"{counted(done.given, 'right')} given, {done.taken} taken away; producers have {bounds}"
     )

@@ -13,7 +13,7 @@ from trinity_bus.training.checkpoint import steps
 from workers.bench.bench import Bench, run_bench
 from workers.bench.report import PLOT, RESULTS, Results, plot, table
 from workers.cli.console import console
-from workers.runs import RUNS
+from workers.runs import new_run
 from workers.taskset.dataset import load
 
 app = typer.Typer(add_completion=False, help="Have every checkpoint of a run answer the same evaluations.")
@@ -53,7 +53,7 @@ def bench(
     if not chosen or not evals:
         what = f"no checkpoint in {folder}" if not chosen else f"no [[eval]] in {description}"
         raise ConfigError(f"there is {what}: nothing to do")
-    where = run_dir or RUNS / time.strftime("bench-%Y%m%d-%H%M%S")
+    where = run_dir or new_run(time.strftime("bench-%Y%m%d-%H%M%S"))
     where.mkdir(parents=True, exist_ok=True)
     done: list[Results] = []
 

@@ -23,7 +23,7 @@ from trinity_bus.bus.headers import (
     header,
 )
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
@@ -63,8 +63,7 @@ def dead_letters(
     kafka = connected_settings().kafka
 
     async def show() -> None:
-        async with Bus(kafka, client_id="dead-letters") as bus:
-            await bus.ensure_topics(ALL_DEAD_LETTERS)
+        async with bus_of_mesh(kafka, "dead-letters") as bus:
             await _show(bus, follow=follow, as_json=as_json)
 
     run_service(show)

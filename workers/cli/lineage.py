@@ -21,7 +21,7 @@ from trinity_bus.runtime.service import run_service
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, help="Tell what a step was made of, and what came of it.")
@@ -51,8 +51,7 @@ def lineage(
     told: list[StepLineage] = []
 
     async def ask() -> None:
-        async with Bus(settings.kafka, client_id="lineage") as bus:
-            await bus.ensure_topics([STEPS, EXPERIENCES, VERSION_HISTORY])
+        async with bus_of_mesh(settings.kafka, "lineage") as bus:
             told.append(await _lineage(bus, settings, trainer or settings.trainer.name, step, directory))
 
     run_service(ask)

@@ -53,12 +53,12 @@ def list_topics() -> None:
     """List the topics, and how much is in each."""
 
     async def show(bus: Bus) -> None:
-        present = await _present(bus.settings)
+        present = await bus.present()
         table = Table("topic", "partitions", "kept", "offsets")
         for topic in TOPICS:
             name = topic.full_name(bus.settings.namespace)
             partitions = topic.partitions
-            if name in present:
+            if topic in present:
                 first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
                 # Not a number of records: transactions and compaction leave gaps.
                 partitions = len(end)

@@ -271,7 +271,7 @@ class ExplorerService:
                     loops.create_task(_raised(runners.fatal), name="runners' end")
                     loops.create_task(_raised(lost), name="auxiliary pools' end")
                     mark_ready()
-                    _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
+                    _log.info("ready: %d slots", self._settings.slots)
             except BaseExceptionGroup as group:
                 reason, drain_s, in_order = str(group.exceptions[0]), 0.0, False
                 await until_drained.aclose()
