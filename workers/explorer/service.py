@@ -54,7 +54,7 @@ from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.launch import import_vllm
+from trinity_bus.inference.launch import check_model, import_vllm
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
@@ -97,6 +97,8 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
     """
     name = settings.explorer.name
     ensure("explorer", settings)
+    if settings.explorer.engine_url is None:
+        check_model(settings.explorer)
     # The fork server loads beside the engine, and takes less long.
     with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
         engine = _engine(settings)
@@ -271,7 +273,7 @@ class ExplorerService:
                     loops.create_task(_raised(runners.fatal), name="runners' end")
                     loops.create_task(_raised(lost), name="auxiliary pools' end")
                     mark_ready()
-                    _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
+                    _log.info("ready: %d slots", self._settings.slots)
             except BaseExceptionGroup as group:
                 reason, drain_s, in_order = str(group.exceptions[0]), 0.0, False
                 await until_drained.aclose()
