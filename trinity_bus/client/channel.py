@@ -275,12 +275,12 @@ class CommandChannel:
         if problem is not None:
             return NoCoordinatorError(
                 f"the broker has taken no command for {settings.outage_s:g} s, so no coordinator can answer about "
-                f"{command.subject}: is it running? ({problem})"
+                f"{_told(command)}: is it running? ({problem})"
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
-            f"runs. What was asked about {command.subject} may still be done when one starts"
+            f"runs. What was asked about {_told(command)} may still be done when one starts"
         )
 
     def _take(self, received: Received[Any]) -> None:
@@ -299,3 +299,16 @@ class CommandChannel:
         for future in self._waiting.values():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_exception(error)
+
+
+def _told(command: AnyCommand) -> str:
+    """Return what a command is about, for people."""
+    match command:
+        case PublishVersion() | RollBack():
+            return f"the versions of model {command.model!r}"
+        case Contribute():
+            return f"task {command.task_id!r}"
+        case FinalizeUpgrade():
+            return "the upgrade"
+        case _:
+            return f"batch {command.batch_id!r}"

@@ -21,7 +21,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -30,6 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from trinity_bus.sandbox.removal import remove_tree
 
 _PREFIX: Final = "trinity-bus-sandbox-"
 _KEPT: Final = f"{_PREFIX}kept-"
@@ -95,7 +96,7 @@ class SandboxPlace:
         old = self.files.rename(self.path / f"old-{uuid.uuid4().hex}")
         self.files.mkdir(mode=0o700)
         (self.path / _CALLS).unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
 
     def release(self) -> None:
         """Let the next owner have it; one without a name is removed. Safe to call twice."""
@@ -105,14 +106,14 @@ class SandboxPlace:
                     # It is kept from now on.
                     os.utime(self._lock)
                 else:
-                    shutil.rmtree(self.path, ignore_errors=True)
+                    remove_tree(self.path)
                 self._unlock()
 
     def remove(self) -> None:
         """Remove it, unless it was released and has another owner by now."""
         with self._ending:
             if self._lock >= 0:
-                shutil.rmtree(self.path, ignore_errors=True)
+                remove_tree(self.path)
                 self._unlock()
             elif self._kept:
                 _remove(self.path, older_than_s=0.0)
@@ -173,7 +174,10 @@ class LeftPlaces:
                 _remove(path, older_than_s=_NEW_S)
             elif not _remove(path, older_than_s=_KEPT_S):
                 with contextlib.suppress(OSError):
-                    kept.append((path.stat().st_mtime, path))
+                    found = path.stat(follow_symlinks=False)
+                    # Others that share this folder keep as many as they like.
+                    if found.st_uid == os.getuid():
+                        kept.append((found.st_mtime, path))
         for _, path in sorted(kept)[:-_MOST_KEPT]:
             _remove(path, older_than_s=_NEW_S)
 
@@ -204,6 +208,6 @@ def _remove(path: Path, *, older_than_s: float) -> bool:
         lock = _locked(path)
     except OSError:
         return False
-    shutil.rmtree(path, ignore_errors=True)
+    remove_tree(path)
     os.close(lock)
     return True

@@ -31,14 +31,14 @@ def bench(
         typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False),
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="A description with [[eval]]. Unset: taskset.path.")
+        Path | None, typer.Option("--tasks", help="A description that has sets of evaluations. Unset: taskset.path.")
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Steps that are a multiple of this, and the last.")] = 1,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Folder of this bench; one that was broken off goes on.")
     ] = None,
 ) -> None:
-    """Serve checkpoint after checkpoint, and evaluate each with all ``[[eval]]`` sets: a table, a plot, a JSON file.
+    """Serve checkpoint after checkpoint, and evaluate each with all sets of evaluations: a table, a plot, a JSON file.
 
     It brings a coordinator, and an explorer for each; nothing of a mesh that runs is touched.
     """

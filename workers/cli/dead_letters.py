@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
@@ -24,7 +23,7 @@ from trinity_bus.bus.headers import (
 )
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
 out = console()
@@ -77,7 +76,7 @@ async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:
             else:
                 out.print(_line(letter), markup=False, highlight=False, soft_wrap=True)
         return
-    table = Table("time", "reason", "source", "key", "detail")
+    table = folding_table("time", "reason", "source", "key", "detail")
     async for letter in _letters(bus, follow=False):
         table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
     out.print(table if table.row_count else "No dead letters.")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
@@ -12,7 +11,7 @@ from trinity_bus.console.index import Index, IndexFollower, Store, StoreBusyErro
 from trinity_bus.console.index.export import export as write_files
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="Write what the console's index holds as Parquet files.")
 out_console, err_console = console(), console(stderr=True)
@@ -41,7 +40,7 @@ def export(
             run_service(lambda: bring_forward(store))
     except StoreBusyError:
         err_console.print("A console keeps the index up to date: what it has is written.", style="dim")
-    table = Table("file", "rows")
+    table = folding_table("file", "rows")
     for name, rows in write_files(folder, out).items():
         table.add_row(str(out / f"{name}.parquet"), f"{rows:,}")
     out_console.print(table)

@@ -3,7 +3,6 @@
 from typing import Annotated, Final, Literal
 
 import typer
-from rich.table import Table
 
 from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
 from trinity_bus.bus import Bus
@@ -11,7 +10,7 @@ from trinity_bus.bus.offsets import readable
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.input_reader import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
@@ -32,7 +31,7 @@ def show() -> None:
     async def run() -> None:
         async with bus_of_mesh(kafka, "positions") as bus:
             positions = await _positions(bus)
-            table = Table("topic", "partition", "begins", "read next", "ends", "")
+            table = folding_table("topic", "partition", "begins", "read next", "ends", "")
             for topic in COORDINATOR_INPUTS:
                 begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
                 for partition, end in ends.items():

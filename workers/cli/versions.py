@@ -18,7 +18,7 @@ from trinity_bus.client import Synchronizer, VersionRow
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import MeshState, follow
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="List the versions of the model, and choose which is served.")
 out = console()
@@ -152,7 +152,7 @@ def _person(said: str) -> str | None:
 
 def table(rows: list[VersionRow], last: int) -> Table:
     """Return the newest versions, and those that are served, the newest last."""
-    shown = Table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")
+    shown = folding_table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")
     newest = {row.record.version for row in rows[-last:]}
     for row in rows:
         if row.record.version not in newest and not row.served_by and not row.announced:

@@ -54,7 +54,7 @@ from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.launch import import_vllm
+from trinity_bus.inference.launch import check_model, import_vllm
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
@@ -97,6 +97,8 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
     """
     name = settings.explorer.name
     ensure("explorer", settings)
+    if settings.explorer.engine_url is None:
+        check_model(settings.explorer)
     # The fork server loads beside the engine, and takes less long.
     with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
         engine = _engine(settings)

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS, TASKS, TOPICS
-from trinity_bus.bus.growth import partitions_of, refusal
+from trinity_bus.bus.growth import MOST_PARTITIONS, partitions_of, refusal
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
@@ -30,3 +30,11 @@ def test_what_grows_has_the_partitions_that_are_known_and_the_others_those_they_
     assert partitions_of(EXPERIENCES, range(12)) == range(12)
     assert partitions_of(EXPERIENCES, None) == range(EXPERIENCES.partitions)
     assert partitions_of(TASKS, range(12)) == range(TASKS.partitions)
+
+
+def test_a_slip_of_the_finger_is_refused_which_no_broker_could_undo() -> None:
+    assert refusal(EXPERIENCES, 16, MOST_PARTITIONS) is None
+    why = refusal(EXPERIENCES, 16, 1_000_000)
+    assert why is not None
+    assert why.startswith("1000000 partitions are too many for experiences")
+    assert "1024 at most" in why

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from trinity_bus.errors import TrinityError
 from workers.cli import app as cli
+from workers.cli.console import console, folding_table
 
 HEAVY = ("torch", "vllm", "megatron", "transformers", "aiokafka", "numpy", "pydantic")
 
@@ -45,8 +46,25 @@ def test_no_command_loads_a_framework_when_it_is_imported(name: str) -> None:
     assert [module for module in ("torch", "vllm", "megatron", "transformers") if module in loaded] == []
 
 
-def test_an_unknown_command_is_refused() -> None:
-    assert CliRunner().invoke(cli.app, ["no-such-command"]).exit_code == 2
+def test_an_unknown_command_is_refused_and_the_nearest_named() -> None:
+    refused = CliRunner().invoke(cli.app, ["statu"])
+    assert refused.exit_code == 2
+    assert "No such command 'statu'. Did you mean 'status'?" in refused.output
+
+
+def test_help_is_wrapped_by_the_terminal_and_not_where_the_source_was() -> None:
+    text = CliRunner().invoke(cli.app, ["demo", "--help"], env={"COLUMNS": "300"}).stdout
+    assert "`tools`: to call a tool, and to call it again with what it has said. The model starts from" in text
+
+
+def test_a_narrow_terminal_folds_what_it_shows_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = folding_table("what", "found", box=None)
+    table.add_row("settings", "TRINITY_BUS_TRAINER__CHECKPOINT_DIR is not set, and is needed")
+    out = console()
+    with out.capture() as shown:
+        out.print(table)
+    assert "TRINITY_BUS_TRAINER__CHECKPOINT_DIR" in "".join(shown.get().split())
 
 
 def test_version() -> None:
