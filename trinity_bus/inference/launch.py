@@ -193,6 +193,14 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threa
     """
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     import_vllm(settings)
+    # What an optional part of vLLM's imports lacks is kept there for good, as an error with all frames that have led to
+    # its import, and what these hold: so the engine is held by no frame from which anything is imported.
+    return _launched(settings, model_path, counter, abandoned)
+
+
+def _launched(
+    settings: ExplorerSettings, model_path: str, counter: "TokenCounter", abandoned: threading.Event
+) -> "AsyncLLM":
     from vllm.envs import disable_envs_cache
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 from tests.support.mesh.waiting import until
 from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
 from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, SandboxPlace
+from trinity_bus.sandbox.removal import remove_tree
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -259,15 +259,14 @@ def test_places_of_an_attempt_are_let_go_of_whoever_holds_them(tmp_path: Path, m
 def test_a_place_that_two_let_go_of_at_once_is_let_go_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     both, place = threading.Barrier(2), SandboxPlace.make()
-    remove = shutil.rmtree
 
-    def slow(path: Path, *, ignore_errors: bool) -> None:
+    def slow(path: Path) -> None:
         # The other one is in the midst of it too, or waits for this one, which nobody can see.
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.5)
-        remove(path, ignore_errors=ignore_errors)
+        remove_tree(path)
 
-    monkeypatch.setattr(shutil, "rmtree", slow)
+    monkeypatch.setattr("trinity_bus.sandbox.place.remove_tree", slow)
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(place.release) for _ in range(2)]:
             done.result()
