@@ -1,55 +1,61 @@
 """The contract of the mesh: every record's type, its codec, its topics and its version rules.
 
 Light on purpose: msgpack, msgspec, pydantic and numpy. A program that produces tasks needs this and a Kafka client.
+Each name is imported from where it lives when it is first asked for: who needs an error or a number alone, as commands
+do before they begin, does not wait for pydantic and numpy.
 """
 
-from schemas.batch import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry, ResultPart, TaskStatus
-from schemas.command import (
-    AbortBatch,
-    BatchResult,
-    CancelTasks,
-    CommandError,
-    CommandReply,
-    Contribute,
-    FinalizeBatch,
-    FinalizeUpgrade,
-    PublishVersion,
-    RollBack,
-    SkipBatch,
-    SubmitBatch,
-)
-from schemas.event import (
-    CoordinatorHeartbeat,
-    ExperiencePiece,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    Position,
-    RolloutFinished,
-    RunnersReport,
-    RunnerState,
-    RunningAttempt,
-    StepTrained,
-    Superseded,
-    TrainerHeartbeat,
-    UnservedPool,
-    VersionRefused,
-    VersionWanted,
-    WeightsSynced,
-)
-from schemas.examples import Demonstration, Preference
-from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
-from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
-from schemas.model_version import Member, ModelVersion, PublishedVersion
-from schemas.record import Record
-from schemas.result import TaskResult
-from schemas.rollout import Cancel, Dispatch, SetPace
-from schemas.sampling import Sampling, StructuredOutputs
-from schemas.skipped import Rollback, SkippedBatch
-from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup
-from schemas.task import Task
-from schemas.taskset import TasksetPosition
-from schemas.token_figures import TokenFigures
-from schemas.turn import Answer, DrawnResponse, Turn
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemas.batch import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry, ResultPart, TaskStatus
+    from schemas.command import (
+        AbortBatch,
+        BatchResult,
+        CancelTasks,
+        CommandError,
+        CommandReply,
+        Contribute,
+        FinalizeBatch,
+        FinalizeUpgrade,
+        PublishVersion,
+        RollBack,
+        SkipBatch,
+        SubmitBatch,
+    )
+    from schemas.event import (
+        CoordinatorHeartbeat,
+        ExperiencePiece,
+        ExplorerHeartbeat,
+        ExplorerLeft,
+        Position,
+        RolloutFinished,
+        RunnersReport,
+        RunnerState,
+        RunningAttempt,
+        StepTrained,
+        Superseded,
+        TrainerHeartbeat,
+        UnservedPool,
+        VersionRefused,
+        VersionWanted,
+        WeightsSynced,
+    )
+    from schemas.examples import Demonstration, Preference
+    from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
+    from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
+    from schemas.model_version import Member, ModelVersion, PublishedVersion
+    from schemas.record import Record
+    from schemas.result import TaskResult
+    from schemas.rollout import Cancel, Dispatch, SetPace
+    from schemas.sampling import Sampling, StructuredOutputs
+    from schemas.skipped import Rollback, SkippedBatch
+    from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup
+    from schemas.task import Task
+    from schemas.taskset import TasksetPosition
+    from schemas.token_figures import TokenFigures
+    from schemas.turn import Answer, DrawnResponse, Turn
 
 __all__ = [
     "AbortBatch",
@@ -122,3 +128,42 @@ __all__ = [
     "WeightsSynced",
     "build_group",
 ]
+
+_NAMES = {
+    "schemas.batch": "BatchLifecycleState BatchRecord BatchSkipped ManifestEntry ResultPart TaskStatus",
+    "schemas.command": "AbortBatch BatchResult CancelTasks CommandError CommandReply Contribute FinalizeBatch "
+    "FinalizeUpgrade PublishVersion RollBack SkipBatch SubmitBatch",
+    "schemas.event": "CoordinatorHeartbeat ExperiencePiece ExplorerHeartbeat ExplorerLeft Position RolloutFinished "
+    "RunnersReport RunnerState RunningAttempt StepTrained Superseded TrainerHeartbeat UnservedPool "
+    "VersionRefused VersionWanted WeightsSynced",
+    "schemas.examples": "Demonstration Preference",
+    "schemas.experience": "ExperienceGroup Rollout Sample SampledWith build_group",
+    "schemas.message": "ContentPart FunctionCall FunctionSchema Message Tool ToolCall",
+    "schemas.model_version": "Member ModelVersion PublishedVersion",
+    "schemas.record": "Record",
+    "schemas.result": "TaskResult",
+    "schemas.rollout": "Cancel Dispatch SetPace",
+    "schemas.sampling": "Sampling StructuredOutputs",
+    "schemas.skipped": "Rollback SkippedBatch",
+    "schemas.step": "LeftOut StepBegun StepEnded StepGroup",
+    "schemas.task": "Task",
+    "schemas.taskset": "TasksetPosition",
+    "schemas.token_figures": "TokenFigures",
+    "schemas.turn": "Answer DrawnResponse Turn",
+}
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+# Seen by a type checker, it would let every mistyped name pass.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for."""
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

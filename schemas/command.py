@@ -1,7 +1,7 @@
-"""Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
+"""Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by their subject; and what it answers.
 
-``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name; ``Contribute`` by its task;
-``FinalizeUpgrade`` by ``coordinator-state``.
+The *subject* is a batch, by its id; of ``PublishVersion`` and ``RollBack`` a model, by its name; of ``Contribute`` a
+task; of ``FinalizeUpgrade`` the coordinator's state, by that of its topic.
 
 Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
 by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
@@ -19,7 +19,7 @@ batch.
       |<---reply: ok, with result---|
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,8 @@ from schemas.skipped import MAX_REASON_CHARS, Person
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_WAIT_S = 7 * 86_400.0
+STATE_TOPIC: Final = "coordinator-state"
+"""Name of the topic that has the coordinator's state."""
 
 
 class Command(Record):
@@ -50,6 +52,11 @@ class Command(Record):
     producer: Identifier | None = None
     """Whose batch it is, by the name that the tasks have too; that of ``client`` where absent. Who submits a batch, or
     sends its first task, owns it; only its owner, or an operator, may end it before its time."""
+
+    @property
+    def subject(self) -> str:
+        """What it is about; its key."""
+        return self.batch_id
 
 
 class SubmitBatch(Command):
@@ -119,6 +126,11 @@ class PublishVersion(Record):
     """Absent: the newest, and from now on each that is published."""
     asked_by: Person | None = None
 
+    @property
+    def subject(self) -> str:
+        """What it is about; its key."""
+        return self.model
+
 
 class RollBack(Record):
     """End a lineage that went wrong: train on from this version, serve it at once, discard what is newer.
@@ -135,6 +147,11 @@ class RollBack(Record):
     version: Version
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
     asked_by: Person | None = None
+
+    @property
+    def subject(self) -> str:
+        """What it is about; its key."""
+        return self.model
 
 
 class Contribute(Record):
@@ -168,6 +185,11 @@ class Contribute(Record):
             raise ValueError("covers has more ids than there are samples")
         return self
 
+    @property
+    def subject(self) -> str:
+        """What it is about; its key."""
+        return self.task_id
+
 
 class FinalizeUpgrade(Record):
     """Write the coordinator's state as the present version does: no program of the version before reads it any more."""
@@ -179,6 +201,11 @@ class FinalizeUpgrade(Record):
     command_id: Identifier
     level: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     """Of the state. A coordinator that does not know it refuses; nothing happens where the state has it, or a newer."""
+
+    @property
+    def subject(self) -> str:
+        """What it is about; its key."""
+        return STATE_TOPIC
 
 
 class BatchResult(Record):
@@ -226,8 +253,7 @@ class CommandReply(Record):
     client: Identifier
     command_id: Identifier
     batch_id: Identifier
-    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model; to ``Contribute``, the
-    task; to ``FinalizeUpgrade``, ``coordinator-state``."""
+    """What the command is about: a batch, a model, a task, or ``coordinator-state``."""
     error: CommandError | None = None
     """Absent: it was carried out."""
     detail: str = ""

@@ -32,7 +32,7 @@ class Member(Record):
 
 
 class ModelVersion(Record):
-    """A version to be served. Explorers named in ``members`` take it from the trainer; nobody else moves."""
+    """A version to be served. ``members`` take it, from the trainer or from one that has it; nobody else moves."""
 
     SCHEMA: ClassVar[str] = "model_version"
 

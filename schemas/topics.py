@@ -20,6 +20,7 @@ others may say has a topic of its own.
 
 from schemas.batch import BatchRecord, BatchSkipped
 from schemas.command import (
+    STATE_TOPIC,
     AbortBatch,
     CancelTasks,
     CommandReply,
@@ -355,7 +356,7 @@ TRAINER_DEAD_LETTERS = Topic(
 ALL_DEAD_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
 """What could not be taken. A topic for each author, too."""
 COORDINATOR_STATE = Topic(
-    name="coordinator-state",
+    name=STATE_TOPIC,
     key="entity",
     partitions=1,
     cleanup="compact",

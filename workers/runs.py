@@ -1,8 +1,10 @@
 """Where runs are kept, how to find the newest, and how services and the program that looks at them are called."""
 
+import itertools
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +34,19 @@ def program() -> str:
 def command(*arguments: str) -> list[str]:
     """Return a ``trinity-bus`` command line in this Python."""
     return [sys.executable, "-m", "workers.cli.app", *arguments]
+
+
+def new_run(name: str, runs: Path = RUNS) -> Path:
+    """Make the folder of a run that begins now, and return it: of this name, or of one that ends with a number.
+
+    Names have seconds, and others may begin in the same one: whoever makes the folder has it.
+    """
+    for number in itertools.count(1):
+        folder = runs / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
 
 
 def newest_run(holding: str, runs: Path = RUNS) -> Path:

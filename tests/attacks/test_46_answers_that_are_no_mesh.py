@@ -122,7 +122,7 @@ def test_who_looks_while_services_come_sees_those_there_are(tmp_path: Path, monk
 
     def comes(name: str, log: Path) -> Activity:
         stand_ins[name + "+"] = SimpleNamespace(log=log)
-        return Activity(name, "begins", 0.0)
+        return Activity(name, "starting", 0.0)
 
     monkeypatch.setattr(supervisor, "activity_of", comes)
     assert [one.name for one in watched.activities()] == ["one"]

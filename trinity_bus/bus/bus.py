@@ -86,6 +86,15 @@ class Bus:
         for topic in created:
             await reader.end_offsets(topic)
 
+    async def present(self, topics: Sequence[Topic] = TOPICS) -> list[Topic]:
+        """Return which of these topics there are. For who only looks: nothing is created.
+
+        Raises:
+            UnknownTopicError: The namespace has none of the mesh's topics; the message tells which namespaces have any.
+            BusError: The broker does not answer.
+        """
+        return await topic_admin.present(await self._administrator(), self.settings, topics)
+
     async def grow(self, topic: Topic, partitions: int) -> int:
         """Give a topic so many partitions, while it is in use. Return how many it had.
 
@@ -173,6 +182,10 @@ class Bus:
         """Partition to the offset that the next committed record will have at least."""
         return await (await self._position_reader()).end_offsets(topic)
 
+    async def written_ends(self, topic: Topic) -> dict[int, int]:
+        """Partition to the offset that the next record will have; transactions that are open end before it."""
+        return await (await self._position_reader()).written_ends(topic)
+
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         return await (await self._position_reader()).beginning_offsets(topic)
@@ -238,7 +251,8 @@ class Bus:
     ) -> list[Received[Any]]:
         """Return the records at these positions, in their order; undecodable where they cannot be read.
 
-        Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory.
+        Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory. What lies behind
+        a transaction that is open is waited for until that ends, however long it takes.
 
         Raises:
             RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.

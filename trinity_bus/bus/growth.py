@@ -32,6 +32,9 @@ from trinity_bus.errors import BusError, TopicMismatchError
 
 SETTLE_S: Final = 10.0
 """After which each broker knows a partition that one of them knows."""
+MOST_PARTITIONS: Final = 1024
+"""Of a topic. A broker takes any number, works on it for hours, opens two files for each at every start, and does not
+start any more where those are too many; and takes none away."""
 
 
 def partitions_of(topic: Topic, known: Collection[int] | None) -> range:
@@ -55,7 +58,12 @@ def refusal(topic: Topic, has: int, wanted: int) -> str | None:
     if wanted < has:
         return f"{topic.name} has {has} partitions, and Kafka takes none away: make a mesh in another namespace"
     if topic.grows:
-        return None
+        if wanted <= MOST_PARTITIONS:
+            return None
+        return (
+            f"{wanted} partitions are too many for {topic.name}, of which no broker could be freed again: give it "
+            f"{MOST_PARTITIONS} at most, and make several meshes where that is too few"
+        )
     why = (
         "its records are read in the order in which they were written, so it has one partition"
         if topic.partitions == 1

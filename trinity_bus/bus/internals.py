@@ -7,7 +7,8 @@ a line for each part, and says which is gone or takes other arguments.
 * Protocol classes, of which requests are made that the library lacks; and the way to send them.
 * A client that knows its connections, to break off those that do not close (see :mod:`trinity_bus.bus.shutdown`), and
   those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
-* Its question for topics, which without a name is for all of the cluster, and may create those that it names.
+* Its question for topics, which without a name is for all of the cluster, and may create those that it names; that of
+  the administrator too, which shall create nothing that it looks at.
 * The producer's batches and the state of its transaction, to tell what is not durable yet and to give it up.
 * The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces; and its question for the end.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
@@ -262,7 +263,12 @@ def _metadata_request(topics: list[str] | None) -> MetadataRequest:
     return MetadataRequest(topics or [], allow_auto_topic_creation=False)
 
 
+def _administrators_metadata_request(topics: list[str] | None) -> MetadataRequest:
+    return MetadataRequest(topics, allow_auto_topic_creation=False)
+
+
 client_module.create_conn = _create_conn
+admin_module.MetadataRequest = _administrators_metadata_request
 # A client that has no topic yet would ask for all of the cluster: seconds of both sides where many meshes share it.
 client_module.MetadataRequest = _metadata_request
 admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = LogClient

@@ -4,16 +4,20 @@ A manifest names experiences by partition and offset, nearly in the order of the
 partitions are read at once, dense ranges are streamed, and a gap is jumped where reading over it would cost more than a
 round trip. Nothing but the wanted records and one fetch is held in memory.
 
+A wanted record that is written, and lies behind a transaction that is open, is waited for, for as long as that takes:
+brokers end each within a time of their own. The log says which place it is.
+
 What cannot be read (see :mod:`trinity_bus.bus.batches`) is passed over. A wanted position in it is returned as
 undecodable, in its place; whoever fetches asks for the rest with :meth:`PositionReader.passed_over`, and reports it.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from aiokafka import ConsumerRecord, TopicPartition
 
@@ -25,15 +29,20 @@ from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.growth import partitions_of
 from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.received import SLICE_S, Received, receive
+from trinity_bus.bus.stalls import Stalls, Standing
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, RecordGoneError
+
+log = logging.getLogger(__name__)
 
 MAX_PARTITION_FETCH_BYTES = 1 << 20
 MAX_FETCH_BYTES = 16 << 20
 JUMP_BYTES = MAX_PARTITION_FETCH_BYTES
 """Gaps of more than about this many bytes are jumped over; less is in the same fetch anyway."""
 SETTLE_S = 2.0
-"""How long a position that is not committed yet is waited for."""
+"""How long a position that is not written yet is waited for."""
+_LOOK_S = 0.5
+"""How often it is looked whether a transaction that stays open has ended."""
 MAX_PASSED_OVER = 1000
 """So many places that cannot be read are remembered, not to be reported again."""
 _STEP_MS = 250
@@ -131,9 +140,11 @@ class PositionReader:
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the end of its committed records."""
-        with kafka_errors(f"find the end of {topic.name}"):
-            found = await log_offsets(self._client, self._settings, "end", await self._all(topic))
-            return {p.partition: offset for p, offset in found.items()}
+        return await self._ends(topic, "end")
+
+    async def written_ends(self, topic: Topic) -> dict[int, int]:
+        """Partition to the end of all its records, those of open transactions and those behind them too."""
+        return await self._ends(topic, "written end")
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that is kept."""
@@ -172,8 +183,9 @@ class PositionReader:
         for position in positions:
             wanted.setdefault(position.partition, set()).add(position.offset)
         types = topic.records if expect is None else tuple(expect)
+        # Others need not wait for a transaction with this one.
+        await self._check(topic, wanted)
         async with self._one_at_a_time:
-            await self._check(topic, wanted)
             found = await self._read(topic, {p: Cursor(sorted(offsets)) for p, offsets in wanted.items()}, types)
         return [found[position.partition, position.offset] for position in positions]
 
@@ -184,7 +196,7 @@ class PositionReader:
         return new
 
     async def _check(self, topic: Topic, wanted: dict[int, set[int]]) -> None:
-        """Refuse positions outside the log; wait a little for those that are still being committed."""
+        """Refuse positions outside the log; wait a little for the end, and for transactions until they end."""
         begin = await self.beginning_offsets(topic)
         for partition in wanted:
             if partition not in begin:
@@ -195,18 +207,24 @@ class PositionReader:
                     f"{topic.name}/{partition}@{min(offsets)} is gone: retention has deleted everything before "
                     f"offset {begin[partition]}; give the topic a longer retention"
                 )
-        until = time.monotonic() + SETTLE_S
+        until, stalls = time.monotonic() + SETTLE_S, Stalls()
         while True:
             end = await self.end_offsets(topic)
-            early = [(p, max(offsets)) for p, offsets in wanted.items() if max(offsets) >= end[p]]
+            early = {p: max(offsets) for p, offsets in wanted.items() if max(offsets) >= end[p]}
             if not early:
                 return
-            if time.monotonic() > until:
-                partition, offset = early[0]
+            # Asked for behind the other: of what has been committed between the two, the next look tells.
+            written = await self.written_ends(topic)
+            settled = time.monotonic() > until
+            if settled and (absent := [p for p, offset in early.items() if offset >= written[p]]):
+                partition = absent[0]
                 raise RecordGoneError(
-                    f"{topic.name}/{partition}@{offset} does not exist: committed records end at {end[partition]}"
+                    f"{topic.name}/{partition}@{early[partition]} does not exist: records end at {written[partition]}"
                 )
-            await asyncio.sleep(0.05)
+            stalls.look(time.monotonic(), (Standing(topic.name, p, end[p], end[p], written[p]) for p in early), ())
+            for line in stalls.news():
+                log.error("%s", line)
+            await asyncio.sleep(_LOOK_S if settled else 0.05)
 
     async def _read(
         self, topic: Topic, cursors: dict[int, Cursor], types: tuple[type, ...]
@@ -277,6 +295,11 @@ class PositionReader:
             if time.perf_counter() > until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S
+
+    async def _ends(self, topic: Topic, which: Literal["end", "written end"]) -> dict[int, int]:
+        with kafka_errors(f"find the end of {topic.name}"):
+            found = await log_offsets(self._client, self._settings, which, await self._all(topic))
+            return {p.partition: offset for p, offset in found.items()}
 
     async def _all(self, topic: Topic) -> list[TopicPartition]:
         name = topic.full_name(self._settings.namespace)

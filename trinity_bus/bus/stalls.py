@@ -34,8 +34,12 @@ class Stalls:
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], tuple[int, float]] = {}
         """By partition: where it is held, and since when."""
+        self.lines: list[str] = []
+        """What is kept from the reader as of the last look, a line each."""
+        self.doubtful = False
+        """Whether there is a transaction of which the last look could not tell yet whether it stays open."""
         self._said: set[object] = set()
-        self._lines: list[str] = []
+        self._news: list[str] = []
 
     def look(self, now: float, standings: Iterable[Standing], partitions: Iterable[tuple[str, int, int]]) -> bool:
         """Return whether anything is kept from the reader.
@@ -45,25 +49,27 @@ class Stalls:
             standings: Of each partition that it reads.
             partitions: Of each topic: its name, how many partitions it has, and how many it should have.
         """
+        self.lines = []
         held = [one for one in standings if self._is_held(now, one)]
+        self.doubtful = len(held) < len(self._held)
         for one in held:
             self._say(
                 (one.topic, one.partition, one.stable_end),
                 f"{one.topic}/{one.partition}: records from {one.stable_end} on wait for a transaction that somebody "
                 "has left open; the brokers end it after its time-out, transaction.max.timeout.ms at most",
             )
-        grown = [(topic, has, wanted) for topic, has, wanted in partitions if has > wanted]
-        for topic, has, wanted in grown:
-            self._say(
-                (topic, has),
-                f"{topic} has {has} partitions and needs exactly {wanted}: nobody reads what is in the others; make "
-                "the topic anew, and send again what they hold",
-            )
-        return bool(held or grown)
+        for topic, has, wanted in partitions:
+            if has > wanted:
+                self._say(
+                    (topic, has),
+                    f"{topic} has {has} partitions and needs exactly {wanted}: nobody reads what is in the others; "
+                    "make the topic anew, and send again what they hold",
+                )
+        return bool(self.lines)
 
     def news(self) -> list[str]:
         """Return what has not been told yet, a line each."""
-        lines, self._lines = self._lines, []
+        lines, self._news = self._news, []
         return lines
 
     def _is_held(self, now: float, one: Standing) -> bool:
@@ -78,6 +84,7 @@ class Stalls:
         return now - since >= HELD_S
 
     def _say(self, what: object, line: str) -> None:
+        self.lines.append(line)
         if what not in self._said:
             self._said.add(what)
-            self._lines.append(line)
+            self._news.append(line)

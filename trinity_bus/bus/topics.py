@@ -16,7 +16,7 @@ than the brokers would allow is said in the log, and no reason to stop: what is 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +25,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 
 from schemas.topic import Topic
+from schemas.topics import TOPICS
 from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.consumers import CREATION_S
 from trinity_bus.bus.internals import client_of
 from trinity_bus.config import KafkaSettings, env_name
-from trinity_bus.errors import BusError, TopicMismatchError
+from trinity_bus.errors import BusError, TopicMismatchError, UnknownTopicError
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ _OF_TOPIC = 1
 """Where a setting comes from, by Kafka's numbers: from the topic itself."""
 _MIN_IN_SYNC = "min.insync.replicas"
 _UNCLEAN = "unclean.leader.election.enable"
+_NAMED = 10
+"""Other namespaces, where one has no topics."""
 _COPIES = 3
 """Of each partition: one broker may be lost while another restarts."""
 
@@ -255,6 +258,38 @@ async def _create(
             raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
     created |= dict.fromkeys(name for name, code, *_ in response.topic_errors if code in (0, _TIMED_OUT))
     return brokers, {name for name, code, *_ in response.topic_errors if code == _NOT_ALLOWED}
+
+
+async def present(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
+    """Return which of these topics there are. Creates none.
+
+    Raises:
+        UnknownTopicError: This namespace has no topic of the mesh; the message tells which namespaces have any.
+        BusError: The broker does not answer.
+    """
+    names = {topic.full_name(settings.namespace): topic for topic in (*TOPICS, *topics)}
+    with kafka_errors("look for topics"):
+        described = await admin.describe_topics(list(names))
+        # What this user may not see is told by whoever reads it.
+        found = {topic["topic"] for topic in described if topic["error_code"] != UnknownTopicOrPartitionError.errno}
+        if not found:
+            raise UnknownTopicError(_no_mesh(settings.namespace, await admin.list_topics()))
+    return [topic for topic in topics if topic.full_name(settings.namespace) in found]
+
+
+def _no_mesh(namespace: str, names: Iterable[str]) -> str:
+    """Return what is told of a namespace without topics.
+
+    Args:
+        namespace: It.
+        names: Of all topics on the cluster.
+    """
+    ours = {topic.name for topic in TOPICS}
+    parts = (name.rpartition(".") for name in names)
+    others = sorted({head for head, _, tail in parts if head and tail in ours})
+    more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no namespace on this broker has any"
+    return f"namespace {namespace!r} has no topics ({env_name('mesh.namespace')}): {there}"
 
 
 async def budgets(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> dict[str, int]:

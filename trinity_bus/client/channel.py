@@ -48,7 +48,7 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.topic import Topic
-from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES
+from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
 from trinity_bus.client.experiences import Published
 from trinity_bus.client.ids import producer_name
@@ -262,11 +262,11 @@ class CommandChannel:
         """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
         try:
             async with asyncio.timeout(self._again_s):
-                await (await self._producer.send(topic, _subject(command), command))
+                await (await self._producer.send(topic, command.subject, command))
         except TimeoutError:
             return BusError(f"the broker did not take the command within {self._again_s:g} s")
         except BusError as error:
-            log.warning("%s for %s will be sent again: %s", command.SCHEMA, _subject(command), error)
+            log.warning("%s for %s will be sent again: %s", command.SCHEMA, command.subject, error)
             return error
         return None
 
@@ -275,12 +275,12 @@ class CommandChannel:
         if problem is not None:
             return NoCoordinatorError(
                 f"the broker has taken no command for {settings.outage_s:g} s, so no coordinator can answer about "
-                f"{_subject(command)}: is it running? ({problem})"
+                f"{_told(command)}: is it running? ({problem})"
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
-            f"runs. What was asked about {_subject(command)} may still be done when one starts"
+            f"runs. What was asked about {_told(command)} may still be done when one starts"
         )
 
     def _take(self, received: Received[Any]) -> None:
@@ -301,14 +301,14 @@ class CommandChannel:
                 future.set_exception(error)
 
 
-def _subject(command: AnyCommand) -> str:
-    """Return what a command is about, and its key on the topic."""
+def _told(command: AnyCommand) -> str:
+    """Return what a command is about, for people."""
     match command:
         case PublishVersion() | RollBack():
-            return command.model
+            return f"the versions of model {command.model!r}"
         case Contribute():
-            return command.task_id
+            return f"task {command.task_id!r}"
         case FinalizeUpgrade():
-            return COORDINATOR_STATE.name
+            return "the upgrade"
         case _:
-            return command.batch_id
+            return f"batch {command.batch_id!r}"

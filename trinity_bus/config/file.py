@@ -41,7 +41,10 @@ class File(TomlConfigSettingsSource):
         self.path = config_file()
         if self.path is not None and not self.path.is_file():
             # pydantic-settings passes over a file that is not there.
-            raise ConfigError(f"{CONFIG_VARIABLE}={str(self.path)!r}: no such file; give the path of a readable file")
+            raise ConfigError(
+                f"{str(self.path)!r}, which --config or {CONFIG_VARIABLE} names: no such file; give the path of a "
+                "readable file"
+            )
         super().__init__(settings_cls, toml_file=self.path)
 
     def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:

@@ -283,7 +283,8 @@ class CoordinatorMachine:
             counts = self.fleet.explorers[beat.explorer].incarnation
             self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts, beat.lane)
         elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
-            self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
+            version = f"version {beat.model_version}" if beat.model_version >= 0 else "no version yet"
+            self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, {version}")
         if outcome is HeartbeatOutcome.ZOMBIE:
             return
         self.fleet.note_turns(beat)

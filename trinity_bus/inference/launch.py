@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.optional_columns import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
+from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.runtime.heap import importing
 from trinity_bus.weights.vllm.plugin import BACKEND
@@ -52,6 +53,8 @@ _IMPORTS = (
 _MEETING = "VLLM_RPC_BASE_PATH"
 """Where vLLM's processes have the sockets by which they speak to each other."""
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""By which a user has vLLM go beyond a model's positions."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for adapters of."""
 _KV_BLOCK_TOKENS = 128
@@ -102,6 +105,37 @@ def private_sockets() -> Iterator[None]:
             yield
         finally:
             del os.environ[_MEETING]
+
+
+def check_model(settings: ExplorerSettings) -> None:
+    """Look at the model's folder before vLLM is imported, which takes long, and says it in its own terms.
+
+    The name of a model on a hub is for vLLM to look up, and so is how far positions can be stretched (RoPE scaling).
+
+    Raises:
+        ConfigError: There is no model in the folder, or it has fewer positions than sequences are to have.
+    """
+    folder = Path(required(settings.model_path, "mesh.model_path", "to start the inference engine"))
+    if not folder.is_dir() and not folder.is_absolute():
+        return
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError:
+        raise ConfigError(f"{path} does not exist: give mesh.model_path the folder of a Hugging Face model") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    text = config.get("text_config", config) if isinstance(config, dict) else None
+    if not isinstance(text, dict):
+        raise ConfigError(f"{path} is not the configuration of a model")
+    positions, rope = text.get("max_position_embeddings"), (text.get("rope_scaling"), text.get("rope_parameters"))
+    if not isinstance(positions, int) or '"factor"' in json.dumps(rope) or _LONGER in os.environ:
+        return
+    if positions < settings.max_model_len:
+        raise ConfigError(
+            f"mesh.max_model_len is {settings.max_model_len}, and the model in {folder} has {positions} positions: "
+            f"lower mesh.max_model_len to {positions}, and mesh.max_tokens below it"
+        )
 
 
 def preload() -> None:
@@ -159,6 +193,14 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threa
     """
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     import_vllm(settings)
+    # What an optional part of vLLM's imports lacks is kept there for good, as an error with all frames that have led to
+    # its import, and what these hold: so the engine is held by no frame from which anything is imported.
+    return _launched(settings, model_path, counter, abandoned)
+
+
+def _launched(
+    settings: ExplorerSettings, model_path: str, counter: "TokenCounter", abandoned: threading.Event
+) -> "AsyncLLM":
     from vllm.envs import disable_envs_cache
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor

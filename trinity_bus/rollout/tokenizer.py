@@ -29,8 +29,6 @@ def load_tokenizer(model_path: str, options: TemplateOptions | None = None) -> E
     options = read_options(options or {})
     # Its threads would not survive a fork, and it says so at length.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # It would say that models are not available without torch.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if Path(model_path).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with without_torch():
@@ -44,10 +42,15 @@ def load_tokenizer(model_path: str, options: TemplateOptions | None = None) -> E
 
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
-    """Within the block, whoever looks for torch finds none; a process that has imported it keeps it."""
-    if "torch" in sys.modules:
+    """Within the block, whoever looks for torch finds none; a process that has imported it keeps it.
+
+    Where transformers was imported before, it remembers whether there is a torch, and imports it when it needs it.
+    """
+    if "torch" in sys.modules or "transformers" in sys.modules:
         yield
         return
+    # It would say that models are not available without torch.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # None is how an import is forbidden; whoever looks whether there is such a module finds none.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:

@@ -49,7 +49,7 @@ from trinity_bus.runners.control import (
     WorkflowsLoaded,
 )
 from trinity_bus.runners.runner_main import run_runner
-from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
+from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, HeardSignals, descendants, die_with_parent, prctl
 from trinity_bus.runtime.heap import freeze_gc, importing
 from trinity_bus.telemetry.logs import console
 
@@ -90,22 +90,18 @@ class Forker:
         self._tokenizer = tokenizer
         self._runners: dict[int, int] = {}
         """Process id to serial."""
-        self._wakeup, self._writer = os.pipe()
-        os.set_blocking(self._wakeup, False)
-        os.set_blocking(self._writer, False)
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._ended = HeardSignals(signal.SIGCHLD)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
         """Serve until the explorer closes its end."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._ended, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll()}
-            if self._wakeup in ready:
-                os.read(self._wakeup, 4096)
+            if self._ended.fileno() in ready:
+                self._ended.take()
                 self._reap()
             if self._channel.fileno() in ready and not self._handle():
                 return
@@ -144,11 +140,8 @@ class Forker:
         code = 1
         try:
             die_with_parent(fork_server)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
-            os.close(self._wakeup)
-            os.close(self._writer)
+            self._ended.close()
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

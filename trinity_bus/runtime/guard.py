@@ -80,6 +80,40 @@ def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
     return found
 
 
+class HeardSignals:
+    """Signals as something to poll, for a process of one thread, which has one of these at most.
+
+    Args:
+        numbers: Which; nothing else is done about them.
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = numbers
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        # Handlers, not SIG_IGN: what is started from here must begin with the default actions.
+        for number in numbers:
+            signal.signal(number, lambda _number, _frame: None)
+
+    def fileno(self) -> int:
+        """Return what can be read from when some have come."""
+        return self._read_end
+
+    def take(self) -> set[int]:
+        """Return those that have come since the last time, where there are any."""
+        return set(os.read(self._read_end, 4096))
+
+    def close(self) -> None:
+        """Hear no more of them, in a forked process: they have their default actions there."""
+        signal.set_wakeup_fd(-1)
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_DFL)
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+
 class Guard:
     """Guard of a command and of what it starts.
 
@@ -91,13 +125,7 @@ class Guard:
         self._owner = owner
         self.command = 0
         """Process id of the command."""
-        self._wakeup, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        os.set_blocking(self._wakeup, False)
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        # Handlers, not SIG_IGN: the command must start with the default actions.
-        for number in _HEARD:
-            signal.signal(number, lambda _number, _frame: None)
+        self._signals = HeardSignals(*_HEARD)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._owner_fd = os.pidfd_open(owner) if hasattr(os, "pidfd_open") else None
         if os.getppid() != owner:
@@ -115,23 +143,20 @@ class Guard:
         if self.command != 0:
             return False
         die_with_parent(guard)
-        signal.set_wakeup_fd(-1)
-        for number in _HEARD:
-            signal.signal(number, signal.SIG_DFL)
-        for descriptor in (self._wakeup, self._writer, self._owner_fd):
-            if descriptor is not None:
-                os.close(descriptor)
+        self._signals.close()
+        if self._owner_fd is not None:
+            os.close(self._owner_fd)
         return True
 
     def run(self) -> NoReturn:
         """Stay until the command or the owner ends, then end as the command did."""
         poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
         if self._owner_fd is not None:
             poll.register(self._owner_fd, select.POLLIN)
         while self._status is None:
             ready = {fd for fd, _ in poll.poll(None if self._owner_fd is not None else _POLL_MS)}
-            received = set(os.read(self._wakeup, 4096)) if self._wakeup in ready else set[int]()
+            received = self._signals.take() if self._signals.fileno() in ready else set[int]()
             if signal.SIGTERM in received:
                 os.kill(self.command, signal.SIGTERM)
             self._reap(block=False)

@@ -21,7 +21,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from trinity_bus.runtime.guard import Guard
+from trinity_bus.runtime.guard import Guard, HeardSignals
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.preload import (
     FROM_PRELOAD,
@@ -56,11 +56,7 @@ class Preloaded:
         self._channel = channel
         self._guards: dict[int, int] = {}
         """Serial to the process id of the guard."""
-        self._wakeup, self._writer = os.pipe()
-        os.set_blocking(self._wakeup, False)
-        os.set_blocking(self._writer, False)
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._ended = HeardSignals(signal.SIGCHLD)
 
     def run(self) -> tuple[Fork, list[int]] | None:
         """Serve until the owner is gone.
@@ -71,11 +67,11 @@ class Preloaded:
         """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._ended, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
-            if self._wakeup in ready:
-                os.read(self._wakeup, 4096)
+            if self._ended.fileno() in ready:
+                self._ended.take()
                 self._reap()
             if self._channel.fileno() in ready:
                 datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 3)
@@ -122,9 +118,7 @@ class Preloaded:
         """Let go of what is the forking process's, and take what is the command's."""
         os.setsid()
         self._channel.close()
-        signal.set_wakeup_fd(-1)
-        os.close(self._wakeup)
-        os.close(self._writer)
+        self._ended.close()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, place)
@@ -177,16 +171,20 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[
     # Ctrl-C is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with importing():
+        _tell_log("importing")
         for function in functions:
-            # For whoever looks at its output to see how far it is.
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: {function}\n")
             named(function)()
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: ready to fork\n")
+    _tell_log("imported")
     # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
     gc.freeze()
     preloaded = Preloaded(channel)
     preloaded.loaded()
     return preloaded.run()
+
+
+def _tell_log(what: str) -> None:
+    """Tell whoever looks at the log of this process how far it is."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: {what}\n")
 
 
 if __name__ == "__main__":

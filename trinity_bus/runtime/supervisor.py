@@ -29,8 +29,8 @@ from trinity_bus.runtime.process import Child, Process, ProcessError, tail
 _POLL_S = 0.05
 _TAIL_LINES = 20
 _MAX_CHARS = 100
-_LINE = re.compile(r"\d\d:\d\d:\d\d INFO +[\w.]+: (.*)")
-"""As ``trinity_bus.telemetry.logs`` writes it."""
+_LINE = re.compile(r"\d\d:\d\d:\d\d INFO +(?:trinity_bus|workers|preload)[\w.]*: (.*)")
+"""As ``trinity_bus.telemetry.logs`` writes what this program says; what libraries say is no news of the service."""
 
 
 class ServiceDiedError(ProcessError):
@@ -82,7 +82,7 @@ class Activity:
     name: str
     what: str
     seconds: float
-    """For how long."""
+    """For how long; 0 where it has not been started."""
 
 
 def activity_of(name: str, log: Path) -> Activity:
@@ -90,10 +90,9 @@ def activity_of(name: str, log: Path) -> Activity:
     try:
         since = log.stat().st_mtime
     except FileNotFoundError:
-        return Activity(name, "waits for what it is forked from", 0.0)
-    # What libraries say in ways of their own is no news of the service.
+        return Activity(name, "waits for its imports", 0.0)
     told = [found[1] for line in tail(log, _TAIL_LINES).splitlines() if (found := _LINE.fullmatch(line))]
-    what = textwrap.shorten(told[-1] if told else "begins", _MAX_CHARS, placeholder=" ...")
+    what = textwrap.shorten(told[-1] if told else "starting", _MAX_CHARS, placeholder=" ...")
     return Activity(name, what, max(0.0, time.time() - since))
 
 

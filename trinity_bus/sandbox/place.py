@@ -21,14 +21,16 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from trinity_bus.sandbox.removal import remove_tree
 
 _PREFIX: Final = "trinity-bus-sandbox-"
 _KEPT: Final = f"{_PREFIX}kept-"
@@ -41,7 +43,7 @@ _CALLS: Final = "calls"
 
 
 class SandboxPlace:
-    """A folder that is owned.
+    """A folder that is owned. Any thread may release or remove it.
 
     Args:
         path: That there is.
@@ -54,6 +56,7 @@ class SandboxPlace:
         self.files = path / _FILES
         self._lock = lock
         self._kept = kept
+        self._ending = threading.Lock()
         self.files.mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
@@ -93,29 +96,31 @@ class SandboxPlace:
         old = self.files.rename(self.path / f"old-{uuid.uuid4().hex}")
         self.files.mkdir(mode=0o700)
         (self.path / _CALLS).unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
 
     def release(self) -> None:
         """Let the next owner have it; one without a name is removed. Safe to call twice."""
-        if not self._kept:
-            self.remove()
-        elif self._lock >= 0:
-            # It is kept from now on.
-            os.utime(self._lock)
-            self._unlock()
+        with self._ending:
+            if self._lock >= 0:
+                if self._kept:
+                    # It is kept from now on.
+                    os.utime(self._lock)
+                else:
+                    remove_tree(self.path)
+                self._unlock()
 
     def remove(self) -> None:
         """Remove it, unless it was released and has another owner by now."""
-        if self._lock < 0:
-            if self._kept:
+        with self._ending:
+            if self._lock >= 0:
+                remove_tree(self.path)
+                self._unlock()
+            elif self._kept:
                 _remove(self.path, older_than_s=0.0)
-            return
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._unlock()
 
     def _unlock(self) -> None:
-        os.close(self._lock)
-        self._lock = -1
+        lock, self._lock = self._lock, -1
+        os.close(lock)
 
 
 class KeptPlaces:
@@ -169,7 +174,10 @@ class LeftPlaces:
                 _remove(path, older_than_s=_NEW_S)
             elif not _remove(path, older_than_s=_KEPT_S):
                 with contextlib.suppress(OSError):
-                    kept.append((path.stat().st_mtime, path))
+                    found = path.stat(follow_symlinks=False)
+                    # Others that share this folder keep as many as they like.
+                    if found.st_uid == os.getuid():
+                        kept.append((found.st_mtime, path))
         for _, path in sorted(kept)[:-_MOST_KEPT]:
             _remove(path, older_than_s=_NEW_S)
 
@@ -200,6 +208,6 @@ def _remove(path: Path, *, older_than_s: float) -> bool:
         lock = _locked(path)
     except OSError:
         return False
-    shutil.rmtree(path, ignore_errors=True)
+    remove_tree(path)
     os.close(lock)
     return True

@@ -314,7 +314,8 @@ def _trainer(ask: SizingInput) -> TrainerPlan:
             tokens_s = ask.gpu.tflops * 1e12 * TRAINING_SHARE / (passes * active_parameters(shape))
             return TrainerPlan(tensor, pipeline, recompute, ask.train_tokens_s or tokens_s)
     raise SizeError(
-        f"a trainer on fewer than {ask.gpus} GPUs of {ask.gpu.memory_gib:g} GiB cannot hold this model: lower "
+        f"with {ask.gpus} GPUs the trainer has {ask.gpus - 1} at most, as explorers need one; of "
+        f"{ask.gpu.memory_gib:g} GiB they cannot hold this model: give it more (--gpus) or larger ones (--gpu), lower "
         "trainer.micro_batch_tokens, or train adapters (trainer.lora_rank)"
     )
 

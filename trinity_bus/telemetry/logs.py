@@ -77,7 +77,9 @@ def console(level: int | str = logging.INFO, *, template: str = FORMAT) -> None:
     handler.setFormatter(TraceFormatter(template, datefmt="%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler])
     # Every fetch and every metadata refresh of the client would be a line.
-    logging.getLogger("aiokafka").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # Megatron-core prints each of its configurations, thousands of characters long.
+    for name in ("aiokafka", "megatron"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class LogExport:

@@ -5,6 +5,7 @@ tasks; they *link* to the rollouts that they train on. The tree shows the task's
 to it, with the publication, announcement and transfer of the version that it made.
 """
 
+import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,8 +120,11 @@ def tree_of_task(spans: Sequence[SpanRecord], task_id: str) -> Tree:
 def _not_found(spans: Sequence[SpanRecord], task_id: str) -> str:
     known = sorted({str(span.attributes[names.RL_TASK_ID]) for span in spans if names.RL_TASK_ID in span.attributes})
     if not known:
-        return f"no span of task {task_id!r}: this run has {len(spans)} spans and none belongs to a task"
-    some = ", ".join(known[:3])
+        return (
+            f"no span of task {task_id!r}: there are {len(spans)} spans and none belongs to a task; is this the folder "
+            "of a run (--run-dir), and has it begun?"
+        )
+    some = ", ".join(difflib.get_close_matches(task_id, known) or known[:3])
     return f"no span of task {task_id!r} among those of {len(known)} tasks, such as {some}; is the task of this run?"
 
 

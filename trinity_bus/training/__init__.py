@@ -7,7 +7,8 @@ module                 what it does
 ``cpu_platform``       what Megatron-core needs to run without CUDA, and nothing else
 ``megatron``           the only import of Megatron-core; every other module imports it from there
 ``parallel``           process groups, from one process to many
-``attention``          core attention on torch's SDPA, also for packed sequences
+``attention``          core attention on torch's SDPA for packed sequences
+``rotary``             rotary positions of packed sequences
 ``families``           Llama, Qwen2, Qwen3, Qwen3 MoE: their configurations; names and layouts of tensors both ways
 ``model``              building a ``GPTModel``, loading it from safetensors, naming its weights as there
 ``adapters``           what engines share of LoRA, and PEFT's format

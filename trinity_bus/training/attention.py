@@ -1,10 +1,8 @@
 """Core attention on ``torch.nn.functional.scaled_dot_product_attention``, for Megatron's local layer spec.
 
 Megatron's own ``DotProductAttention`` refuses packed sequences, holds the scores of all pairs of positions in memory
-and wants a CUDA generator for dropout. This one is causal, does grouped queries, has no dropout, and knows two layouts:
-
-* ``sbhd``: [sequence, batch, heads, head dimension];
-* ``thd``: [tokens, heads, head dimension], sequences one after another, with their bounds in ``PackedSeqParams``.
+and wants a CUDA generator for dropout. This one is causal, does grouped queries and rotary positions, has no dropout,
+and knows packed sequences only: ``thd``, [tokens, heads, head dimension], one after another, with their bounds.
 
 On a CPU packed sequences are padded inside the attention only, since SDPA there knows no ragged batches; all other
 layers work on the tokens alone; on CUDA the same holds in float32. In bfloat16, torch's variable-length flash attention
@@ -24,6 +22,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
 from trinity_bus.training import packing
 from trinity_bus.training.megatron import MegatronModule, PackedSeqParams, mappings
+from trinity_bus.training.rotary import PlacedSeqParams, rotate
 
 
 class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no types
@@ -50,27 +49,24 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *_: Any,
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: PlacedSeqParams,
         **__: Any,
     ) -> torch.Tensor:
-        """Attends causally.
+        """Turn queries and keys by their positions, and attend causally.
 
         Args:
-            query: [s, b, heads, d] or, packed, [t, heads, d].
+            query: [t, heads, d]
             key: As ``query``, with the key-value heads.
             value: As ``key``.
             attention_mask: Not used; causality is implied.
-            packed_seq_params: Bounds of the sequences of a packed batch.
+            packed_seq_params: Bounds of the sequences, and how each token is turned.
 
         Returns:
-            [s, b, heads * d] or, packed, [t, heads * d].
+            [t, heads * d]
         """
         del attention_mask
         grouped = query.shape[-2] != key.shape[-2]
-        if packed_seq_params is None:
-            q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped)
-            return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
+        query, key = (rotate(x, packed_seq_params.rotation) for x in (query, key))
         if self.context_group is not None:
             return _of_parts(query, key, value, packed_seq_params, scale=self.scale, group=self.context_group)
         if query.is_cuda and query.dtype is not torch.float32:
@@ -96,13 +92,15 @@ def _padded_inside(
 ) -> torch.Tensor:
     """Spreads [t, heads, d] over [sequences, longest, heads, d], attends, and gathers the tokens again.
 
-    Padding comes after each sequence, so a causal mask hides it from every real token.
+    Padding comes after each sequence, so a causal mask hides it from every real token. Where all are equally long there
+    is none, and nothing to move.
     """
     sequences, longest = len(packed.cu_seqlens_q) - 1, int(packed.max_seqlen_q)
-    slots = _slots(packed.cu_seqlens_q, longest)
+    slots = _slots(packed.cu_seqlens_q, longest) if len(query) < sequences * longest else None
     q, k, v = (_spread(x, slots, sequences, longest) for x in (query, key, value))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-    return out.transpose(1, 2).reshape(sequences * longest, -1).index_select(0, slots)
+    rows = out.transpose(1, 2).reshape(sequences * longest, -1)
+    return rows if slots is None else rows.index_select(0, slots)
 
 
 def _of_parts(
@@ -139,7 +137,7 @@ def _slots(bounds: torch.Tensor, longest: int) -> torch.Tensor:
     return torch.arange(int(bounds[-1]), device=bounds.device) + shifts.repeat_interleave(bounds.diff())
 
 
-def _spread(x: torch.Tensor, slots: torch.Tensor, sequences: int, longest: int) -> torch.Tensor:
-    """Return [t, heads, d] as [sequences, heads, longest, d]."""
-    padded = x.new_zeros(sequences * longest, *x.shape[1:]).index_copy(0, slots, x)
+def _spread(x: torch.Tensor, slots: torch.Tensor | None, sequences: int, longest: int) -> torch.Tensor:
+    """Return [t, heads, d] as [sequences, heads, longest, d], a view where each token is in its place already."""
+    padded = x if slots is None else x.new_zeros(sequences * longest, *x.shape[1:]).index_copy_(0, slots, x)
     return padded.view(sequences, longest, *x.shape[1:]).transpose(1, 2)

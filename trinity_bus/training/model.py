@@ -33,6 +33,7 @@ from trinity_bus.training.megatron import (
     set_tensor_model_parallel_attributes,
 )
 from trinity_bus.training.norm import Norm
+from trinity_bus.training.rotary import RotaryModel
 
 _OUTPUT: Final = "output_layer.weight"
 
@@ -165,7 +166,7 @@ def build(
 
 
 def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int, *, local: bool) -> GPTModel:
-    model = GPTModel(
+    model = (RotaryModel if local else GPTModel)(
         config=config,
         transformer_layer_spec=_block_spec(config, shape.layers // layout.stages, local=local),
         vocab_size=shape.padded_vocabulary(layout.tensor_parallel),

@@ -162,12 +162,12 @@ async def follow(
 
     Args:
         bus: Connected; the topics exist.
-        topics: What to read; the three of events are among them.
+        topics: What to read.
         whole: Whether to read every event that the log has kept, or the newest few of each partition.
         state: To be fed; an empty one where absent.
         clock: Seconds, steady.
         gather_s: How long records may gather at the broker, see :meth:`trinity_bus.bus.Bus.reader`.
     """
-    start: Start = "beginning" if whole else await recent(bus, EVENTS, RECENT_EVENTS)
+    start: Start = "beginning" if whole else await recent(bus, set(EVENTS).intersection(topics), RECENT_EVENTS)
     async with MeshFollower(bus, *topics, start=start, state=state, clock=clock, gather_s=gather_s) as follower:
         yield follower

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Literal
 
-from schemas import BatchLifecycleState, PublishedVersion, RunnerState
+from schemas import BatchLifecycleState, PublishedVersion, RunnerState, UnservedPool
 from schemas.event import ExplorerState, Follows
 from schemas.record import BatchType, Metrics
+from trinity_bus.runtime.wording import by_number
 
 RATE_WINDOW_S: Final = 5.0
 """Tokens per second are averaged over this much time."""
@@ -45,6 +46,12 @@ class Limits:
     def few(self, metrics: Metrics) -> Metrics:
         """Return no more metrics than are kept, the first ones, and none with a name that is too long."""
         return dict(islice(((name, value) for name, value in metrics.items() if len(name) <= self.text), self.metrics))
+
+
+def unserved_line(one: UnservedPool) -> str:
+    """Return what is said to people of a pool that tasks wait for and nobody serves."""
+    waiting = by_number(one.parts, "1 part of a task waits", f"{one.parts:,} parts of tasks wait")
+    return f"no explorer serves pool {one.pool}: {waiting}"
 
 
 def trim[K, V](kept: dict[K, V], most: int, oldest: Callable[[K], object] | None = None) -> None:

@@ -20,7 +20,7 @@ def carrier_of(method: Method, device: "torch.device | None" = None) -> Carrier:
         device: The GPU on which they lie, for ``nccl``; by default, that of this thread.
 
     Raises:
-        WeightTransferError: There is no such carrier.
+        WeightTransferError: There is no such carrier, or no GPU for it.
     """
     if method == "memory":
         return FrameCarrier()
@@ -31,5 +31,10 @@ def carrier_of(method: Method, device: "torch.device | None" = None) -> Carrier:
     if device is None:
         import torch
 
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type != "cuda":
+        raise WeightTransferError(
+            f"nccl carries versions from GPU to GPU, and here they would lie on {device.type}: "
+            "set synchronizer.sync_method to memory"
+        )
     return LinkCarrier("nccl", device)

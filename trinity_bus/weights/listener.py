@@ -22,8 +22,9 @@ import socket
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from schemas.errors import printable
@@ -66,12 +67,45 @@ class Secrets(Protocol):
         ...
 
 
-class Keyring:
-    """Secrets of announcements. All methods may be called from any thread."""
+class AwaitedSecrets(ABC):
+    """``Secrets`` that whoever comes may know before they are known here. All methods may be called from any thread.
+
+    Subclasses say which there are, and notify ``_changed`` when there are more.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
+
+    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
+        """Return the secret of a member that is the right one; waits for announcements, until the deadline."""
+        with self._changed:
+            while not self._closed:
+                found = next(filter(is_right, self._secrets(who)), None)
+                if found is not None:
+                    return found
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return None
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @abstractmethod
+    def _secrets(self, who: str) -> Iterable[bytes]:
+        """With the lock held: those that a member may have."""
+
+
+class Keyring(AwaitedSecrets):
+    """Secrets of announcements. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._epochs: OrderedDict[tuple[str, int], dict[str, deque[bytes]]] = OrderedDict()
 
     def add(self, announced: ModelVersion) -> None:
@@ -89,30 +123,6 @@ class Keyring:
                     known.append(secret)
             while len(self._epochs) > _EPOCHS:
                 self._epochs.popitem(last=False)
-            self._changed.notify_all()
-
-    def knows(self, who: str) -> bool:
-        """Whether a member is let in."""
-        with self._changed:
-            return bool(self._secrets(who))
-
-    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        """Return the secret of a member that is the right one; waits for announcements, until the deadline."""
-        with self._changed:
-            while not self._closed:
-                found = [secret for secret in self._secrets(who) if is_right(secret)]
-                if found:
-                    return found[0]
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            return None
-
-    def close(self) -> None:
-        """Nobody is let in any more."""
-        with self._changed:
-            self._closed = True
             self._changed.notify_all()
 
     def _secrets(self, who: str) -> list[bytes]:

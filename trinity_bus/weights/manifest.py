@@ -1,8 +1,8 @@
 """What a trainer says about one version before the first byte of it moves: JSON, never code.
 
-It is the same however the version travels: in the rendezvous store for links, before the bytes for pulls, in a file
-beside the checkpoints. Everything in it is checked before memory is taken: the size of the text, the number of tensors,
-names, dtypes, shapes, and the sum of bytes.
+It is the same however the version travels: before the bytes of a pull, in a file beside the checkpoints. Everything in
+it is checked before memory is taken: the size of the text, the number of tensors, names, dtypes, shapes, and the sum of
+bytes.
 
 The *checksum* of a version, which is announced over the log, covers its layout and its bytes::
 

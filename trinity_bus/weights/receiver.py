@@ -16,7 +16,7 @@ dtypes and shapes are compared with the announced checksum before memory is take
 come: see ``manifest``.
 
 What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
-(``memory.relay``); to those of later announcements, too, that are told of (``let_in``).
+(``pull.relay``); to those of later announcements, too, that are told of (``let_in``).
 
 A pull that breaks off leaves the chunks that were proven (``chunks``) in the buffers. If the same version is to be
 taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
@@ -168,16 +168,18 @@ class _Transfer:
         source, resources = self.source, self.resources
         # What is in the buffers is about to be another version.
         self._relay.retire()
-        transport = self._transport(source)
+        transport: WeightTransport | None = None
         try:
+            transport = self._transport(source)
             progress = self._receive(transport)
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
         except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
-            transport.close()
+            if transport is not None:
+                transport.close()
             if not self.cancelled.is_set():
                 # All chunks may have been right, and the whole is not. Else, another transfer may be passed on by now.
                 self._relay.retire()
-            if transport is resources.links:
+            if transport is not None and transport is resources.links:
                 # What is pending on the link may still write into them.
                 resources.links, resources.buffers, resources.held = None, [], None
                 resources.begun = ("", 0)

@@ -6,12 +6,11 @@ from typing import Annotated, Final
 import typer
 
 from schemas.errors import one_line
-from schemas.topics import BATCHES
-from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
+from trinity_bus.runtime.wording import counted
 from trinity_bus.view import BatchView, follow_batches
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 from workers.runs import program
 
@@ -37,22 +36,20 @@ def abort(
     kafka = connected_settings().kafka
 
     async def give_up() -> None:
-        async with Bus(kafka, client_id="abort") as bus:
-            await bus.ensure_topics([BATCHES])
-            async with follow_batches(bus) as follower:
-                found = follower.state.batches.get(batch)
-                if found is None or found.ended:
-                    _say(batch, found)
-                    raise typer.Exit(_NO)
-                async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
-                    await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
-                # It may have ended by itself in the last moment; its record tells which.
-                until = time.monotonic() + _WAIT_S
-                while not found.ended and time.monotonic() < until:
-                    await follower.changed(1.0)
+        async with bus_of_mesh(kafka, "abort") as bus, follow_batches(bus) as follower:
+            found = follower.state.batches.get(batch)
+            if found is None or found.ended:
                 _say(batch, found)
-                if found.state != "aborted":
-                    raise typer.Exit(_NO)
+                raise typer.Exit(_NO)
+            async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
+                await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
+            # It may have ended by itself in the last moment; its record tells which.
+            until = time.monotonic() + _WAIT_S
+            while not found.ended and time.monotonic() < until:
+                await follower.changed(1.0)
+            _say(batch, found)
+            if found.state != "aborted":
+                raise typer.Exit(_NO)
 
     run_service(give_up)
 
@@ -62,6 +59,6 @@ def _say(name: str, batch: BatchView | None) -> None:
         line = f"No batch is called {name!r}; {program()} batches lists those that there are."
         out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
-    counts = f"{batch.completed} tasks done, {batch.aborted} cut off"
+    counts = f"{counted(batch.completed, 'task')} done, {batch.aborted} cut off"
     why = f": {one_line(batch.reason)}" if batch.reason else ""
     out.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)

@@ -4,14 +4,14 @@ import asyncio
 from collections import defaultdict
 
 import typer
-from rich.table import Table
 
 from trinity_bus.bus.access import USERS, Kind, Operation, rights, user_name
 from trinity_bus.bus.access_admin import apply_access
 from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
 from trinity_bus.config import Settings
+from trinity_bus.runtime.wording import counted
 from workers.cli.connection import connected_settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Users of the mesh, and what each may do.")
 out = console()
@@ -23,7 +23,7 @@ _IMPLIED = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
 def show() -> None:
     """Show what each user may do. All may besides see the names and settings of the mesh's topics."""
     namespace = Settings().kafka.namespace
-    table = Table("user", "may", "on", show_lines=False)
+    table = folding_table("user", "may", "on", show_lines=False)
     for user in USERS:
         by_name: dict[tuple[Kind, str], list[Operation]] = defaultdict(list)
         for right in sorted(rights(namespace, user)):
@@ -57,6 +57,6 @@ def apply() -> None:
     done = asyncio.run(apply_access(settings.kafka, passwords, {"producer": quotas}))
     bounds = ", ".join(f"{name}={value:g}" for name, value in quotas.items() if value is not None) or "no quotas"
     out.print(
-        f"{len(USERS)} users of namespace {settings.kafka.namespace}: {done.passwords} passwords set, "
-        f"{done.given} rights given, {done.taken} taken away; producers have {bounds}"
+        f"{len(USERS)} users of namespace {settings.kafka.namespace}: {counted(done.passwords, 'password')} set, "
+        f"{counted(done.given, 'right')} given, {done.taken} taken away; producers have {bounds}"
     )

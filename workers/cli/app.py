@@ -8,7 +8,10 @@ What goes wrong is one line on standard error. Exit codes: 0 done, 1 the command
 usage, wrong setting or an error that the line explains, 130 interrupted.
 """
 
+import difflib
+import errno
 import importlib
+import inspect
 import os
 import sys
 from dataclasses import dataclass
@@ -20,6 +23,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from trinity_bus.runtime.heap import importing
 
+_UNUSABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""What a machine says of a path that was given, and no program can mend."""
 _ERROR = 2
 _INTERRUPTED = 130
 CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
@@ -74,7 +87,9 @@ COMMANDS: dict[str, Lazy] = {
         "workers.cli.lineage", "Tell what a step was made of: samples, versions, traces, checkpoint.", _SEE
     ),
     "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
-    "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
+    "run": Lazy(
+        "workers.cli.run", "Run one service: coordinator, explorer, trainer, taskset, gateway, console.", _MESH
+    ),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
     "config": Lazy("workers.cli.config", "Write, show and check a file of settings.", _MESH),
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
@@ -109,13 +124,33 @@ class LazyGroup(TyperGroup):
         return None if lazy is None else TyperCommand(cmd_name, help=lazy.help, rich_help_panel=lazy.panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command to run, imported."""
+        """Return the command to run, imported.
+
+        Raises:
+            UsageError: There is no such command; the nearest one is named.
+        """
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         name, _, rest = super().resolve_command(ctx, args)
         with importing():
             module = importlib.import_module(COMMANDS[str(name)].module)
         command: Any = typer.main.get_command(module.app)
         command.name = name
+        _unwrap(command)
         return name, command, rest
+
+
+def _unwrap(command: Any) -> None:
+    """Join the lines of each paragraph of a command's help, which the terminal wraps anew; of its commands, too.
+
+    What docstrings mark as code with two backticks has one, as everywhere on a terminal.
+    """
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).replace("``", "`")
+    for inner in getattr(command, "commands", {}).values():
+        _unwrap(inner)
 
 
 app = typer.Typer(
@@ -188,6 +223,10 @@ def _explained(error: Exception) -> str | None:
         extras = EXTRAS.get(package)
         return (
             extras and f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{extras}]'"
+        )
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _UNUSABLE:
+        return (
+            f"{error.filename} cannot be used: {error.strerror}; give another path, or see to its rights and its disk"
         )
     return str(error) if isinstance(error, TrinityError) else None
 

@@ -9,12 +9,12 @@ import typer
 from rich.console import RenderableType
 
 from schemas import BatchRecord, StepTrained
-from schemas.topics import BATCHES, TRAINER_EVENTS
-from trinity_bus.bus import Bus, Reader
+from schemas.topics import TRAINER_EVENTS
+from trinity_bus.bus import Reader
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import BatchView, MeshFollower, follow_batches
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch.render import all_batches_table
@@ -41,10 +41,8 @@ def batches(
     kafka = connected_settings().kafka
 
     async def show() -> None:
-        async with Bus(kafka, client_id="batches") as bus:
-            await bus.ensure_topics([BATCHES])
-            async with follow_batches(bus) as follower:
-                await _show(follower, watch=watch, as_json=as_json, last=last)
+        async with bus_of_mesh(kafka, "batches") as bus, follow_batches(bus) as follower:
+            await _show(follower, watch=watch, as_json=as_json, last=last)
 
     run_service(show)
 
@@ -63,16 +61,14 @@ def skip(
     kafka = connected_settings().kafka
 
     async def pass_over() -> None:
-        async with Bus(kafka, client_id="skip") as bus:
-            await bus.ensure_topics([BATCHES, TRAINER_EVENTS])
-            async with bus.reader(TRAINER_EVENTS, start="end") as events:
-                try:
-                    async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
-                        await coordinator.skip_batch(batch, reason=reason)
-                except ValueError as error:
-                    _say(str(error))
-                    raise typer.Exit(_NO) from None
-                step = await _step_of(batch, events, timeout_s)
+        async with bus_of_mesh(kafka, "skip") as bus, bus.reader(TRAINER_EVENTS, start="end") as events:
+            try:
+                async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
+                    await coordinator.skip_batch(batch, reason=reason)
+            except ValueError as error:
+                _say(str(error))
+                raise typer.Exit(_NO) from None
+            step = await _step_of(batch, events, timeout_s)
         if step is None:
             _say(f"Batch {batch} is to be passed over; no trainer has reached it within {timeout_s:g} s.")
         elif any(skipped.batch_id == batch for skipped in step.skipped):

@@ -13,7 +13,7 @@ from trinity_bus.training.checkpoint import steps
 from workers.bench.bench import Bench, run_bench
 from workers.bench.report import PLOT, RESULTS, Results, plot, table
 from workers.cli.console import console
-from workers.runs import RUNS
+from workers.runs import new_run
 from workers.taskset.dataset import load
 
 app = typer.Typer(add_completion=False, help="Have every checkpoint of a run answer the same evaluations.")
@@ -31,14 +31,14 @@ def bench(
         typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False),
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="A description with [[eval]]. Unset: taskset.path.")
+        Path | None, typer.Option("--tasks", help="A description that has sets of evaluations. Unset: taskset.path.")
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Steps that are a multiple of this, and the last.")] = 1,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Folder of this bench; one that was broken off goes on.")
     ] = None,
 ) -> None:
-    """Serve checkpoint after checkpoint, and evaluate each with all ``[[eval]]`` sets: a table, a plot, a JSON file.
+    """Serve checkpoint after checkpoint, and evaluate each with all sets of evaluations: a table, a plot, a JSON file.
 
     It brings a coordinator, and an explorer for each; nothing of a mesh that runs is touched.
     """
@@ -53,7 +53,7 @@ def bench(
     if not chosen or not evals:
         what = f"no checkpoint in {folder}" if not chosen else f"no [[eval]] in {description}"
         raise ConfigError(f"there is {what}: nothing to do")
-    where = run_dir or RUNS / time.strftime("bench-%Y%m%d-%H%M%S")
+    where = run_dir or new_run(time.strftime("bench-%Y%m%d-%H%M%S"))
     where.mkdir(parents=True, exist_ok=True)
     done: list[Results] = []
 

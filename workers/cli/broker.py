@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from schemas.task import Task
 from schemas.topics import TASKS
@@ -21,7 +20,7 @@ from trinity_bus.broker.restarts import Restarts
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.service import interrupted_by
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and look at the embedded Kafka broker.")
 out = console()
@@ -78,7 +77,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        table = Table(show_header=False, box=None)
+        table = folding_table("", "", show_header=False, box=None)
         for name, value in facts.items():
             table.add_row(name.replace("_", " "), "-" if value is None else str(value))
         out.print(table)

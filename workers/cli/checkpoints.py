@@ -15,7 +15,7 @@ from trinity_bus.training.checkpoint import of_step
 from trinity_bus.training.checkpoint.listing import Listed, listed
 from trinity_bus.training.conversion import convert
 from trinity_bus.training.errors import CheckpointError
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(
     add_completion=False, help="List, verify and convert the trainer's checkpoints.", no_args_is_help=True
@@ -64,17 +64,17 @@ def verify(
 
 @app.command("convert")
 def convert_(
-    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of the reference's.")],
-    target: Annotated[Path, typer.Argument(help="Where to write. As reference: the job's folder.")],
+    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT's.")],
+    target: Annotated[Path, typer.Argument(help="Where to write. With --to reference: the job's folder.")],
     form: Annotated[
-        Literal["hf", "reference"], typer.Option("--to", help="A model folder, or the reference's layout.")
+        Literal["hf", "reference"], typer.Option("--to", help="A model folder, or the layout of Trinity-RFT's trainer.")
     ] = "hf",
     model: Annotated[
         Path | None, typer.Option("--model", help="Where configuration and tokenizer are. Unset: mesh.model_path.")
     ] = None,
     directory: _Directory = None,
 ) -> None:
-    """Write the model of a checkpoint as a Hugging Face folder, or as the reference lays out its own; or from that."""
+    """Write the model of a checkpoint as a Hugging Face folder, or as Trinity-RFT lays out its own; or from that."""
     folder = of_step(_directory(directory), int(source)) if source.isdecimal() else Path(source)
     if folder is None:
         raise CheckpointError(f"there is no checkpoint of step {source}")
@@ -83,7 +83,9 @@ def convert_(
 
 
 def _directory(given: Path | None) -> Path:
-    return given or required(Settings().trainer.checkpoint_dir, "trainer.checkpoint_dir", "or say --dir")
+    return given or required(
+        Settings().trainer.checkpoint_dir, "trainer.checkpoint_dir", "to find the checkpoints; or say --dir"
+    )
 
 
 def _show(found: list[Listed], *, as_json: bool) -> None:
@@ -96,7 +98,9 @@ def _show(found: list[Listed], *, as_json: bool) -> None:
 
 def table(found: list[Listed]) -> Table:
     """Return the checkpoints, the newest last."""
-    shown = Table("step", "version", "written", "sequence", "next offset", "engine", "MiB", "model folder", "state")
+    shown = folding_table(
+        "step", "version", "written", "sequence", "next offset", "engine", "MiB", "model folder", "state"
+    )
     for one in found:
         manifest = one.manifest
         progress = None if manifest is None else manifest.progress

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
-from rich.table import Table
 
 from schemas.errors import printable
 from trinity_bus.config import Origins, Settings, WrongSettingsError, sections, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 from workers.preconditions import PRECONDITIONS, problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a file of settings.")
@@ -51,7 +50,7 @@ def show(
     if section is not None and section not in sections():
         raise typer.BadParameter(f"{section} is not one of {', '.join(sections())}")
     settings, origins = Settings(), Origins(Settings)
-    table = Table("setting", "value", "from", box=None)
+    table = folding_table("setting", "value", "from", box=None)
     facts = {}
     for path in setting_fields():
         name, _, key = path.partition(".")

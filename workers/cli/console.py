@@ -2,9 +2,10 @@
 
 import os
 import sys
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Column, Table
 
 UNFOLDED: Final = 10_000
 """Columns of a file or a pipe: a table there is for ``grep`` and ``awk``, so that its rows are lines."""
@@ -14,3 +15,13 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console on standard output, or on standard error. The environment's ``COLUMNS`` wins."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() or "COLUMNS" in os.environ else UNFOLDED)
+
+
+def folding_table(*headers: str, **options: Any) -> Table:
+    """Return a table whose cells are folded where the terminal is narrow, never cut: a name or a path stays whole.
+
+    Args:
+        headers: Of the columns.
+        options: Of ``rich.table.Table``.
+    """
+    return Table(*(Column(header, overflow="fold") for header in headers), **options)

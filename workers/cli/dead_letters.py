@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
@@ -23,8 +22,8 @@ from trinity_bus.bus.headers import (
     header,
 )
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import connected_settings
-from workers.cli.console import console
+from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
 out = console()
@@ -63,8 +62,7 @@ def dead_letters(
     kafka = connected_settings().kafka
 
     async def show() -> None:
-        async with Bus(kafka, client_id="dead-letters") as bus:
-            await bus.ensure_topics(ALL_DEAD_LETTERS)
+        async with bus_of_mesh(kafka, "dead-letters") as bus:
             await _show(bus, follow=follow, as_json=as_json)
 
     run_service(show)
@@ -78,7 +76,7 @@ async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:
             else:
                 out.print(_line(letter), markup=False, highlight=False, soft_wrap=True)
         return
-    table = Table("time", "reason", "source", "key", "detail")
+    table = folding_table("time", "reason", "source", "key", "detail")
     async for letter in _letters(bus, follow=False):
         table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
     out.print(table if table.row_count else "No dead letters.")

@@ -1,6 +1,7 @@
 """``trinity-bus demo``: a whole mesh on this machine teaches a model of random weights."""
 
 import logging
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,7 @@ from workers.cli.console import console
 from workers.demo.first_preload import begun_first
 from workers.demo.options import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
 from workers.demo.subjects import COPY, SUBJECTS
-from workers.runs import RUNS, SUMMARY, program
+from workers.runs import SUMMARY, new_run, program
 
 if TYPE_CHECKING:
     from trinity_bus.config import Settings
@@ -59,7 +60,7 @@ def demo(
     if name not in SUBJECTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(SUBJECTS)}")
     options = DemoOptions(
-        run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-{name}-seed{seed}")),
+        run_dir=run_dir or new_run(time.strftime(f"%Y%m%d-%H%M%S-{name}-seed{seed}")),
         subject=SUBJECTS[name],
         seed=seed,
         steps=steps,
@@ -69,7 +70,7 @@ def demo(
         limit_s=limit_s,
         console_port=CONSOLE_PORT if is_free(CONSOLE_PORT) else free_port(),
     )
-    options.logs.mkdir(parents=True)
+    _begin_folder(options)
     logging.basicConfig(filename=options.log("demo"), level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
         with begun_first(options) as shared:
@@ -123,6 +124,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
     from workers.demo.report import PLOT, results_table, stages_table
 
     folder = options.run_dir
+    run_dir, model = shlex.quote(str(folder)), shlex.quote(str(summary.model))
     out.print(stages_table(summary))
     out.print(results_table(summary))
     for label, value in (
@@ -130,19 +132,25 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
         ("Summary", folder / SUMMARY),
         ("Settings", options.mesh_file),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
-        ("Ask it", options.subject.try_it.format(program=program(), model=summary.model)),
-        ("Look at it", f"{program()} console --run-dir {folder}"),
-        ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
+        ("Ask it", options.subject.try_it.format(program=program(), model=model)),
+        ("Look at it", f"{program()} console --run-dir {run_dir}"),
+        ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {run_dir}"),
     ):
         out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _fresh(folder: Path) -> Path:
-    """Return the folder, which must be empty or absent: a run never mixes with another.
+def _begin_folder(options: DemoOptions) -> None:
+    """Make the folder of logs, in a folder that must be empty or absent: a run never mixes with another.
 
     Raises:
         ConfigError: There is something in it.
     """
+    folder = options.run_dir
+    refusal = ConfigError(f"--run-dir {folder} is not empty; give a new folder")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"--run-dir {folder} is not empty; give a new folder")
-    return folder
+        raise refusal
+    try:
+        options.logs.mkdir(parents=True)
+    except FileExistsError:
+        # Another demo has looked at the same moment, and was quicker.
+        raise refusal from None

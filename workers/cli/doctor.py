@@ -11,7 +11,7 @@ from rich.text import Text
 
 from schemas.errors import printable
 from trinity_bus.config import Settings, WrongSettingsError
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 from workers.doctor.facts import gather
 from workers.doctor.findings import Finding, findings
 from workers.preconditions import PRECONDITIONS
@@ -54,7 +54,7 @@ def _found(services: list[str]) -> list[Finding]:
 
 
 def _table(found: list[Finding]) -> Table:
-    table = Table("", "what", "found", "what to do", box=None)
+    table = folding_table("", "what", "found", "what to do", box=None)
     for finding in found:
         level = Text(finding.level, _COLOURS[finding.level])
         table.add_row(level, finding.subject, Text(printable(finding.found)), Text(printable(finding.remedy)))

@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index import Index, IndexFollower, Store, StoreBusyError, load_texts, store_folder
 from trinity_bus.console.index.export import export as write_files
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import connected_settings
-from workers.cli.console import console
+from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="Write what the console's index holds as Parquet files.")
 out_console, err_console = console(), console(stderr=True)
@@ -30,6 +29,8 @@ def export(
     folder = store_folder(settings)
 
     async def bring_forward(store: Store) -> None:
+        async with bus_of_mesh(settings.kafka, "export"):
+            """There is one."""
         bus = Bus(settings.kafka, client_id="export")
         async with IndexFollower(bus, store, read_mib_s=settings.console.read_mib_s) as follower:
             await follower.caught_up()
@@ -39,7 +40,7 @@ def export(
             run_service(lambda: bring_forward(store))
     except StoreBusyError:
         err_console.print("A console keeps the index up to date: what it has is written.", style="dim")
-    table = Table("file", "rows")
+    table = folding_table("file", "rows")
     for name, rows in write_files(folder, out).items():
         table.add_row(str(out / f"{name}.parquet"), f"{rows:,}")
     out_console.print(table)

@@ -21,8 +21,8 @@ from trinity_bus.runtime.service import run_service
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
-from workers.cli.connection import connected_settings
-from workers.cli.console import console
+from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="Tell what a step was made of, and what came of it.")
 out = console()
@@ -51,8 +51,7 @@ def lineage(
     told: list[StepLineage] = []
 
     async def ask() -> None:
-        async with Bus(settings.kafka, client_id="lineage") as bus:
-            await bus.ensure_topics([STEPS, EXPERIENCES, VERSION_HISTORY])
+        async with bus_of_mesh(settings.kafka, "lineage") as bus:
             told.append(await _lineage(bus, settings, trainer or settings.trainer.name, step, directory))
 
     run_service(ask)
@@ -138,7 +137,7 @@ def _show(one: StepLineage) -> None:
 
 
 def _table(tasks: Sequence[TaskLineage]) -> Table:
-    table = Table("task", "samples", "left out", "reward", "versions", "trace", "experiences")
+    table = folding_table("task", "samples", "left out", "reward", "versions", "trace", "experiences")
     for task in tasks:
         rewards = [sample.reward for sample in task.samples if sample.reward is not None]
         drawn = task.versions

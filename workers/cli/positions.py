@@ -3,15 +3,14 @@
 from typing import Annotated, Final, Literal
 
 import typer
-from rich.table import Table
 
 from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
 from trinity_bus.bus import Bus
 from trinity_bus.bus.offsets import readable
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import connected_settings
-from workers.cli.console import console
+from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.console import console, folding_table
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.input_reader import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
@@ -30,12 +29,12 @@ def show() -> None:
     kafka = connected_settings().kafka
 
     async def run() -> None:
-        async with Bus(kafka, client_id="positions") as bus:
+        async with bus_of_mesh(kafka, "positions") as bus:
             positions = await _positions(bus)
-            table = Table("topic", "partition", "begins", "read next", "ends", "")
+            table = folding_table("topic", "partition", "begins", "read next", "ends", "")
             for topic in COORDINATOR_INPUTS:
                 begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-                for partition, end in ends.items():
+                for partition, end in sorted(ends.items()):
                     position = positions.get((topic.name, partition), begins[partition])
                     said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
                     numbers = (str(number) for number in (partition, begins[partition], position, end))
@@ -60,7 +59,7 @@ def resolve(
     kafka = connected_settings().kafka
 
     async def run() -> None:
-        async with Bus(kafka, client_id="positions") as bus:
+        async with bus_of_mesh(kafka, "positions") as bus:
             # As a coordinator: the one that waits is fenced, and whatever it had open is settled.
             async with bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
                 found = await readable(bus, COORDINATOR_INPUTS, await _positions(bus))

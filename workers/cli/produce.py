@@ -20,6 +20,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
@@ -59,19 +60,23 @@ def produce(
     line is bad.
     """
     record_type, topic = _KINDS[kind]
+    one = kind.removesuffix("s")
     records, bad = _read(file, record_type, (lambda _: None) if kind == "tasks" else _flaw_of(Settings()))
     for line in bad[:_SHOWN_ERRORS]:
         out.print(
             f"[red]{escape(file)}:{line.number}[/]: {escape(printable(line.reason))}", highlight=False, soft_wrap=True
         )
     if len(bad) > _SHOWN_ERRORS:
-        out.print(f"... and {len(bad) - _SHOWN_ERRORS} more bad lines")
+        out.print(f"... and {counted(len(bad) - _SHOWN_ERRORS, 'more bad line')}")
     if dry_run or not records or (bad and not keep_going):
-        out.print(f"{len(records)} {kind} are good, {len(bad)} lines are bad; nothing was sent")
+        out.print(
+            f"{counted(len(records), one)} {by_number(len(records), 'is', 'are')} good, {counted(len(bad), 'line')} "
+            f"{by_number(len(bad), 'is', 'are')} bad; nothing was sent"
+        )
         raise typer.Exit(1 if bad else 0)
     settings = connected_settings()
     asyncio.run(_produce(settings, topic, records))
-    out.print(f"Sent {len(records)} {kind} to [bold]{topic.full_name(settings.kafka.namespace)}[/]")
+    out.print(f"Sent {counted(len(records), one)} to [bold]{topic.full_name(settings.kafka.namespace)}[/]")
     if isinstance(records[0], Task) and (run_dir := settings.telemetry.run_dir) is not None:
         out.print(f"Follow one: {program()} trace {records[0].task_id} --run-dir {run_dir}", soft_wrap=True)
     if bad:

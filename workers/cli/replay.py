@@ -77,4 +77,5 @@ def replay(
 
     run_service(train)
     if last:
-        typer.echo(f"steps {from_step} to {last[0]} are trained: checkpoints and metrics.jsonl are in {own}")
+        trained = f"step {from_step} is" if last[0] == from_step else f"steps {from_step} to {last[0]} are"
+        typer.echo(f"{trained} trained: checkpoints and metrics.jsonl are in {own}")

@@ -7,11 +7,9 @@ from typing import Annotated, Final
 import typer
 from rich.console import RenderableType
 
-from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
-from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import MeshFollower, MeshState, follow, runner_values
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch.render import runners_table
@@ -32,17 +30,15 @@ def runners(
     kafka = connected_settings().kafka
 
     async def show() -> None:
-        async with Bus(kafka, client_id="runners") as bus:
-            await bus.ensure_topics([BATCHES, *EVENTS, MODEL_VERSIONS])
-            async with follow(bus) as follower:
+        async with bus_of_mesh(kafka, "runners") as bus, follow(bus) as follower:
 
-                async def picture() -> RenderableType:
-                    return runners_table(follower.state)
+            async def picture() -> RenderableType:
+                return runners_table(follower.state)
 
-                if out.is_terminal and not once and not as_json:
-                    await show_live(out, picture)
-                else:
-                    await _print(follower, as_json=as_json)
+            if out.is_terminal and not once and not as_json:
+                await show_live(out, picture)
+            else:
+                await _print(follower, as_json=as_json)
 
     run_service(show)
 

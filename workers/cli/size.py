@@ -15,9 +15,10 @@ from trinity_bus.sizing.gpus import GPUS
 from trinity_bus.sizing.models import MODELS
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.families.shape import ModelShape
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 _MOST_TOKENS: Final = 1 << 30
+_MOST_GBIT_S: Final = 1e6
 
 app = typer.Typer(add_completion=False, help="Tell what a mesh on so many GPUs does, and what it needs.")
 
@@ -29,12 +30,18 @@ def size(  # noqa: PLR0917 - typer makes options of them
     gpu: Annotated[str, typer.Option(help=f"What each is: {', '.join(GPUS)}.")] = "H100",
     prompt_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Of a task, in the mean.")] = 512,
     response_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Of a sample, in the mean.")] = 4096,
-    gbit_s: Annotated[float, typer.Option("--gbit-s", min=0.001, help="Of a machine's network link.")] = 100.0,
+    gbit_s: Annotated[
+        float, typer.Option("--gbit-s", min=0.001, max=_MOST_GBIT_S, help="Of a machine's network link.")
+    ] = 100.0,
     rollout_tokens_s: Annotated[
-        float | None, typer.Option("--rollout-tokens-s", min=1e-3, help="That a GPU draws, where you measured it.")
+        float | None,
+        typer.Option("--rollout-tokens-s", min=1e-3, max=_MOST_TOKENS, help="That a GPU draws, where you measured it."),
     ] = None,
     train_tokens_s: Annotated[
-        float | None, typer.Option("--train-tokens-s", min=1e-3, help="That a GPU trains on, where you measured it.")
+        float | None,
+        typer.Option(
+            "--train-tokens-s", min=1e-3, max=_MOST_TOKENS, help="That a GPU trains on, where you measured it."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -75,7 +82,7 @@ def _shape(model: str) -> ModelShape:
 
 
 def _table(found: list[SizeFigure]) -> Table:
-    table = Table("what", "how much", "", "from", box=None)
+    table = folding_table("what", "how much", "", "from", box=None)
     table.columns[1].justify = "right"
     for figure in found:
         warning = Text(f"; {figure.warning}" if figure.warning else "", "yellow")

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS
+from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
-from trinity_bus.view import coordinator_lag, follow
-from workers.cli.connection import connected_settings
+from trinity_bus.view import HeldBack, coordinator_lag, follow
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch.render import mesh
@@ -26,20 +26,22 @@ def status(
     kafka = connected_settings().kafka
 
     async def show() -> None:
-        async with Bus(kafka, client_id="status") as bus:
-            await bus.ensure_topics(list({BATCHES, *EVENTS, MODEL_VERSIONS, *COORDINATOR_INPUTS}))
+        async with bus_of_mesh(kafka, "status") as bus:
             await _show(bus, live=out.is_terminal and not once)
 
     run_service(show)
 
 
 async def _show(bus: Bus, *, live: bool) -> None:
-    async with follow(bus) as follower:
+    # No coordinator may have been here yet.
+    present = await bus.present()
+    held = HeldBack(bus, present)
+    async with follow(bus, topics=[one for one in (BATCHES, MODEL_VERSIONS, *EVENTS) if one in present]) as follower:
         if not live:
-            out.print(mesh(follower.state, await coordinator_lag(bus)))
+            out.print(mesh(follower.state, await coordinator_lag(bus, present), await held.certain()))
             return
 
         async def picture() -> RenderableType:
-            return mesh(follower.state, await coordinator_lag(bus))
+            return mesh(follower.state, await coordinator_lag(bus, present), await held.look())
 
         await show_live(out, picture)

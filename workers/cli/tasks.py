@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from schemas.errors import printable
 from trinity_bus.config import Settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 from workers.taskset.dataset import load
 
 app = typer.Typer(add_completion=False, help="Check task sets, count them, and show their first tasks.")
@@ -27,7 +26,7 @@ def tasks(
     if path is None and own.path is None:
         raise typer.BadParameter("give a path, or set taskset.path")
     sets = load(path or Path(str(own.path)), taskset=own.name, seed=own.seed, order=own.order)
-    table = Table("set", "rows", "runs of each")
+    table = folding_table("set", "rows", "runs of each")
     if sets.train is not None:
         table.add_row("train", "endless" if sets.train.size is None else f"{sets.train.size:,}", "")
     for one in sets.evals:

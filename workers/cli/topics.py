@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from schemas.topic import Topic
 from schemas.topics import TOPICS
@@ -15,7 +14,7 @@ from trinity_bus.bus.growth import SETTLE_S
 from trinity_bus.bus.topics import config_of
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
-from workers.cli.console import console
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, create and describe the topics.")
 out = console()
@@ -53,12 +52,12 @@ def list_topics() -> None:
     """List the topics, and how much is in each."""
 
     async def show(bus: Bus) -> None:
-        present = await _present(bus.settings)
-        table = Table("topic", "partitions", "kept", "offsets")
+        present = await bus.present()
+        table = folding_table("topic", "partitions", "kept", "offsets")
         for topic in TOPICS:
             name = topic.full_name(bus.settings.namespace)
             partitions = topic.partitions
-            if name in present:
+            if topic in present:
                 first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
                 # Not a number of records: transactions and compaction leave gaps.
                 partitions = len(end)
@@ -109,7 +108,7 @@ def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"On
     async def show(bus: Bus) -> None:
         name = topic.full_name(bus.settings.namespace)
         out.print(f"[bold]{name}[/]  {topic.description}")
-        facts = Table(show_header=False, box=None)
+        facts = folding_table("", "", show_header=False, box=None)
         facts.add_row("key", topic.key)
         facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
         facts.add_row("written by", ", ".join(topic.writers))
@@ -121,7 +120,7 @@ def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"On
             out.print("It does not exist yet: trinity-bus topics create")
             return
         first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-        partitions = Table("partition", "first offset", "end offset")
+        partitions = folding_table("partition", "first offset", "end offset")
         for number in sorted(end):
             partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
         out.print(partitions)

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
+from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.tracking import TOPICS, MLflow, Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking import MLflow, Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.follow import track as follow
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 
 app = typer.Typer(
@@ -56,10 +56,10 @@ def track(
         return found
 
     async def main() -> None:
-        async with Bus(settings.kafka, client_id="track") as bus:
-            await bus.ensure_topics(TOPICS)
+        async with bus_of_mesh(settings.kafka, "track") as bus:
             written.append(await follow(bus, out, sinks, once=once))
 
     run_service(main)
     if written:
-        console().print(f"{written[0]} lines are in {out}", highlight=False, soft_wrap=True)
+        line = f"{counted(written[0], 'line')} {by_number(written[0], 'is', 'are')} in {out}"
+        console().print(line, highlight=False, soft_wrap=True)

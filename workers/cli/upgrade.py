@@ -8,7 +8,7 @@ from schemas.topics import OPERATOR_COMMANDS
 from trinity_bus.client.connection import Connection
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import connected_settings
+from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, help="End an upgrade.", no_args_is_help=True)
@@ -38,11 +38,12 @@ def finalize(
     settings = connected_settings()
 
     async def ask() -> None:
-        connection = await Connection.open(settings, None, "upgrade", [OPERATOR_COMMANDS])
-        try:
-            reply = await connection.channel.finalize_upgrade(level)
-        finally:
-            await connection.close()
+        async with bus_of_mesh(settings.kafka, "upgrade") as bus:
+            connection = await Connection.open(settings, bus, "upgrade", [OPERATOR_COMMANDS])
+            try:
+                reply = await connection.channel.finalize_upgrade(level)
+            finally:
+                await connection.close()
         out.print(reply.detail, highlight=False, markup=False, soft_wrap=True)
         if reply.error is not None:
             raise typer.Exit(_NO)

@@ -13,9 +13,12 @@ from rich.text import Text
 
 from schemas.errors import printable
 from schemas.skipped import MAX_PERSON_CHARS
+from schemas.topics import EVENTS, MODEL_VERSIONS, VERSION_HISTORY
 from trinity_bus.client import Synchronizer, VersionRow
 from trinity_bus.runtime.service import run_service
-from workers.cli.console import console
+from trinity_bus.view import MeshState, follow
+from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="List the versions of the model, and choose which is served.")
 out = console()
@@ -43,8 +46,14 @@ def versions(
         return
 
     async def show() -> None:
-        async with Synchronizer(name="versions") as synchronizer:
-            rows = synchronizer.versions()
+        settings = connected_settings()
+        state = MeshState(settings.mesh.model)
+        topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
+        async with (
+            bus_of_mesh(settings.kafka, "versions") as bus,
+            follow(bus, topics=topics, state=state) as follower,
+        ):
+            rows = follower.state.versions()
         if as_json:
             for row in rows:
                 typer.echo(json.dumps(_plain(row)))
@@ -71,7 +80,11 @@ def publish(
     who = _person(asked_by)
 
     async def choose() -> None:
-        async with Synchronizer(name="versions") as synchronizer:
+        settings = connected_settings()
+        async with (
+            bus_of_mesh(settings.kafka, "versions") as bus,
+            Synchronizer(settings, bus=bus, name="versions") as synchronizer,
+        ):
             try:
                 cost = await synchronizer.publish_version(wanted, asked_by=who)
             except (ValueError, TimeoutError) as error:
@@ -111,7 +124,11 @@ def rollback(
     who = _person(asked_by)
 
     async def go_back() -> None:
-        async with Synchronizer(name="versions") as synchronizer:
+        settings = connected_settings()
+        async with (
+            bus_of_mesh(settings.kafka, "versions") as bus,
+            Synchronizer(settings, bus=bus, name="versions") as synchronizer,
+        ):
             try:
                 cost = await synchronizer.roll_back(to, reason=reason, asked_by=who)
             except (ValueError, TimeoutError) as error:
@@ -135,7 +152,7 @@ def _person(said: str) -> str | None:
 
 def table(rows: list[VersionRow], last: int) -> Table:
     """Return the newest versions, and those that are served, the newest last."""
-    shown = Table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")
+    shown = folding_table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")
     newest = {row.record.version for row in rows[-last:]}
     for row in rows:
         if row.record.version not in newest and not row.served_by and not row.announced:

@@ -13,6 +13,7 @@ import typer
 
 from schemas.errors import printable
 from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.wording import counted
 from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Begin a workflow of your own; run a task of one.")
@@ -135,7 +136,9 @@ def _typed(prompt: str) -> str:
 def _show(run_id: int, rollout: Any, tokenizer: Any) -> None:
     tokens = list(rollout.response_token_ids)
     mask = [True] * len(tokens) if rollout.mask is None else [bool(one) for one in rollout.mask]
-    _line(f"run {run_id}", f"reward {rollout.reward:g}, {len(tokens)} tokens, {sum(mask)} of them trained on")
+    _line(
+        f"run {run_id}", f"reward {rollout.reward:g}, {counted(len(tokens), 'token')}, {sum(mask)} of them trained on"
+    )
     _line("prompt", _text(tokenizer, list(rollout.prompt_token_ids)))
     for drawn, part in groupby(zip(mask, tokens, strict=True), key=lambda one: one[0]):
         _line("drawn" if drawn else "told", _text(tokenizer, [token for _, token in part]))

@@ -46,7 +46,7 @@ from workers.console.forms import form
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 from workers.console.page_context import BadLinkError, PageContext
 from workers.preconditions import refusals
-from workers.runs import RUNS
+from workers.runs import new_run
 from workers.service_environment import service_environment
 
 log = logging.getLogger("workers.console")
@@ -208,8 +208,7 @@ class Configuration:
             raise MeshBusyError(
                 f"the mesh {namespace} runs already, with {alive.name}: stop it, or give another mesh.namespace"
             )
-        folder = (RUNS / time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
-        folder.mkdir(parents=True)
+        folder = new_run(time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
         if draft.rows is not None:
             rows = replace(draft.rows, path=str(Path(draft.rows.path).absolute()))
             (folder / TASKS).write_text(tasks_file(rows), encoding="utf-8")

@@ -129,8 +129,7 @@ class MeshWatcher:
             except* TrinityError as errors:
                 error = first_error(errors) or errors
                 if isinstance(error, UnknownTopicError):
-                    namespace = self._settings.kafka.namespace
-                    self._say(f"There is no such run, of namespace {namespace!r}: {one_line(str(error))}")
+                    self._say(f"There is no such run: {one_line(str(error))}")
                 else:
                     self._gone(error)
             await asyncio.sleep(_AGAIN_S)
@@ -138,6 +137,7 @@ class MeshWatcher:
     async def _connected(self) -> None:
         async with AsyncExitStack() as stack:
             bus = await stack.enter_async_context(self._connection("console"))
+            await bus.present()
             for topic in _TOPICS:
                 await bus.end_offsets(topic)
             # Fetches wait for each other: those of pages not for those of anybody else.

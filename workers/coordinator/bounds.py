@@ -1,8 +1,9 @@
 """Where the log of experiences begins and ends, for manifests that are about to be written.
 
-The end is asked for each time: what an explorer has written a moment ago lies just before it. The beginning is asked
-for once in ``BEGIN_S``: it moves when brokers delete, every few minutes, and what goes after a batch has ended is
-as gone as what went a second before.
+The end is asked for each time: what an explorer has written a moment ago lies just before it. It is that of all that is
+written: an answer behind a transaction that somebody has left open is there, though nobody may read it yet. The
+beginning is asked for once in ``BEGIN_S``: it moves when brokers delete, every few minutes, and what goes after a batch
+has ended is as gone as what went a second before.
 
 An answer takes a round to the brokers, in which the transaction that waits for it is prepared.
 """
@@ -10,14 +11,27 @@ An answer takes a round to the brokers, in which the transaction that waits for 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
+from schemas.topic import Topic
 from schemas.topics import EXPERIENCES
-from trinity_bus.bus.offsets import HasEnds
 
 BEGIN_S = 1.0
 
 type Offsets = dict[int, int]
 """By partition."""
+
+
+class HasBounds(Protocol):
+    """A bus."""
+
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the first offset that retention has kept."""
+        ...
+
+    async def written_ends(self, topic: Topic) -> dict[int, int]:
+        """Partition to the offset that the next record will have."""
+        ...
 
 
 class ExperienceBounds:
@@ -28,7 +42,7 @@ class ExperienceBounds:
         clock: Seconds, steady.
     """
 
-    def __init__(self, bus: HasEnds, clock: Callable[[], float]) -> None:
+    def __init__(self, bus: HasBounds, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._clock = clock
         self._begins: Offsets = {}
@@ -52,9 +66,9 @@ class ExperienceBounds:
         """
         now = self._clock()
         if now < self._asked_at + BEGIN_S:
-            return self._begins, await self._bus.end_offsets(EXPERIENCES)
+            return self._begins, await self._bus.written_ends(EXPERIENCES)
         self._begins, ends = await asyncio.gather(
-            self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
+            self._bus.beginning_offsets(EXPERIENCES), self._bus.written_ends(EXPERIENCES)
         )
         self._asked_at = now
         return self._begins, ends

@@ -15,6 +15,7 @@ what fails                                   what happens
 a position beyond the log, or deleted        refused as ``beyond_the_log``
 a record that cannot be read, or is another  refused as ``wrong_record``, by ``Examination``
 the broker does not answer in time           refused as ``timeout``; the client may ask again, by another id
+a transaction that somebody has left open    the same: what is behind it is written, and cannot be read until it ends
 ===========================================  =========================================================================
 """
 
@@ -97,7 +98,10 @@ class ContributionReader:
                 return await self._examined(command)
         except RecordGoneError as error:
             return Uncountable("beyond_the_log", str(error))
-        except (TimeoutError, BusError) as error:
+        except TimeoutError:
+            why = f"not within {LIMIT_S:g} s; they may lie behind a transaction that somebody has left open"
+            return Uncountable("timeout", f"its experiences could not be read in time: {why}")
+        except BusError as error:
             return Uncountable("timeout", f"its experiences could not be read in time: {error}")
         except Exception as error:
             # As with whatever upsets the machine: a fault of this program, and the log has the command for good.
@@ -109,7 +113,7 @@ class ContributionReader:
         if (misnamed := examination.misnamed()) is not None:
             return misnamed
         begins = await self._bus.beginning_offsets(EXPERIENCES)
-        ends = await self._bus.end_offsets(EXPERIENCES)
+        ends = await self._bus.written_ends(EXPERIENCES)
         for piece in command.pieces:
             place = piece.position
             if not begins.get(place.partition, 0) <= place.offset < ends.get(place.partition, 0):

@@ -136,7 +136,11 @@ class LeaderTerm:
             self._leadership.lead(now)
             self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=now)
             async with InputReader(self._bus, self._positions) as intake, self._keeper.working(), self._contributions:
-                log.info("ready: restored from %d records in %.3f s", self._changelog.records, self._clock() - began)
+                log.info(
+                    "ready: restored %d records of its changelog in %.3f s",
+                    self._changelog.records,
+                    self._clock() - began,
+                )
                 await self._go_on(intake)
         except asyncio.CancelledError:
             await self._say_left()

@@ -108,5 +108,5 @@ def batch_moved(record: BatchRecord) -> None:
 
 def announced(record: ModelVersion) -> None:
     """Log an announcement."""
-    members = ", ".join(member.explorer for member in record.members) or "nobody"
-    log.info("version %d, epoch %d, for %s", record.version, record.epoch, members)
+    members = ", ".join(member.explorer for member in record.members) or "no explorer yet"
+    log.info("announced version %d, epoch %d, for %s", record.version, record.epoch, members)

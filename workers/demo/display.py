@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trinity_bus.view import MeshState
 
 _REFRESH_S: Final = 0.25
+_WORTH_S: Final = 0.1
+"""How long something must have taken for a line to say so."""
 _SILENT_S: Final = 3.0
 """After which a line says what goes on, without a terminal."""
 
@@ -94,12 +96,12 @@ class PlainDisplay:
         self._console.print(f"{self._said - self._began:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def starting(self, activities: Sequence[Activity]) -> None:
-        """See ``Display``: a line for each that has begun something else."""
+        """See ``Display``: a line for each that has begun something else, with how long after its line before."""
         for activity in activities:
             before = self._doing.get(activity.name)
             self._doing[activity.name] = activity
             if before is None or before.what != activity.what:
-                took = f" ({before.what} took {before.seconds:.1f} s)" if before else ""
+                took = f" (+{before.seconds:.1f} s)" if before and before.seconds >= _WORTH_S else ""
                 self.note(f"{activity.name}: {activity.what}{took}")
 
     def update(self, view: "MeshState") -> None:
@@ -117,7 +119,10 @@ class PlainDisplay:
                 f"{view.tokens_per_s:,.0f} tokens/s  {versions}"
             )
         if self._clock() - self._said >= _SILENT_S:
-            doing = [f"{each.name}: {each.what}, {each.seconds:.0f} s" for each in self._doing.values()]
+            doing = [
+                f"{each.name}: {each.what}" + (f", {each.seconds:.0f} s" if each.seconds else "")
+                for each in self._doing.values()
+            ]
             doing = doing or [f"{view.tokens_per_s:,.0f} tokens/s"]
             self.note(f"{self._stage}, {self._clock() - self._stage_began:.0f} s: {'; '.join(doing)}")
 
@@ -190,6 +195,8 @@ def _activities_table(activities: Sequence[Activity]) -> Table:
     table = Table("service", "does", "for", box=None, expand=True)
     for activity in activities:
         table.add_row(
-            activity.name, Text(one_line(activity.what), overflow="ellipsis", no_wrap=True), span(activity.seconds)
+            activity.name,
+            Text(one_line(activity.what), overflow="ellipsis", no_wrap=True),
+            span(activity.seconds) if activity.seconds else "",
         )
     return table

@@ -17,6 +17,7 @@ again), 8 updates a batch, a second moment of Adam that forgets fast (0.99), a l
 
 import math
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -120,8 +121,11 @@ def available_cores() -> list[int]:
 
 
 def demo_namespace(configured: KafkaSettings, run_id: str) -> KafkaSettings:
-    """On a cluster that others use too, or an earlier demo did, topics of its own."""
-    namespace = f"{configured.namespace}.{run_id}"[:100]
+    """On a cluster that others use too, or an earlier demo did, topics of its own.
+
+    Folders may have names of which Kafka takes no topics.
+    """
+    namespace = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{configured.namespace}.{run_id}")[:100]
     return configured.model_copy(update={"namespace": namespace})
 
 

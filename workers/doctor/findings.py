@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from trinity_bus.runtime.wording import by_number, counted
+
 type Level = Literal["ok", "note", "warning", "error"]
 
 MIN_MEMORY_MIB: Final = 2048
@@ -189,7 +191,11 @@ def _log(facts: Facts) -> Iterator[Finding]:
     yield Finding("ok", "Kafka", f"answers at {broker.servers}")
     yield from _brokers(broker)
     if broker.absent:
-        found = f"{len(broker.absent)} topics are absent, or may not be seen: {', '.join(broker.absent)}"
+        absent = len(broker.absent)
+        found = (
+            f"{counted(absent, 'topic')} {by_number(absent, 'is', 'are')} absent, or may not be seen: "
+            f"{', '.join(broker.absent)}"
+        )
         remedy = "trinity-bus topics create, or a service that may; where it is refused: trinity-bus access show"
         yield Finding("note", "topics", found, remedy)
     for refused in broker.refused:

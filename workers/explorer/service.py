@@ -54,7 +54,7 @@ from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.launch import import_vllm
+from trinity_bus.inference.launch import check_model, import_vllm
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
@@ -97,6 +97,8 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
     """
     name = settings.explorer.name
     ensure("explorer", settings)
+    if settings.explorer.engine_url is None:
+        check_model(settings.explorer)
     # The fork server loads beside the engine, and takes less long.
     with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
         engine = _engine(settings)
@@ -181,7 +183,7 @@ class ExplorerService:
             EngineDeadError: The engine has died.
             RunnersError: Runners cannot be started any more.
             SupersededError: Another explorer has this one's name.
-        BusError: The log is gone.
+            BusError: The log is gone.
         """
         workflows = await self._fork_server.ready()
         async with AsyncExitStack() as stack:
@@ -225,28 +227,12 @@ class ExplorerService:
         http: HttpSide | None,
         lost: asyncio.Future[None],
     ) -> None:
-        served = self._served
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
-            beat = ExplorerHeartbeat(
-                explorer=self._who.explorer,
-                incarnation=self._who.incarnation,
-                state=state,
-                slots=self._bearable.limit,
-                running=executor.running,
-                model_version=served.version,
-                workflows=workflows,
-                tokens_generated=self._engine.tokens_generated,
-                model=self._who.model,
-                pool=self._settings.pool,
-                follows=self._follows,
-                abilities=self._settings.abilities.split(","),
-                max_model_len=self._settings.max_model_len,
-                lane=lane[0],
-            )
+            beat = self._heartbeat(state, lane[0], workflows, executor)
             return beat if http is None else http.told(beat)
 
         heartbeats = Heartbeats(
@@ -257,57 +243,68 @@ class ExplorerService:
             producer,
             self._who,
             bounds=self._engine.bounds,
-            served=served,
+            served=self._served,
             slots=slots,
             turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
             max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
             on_ended=self._orders.ended,
             record_content=self._record_content,
         )
+        async with AsyncExitStack() as until_drained:
+            # Ends after the loops: long responses that are finished while this drains are of new weights, too, and
+            # explorers that join take them from here.
+            following: asyncio.Task[None] | None = None
+            if versions is not None:
+                follower = WeightFollower(self._engine, producer, self._who, served=self._served, heartbeats=heartbeats)
+                following = await until_drained.enter_async_context(follower.beside(versions))
+            reason, drain_s, in_order = "stopped", self._settings.drain_s, True
+            try:
+                async with asyncio.TaskGroup() as loops:
+                    loops.create_task(heartbeats.run(), name="heartbeats")
+                    loops.create_task(self._handle_orders(lane[1], executor, producer, heartbeats), name="orders")
+                    if following is not None:
+                        loops.create_task(_raised(asyncio.shield(following)), name="weights")
+                    loops.create_task(self._watch_engine(), name="engine")
+                    if self._settings.adaptive_slots:
+                        loops.create_task(self._adapt(executor, heartbeats, http), name="slots")
+                    loops.create_task(runners.run(), name="runners")
+                    loops.create_task(self._report(producer, runners), name="report")
+                    loops.create_task(_raised(executor.fatal), name="attempts")
+                    loops.create_task(_raised(runners.fatal), name="runners' end")
+                    loops.create_task(_raised(lost), name="auxiliary pools' end")
+                    mark_ready()
+                    _log.info("ready: %d slots", self._settings.slots)
+            except BaseExceptionGroup as group:
+                reason, drain_s, in_order = str(group.exceptions[0]), 0.0, False
+                await until_drained.aclose()
+                raise
+            finally:
+                await _drain(heartbeats, executor, http, drain_s)
+                await until_drained.aclose()
+                if in_order:
+                    # Nothing runs any more: what it was is given back, and costs no try.
+                    await heartbeats.send()
+                await self._leave(producer, reason)
 
-        reason = "stopped"
-        drain_s, in_order = self._settings.drain_s, True
-        following: asyncio.Task[None] | None = None
-        if versions is not None:
-            follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
-            following = asyncio.create_task(follower.run(versions), name="weights")
-        try:
-            async with asyncio.TaskGroup() as loops:
-                loops.create_task(heartbeats.run(), name="heartbeats")
-                loops.create_task(self._handle_orders(lane[1], executor, producer, heartbeats), name="orders")
-                if following is not None:
-                    # It outlives them: long responses that are finished while this drains are of new weights, too, and
-                    # explorers that join take them from here.
-                    loops.create_task(_raised(asyncio.shield(following)), name="weights")
-                loops.create_task(self._watch_engine(), name="engine")
-                if self._settings.adaptive_slots:
-                    loops.create_task(self._adapt(executor, heartbeats, http), name="slots")
-                loops.create_task(runners.run(), name="runners")
-                loops.create_task(self._report(producer, runners), name="report")
-                loops.create_task(_raised(executor.fatal), name="attempts")
-                loops.create_task(_raised(runners.fatal), name="runners' end")
-                loops.create_task(_raised(lost), name="auxiliary pools' end")
-                mark_ready()
-                _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
-        except BaseExceptionGroup as group:
-            reason, drain_s, in_order = str(group.exceptions[0]), 0.0, False
-            raise
-        finally:
-            heartbeats.state = "draining"
-            if not in_order:
-                await _end(following)
-            await heartbeats.send()
-            drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
-            async with asyncio.TaskGroup() as draining:
-                # Whoever is silent for as long as that may take is taken for dead, and what it finishes for late.
-                beating = draining.create_task(heartbeats.run(), name="last heartbeats")
-                await asyncio.gather(*drained)
-                beating.cancel()
-            await _end(following)
-            if in_order:
-                # Nothing runs any more: what it was is given back, and costs no try.
-                await heartbeats.send()
-            await self._leave(producer, reason)
+    def _heartbeat(
+        self, state: ExplorerState, lane: int, workflows: list[str], executor: RolloutExecutor
+    ) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer=self._who.explorer,
+            incarnation=self._who.incarnation,
+            state=state,
+            slots=self._bearable.limit,
+            running=executor.running,
+            model_version=self._served.version,
+            workflows=workflows,
+            tokens_generated=self._engine.tokens_generated,
+            model=self._who.model,
+            pool=self._settings.pool,
+            follows=self._follows,
+            abilities=self._settings.abilities.split(","),
+            max_model_len=self._settings.max_model_len,
+            lane=lane,
+        )
 
     async def _handle_orders(
         self, lane: Reader, executor: RolloutExecutor, producer: Producer, heartbeats: Heartbeats
@@ -362,15 +359,17 @@ class ExplorerService:
         await (await producer.send(EXPLORER_EVENTS, self._who.explorer, left))
 
 
+async def _drain(heartbeats: Heartbeats, executor: RolloutExecutor, http: HttpSide | None, drain_s: float) -> None:
+    """Say that nothing new is begun, and let what runs end within so many seconds."""
+    heartbeats.state = "draining"
+    await heartbeats.send()
+    drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
+    async with asyncio.TaskGroup() as draining:
+        # Whoever is silent for as long as that may take is taken for dead, and what it finishes for late.
+        beating = draining.create_task(heartbeats.run(), name="last heartbeats")
+        await asyncio.gather(*drained)
+        beating.cancel()
+
+
 async def _raised(fatal: asyncio.Future[None]) -> None:
     await fatal
-
-
-async def _end(following: asyncio.Task[None] | None) -> None:
-    """Follow versions no more; what is being loaded is loaded."""
-    if following is None or following.done():
-        return
-    following.cancel()
-    await asyncio.wait([following])
-    if not following.cancelled() and (error := following.exception()) is not None:
-        _log.warning("the last version was not taken: %s", error)

@@ -13,6 +13,8 @@ it. Those members may take the version from here, where it is the one that the e
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -63,6 +65,23 @@ class WeightFollower:
         self._heartbeats = heartbeats
         self._announced: ModelVersion | None = None
         self._sync: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def beside(self, announcements: Reader) -> AsyncIterator[asyncio.Task[None]]:
+        """Provide a task that follows; it ends with the block. That it has failed before is then a line in the log.
+
+        Args:
+            announcements: As for ``run``.
+        """
+        following = asyncio.create_task(self.run(announcements), name="weights")
+        try:
+            yield following
+        finally:
+            # What is being loaded is loaded.
+            following.cancel()
+            await asyncio.wait([following])
+            if not following.cancelled() and (error := following.exception()) is not None:
+                _log.warning("versions were not followed to the end: %s", error)
 
     async def run(self, announcements: Reader) -> None:
         """Follow until cancelled.

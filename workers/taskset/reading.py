@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import Task
+from trinity_bus.runtime.wording import counted
 from workers.task_lines import BadLine, parse
 from workers.taskset.description import DatasetError, RowSource
 from workers.taskset.formatters import FormatError, completed, formatter_of, task_of
@@ -60,7 +61,7 @@ def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
     if not found.tasks:
         raise DatasetError(f"{path} has no task")
     if source.rows not in (None, len(found.tasks)):
-        raise DatasetError(f"{path} has {len(found.tasks)} rows, and the description says {source.rows}")
+        raise DatasetError(f"{path} has {counted(len(found.tasks), 'row')}, and the description says {source.rows}")
     return found
 
 

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from schemas import BatchLifecycleState
 from schemas.errors import one_line
-from trinity_bus.view import BatchView, MeshState, runner_values
+from trinity_bus.runtime.wording import by_number, counted
+from trinity_bus.view import BatchView, MeshState, runner_values, unserved_line
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _RECENT: Final = 6
@@ -92,7 +93,9 @@ def all_batches_table(view: MeshState, last: int) -> Table:
             *([Text(one_line(batch.reason or ""))] if reasons else []),
         )
     if left_out:
-        table.caption = f"and {len(left_out)} older ones that have ended"
+        table.caption = (
+            f"and {counted(len(left_out), 'older one')} that {by_number(len(left_out), 'has', 'have')} ended"
+        )
     return table
 
 
@@ -124,8 +127,8 @@ def coordinator_line(view: MeshState) -> Text | None:
     if beat is None:
         return None
     return Text(
-        f"{beat.coordinator}: {beat.open_batches} open batches, {beat.open_tasks} open tasks, "
-        f"{beat.running_attempts} running attempts, {beat.dynamic_timeout_s:g} s for each, heard "
+        f"{beat.coordinator}: {counted(beat.open_batches, 'open batch')}, {counted(beat.open_tasks, 'open task')}, "
+        f"{counted(beat.running_attempts, 'running attempt')}, {beat.dynamic_timeout_s:g} s for each, heard "
         f"{span(view.now - view.coordinator_at)} ago"
     )
 
@@ -133,7 +136,7 @@ def coordinator_line(view: MeshState) -> Text | None:
 def unserved_lines(view: MeshState) -> list[Text]:
     """Return a line for each pool that tasks wait for and nobody serves, by the coordinator's word."""
     unserved = view.coordinator.unserved if view.coordinator is not None else []
-    return [Text(f"! no explorer serves pool {one.pool}: {one.parts} parts of tasks wait", "red") for one in unserved]
+    return [Text(f"! {unserved_line(one)}", "red") for one in unserved]
 
 
 def batches_table(view: MeshState) -> Table:
@@ -195,8 +198,14 @@ def training_line(view: MeshState, width: int = 40) -> Text:
     return text
 
 
-def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableType:
-    """Everything, for ``status``."""
+def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
+    """Everything, for ``status``.
+
+    Args:
+        view: Of the mesh.
+        lag: Of the coordinator, by topic.
+        held: What waits on the log for somebody's transaction, a line each.
+    """
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
     coordinator = coordinator_line(view)
     if coordinator is not None:
@@ -213,6 +222,7 @@ def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableTyp
     parts.append(training_line(view))
     if lag is not None:
         parts.append(Text("coordinator's lag: " + ", ".join(f"{n:,} {name}" for name, n in lag.items())))
+    parts.extend(Text(f"! {line}", "red") for line in held)
     parts.extend(Text(f"! {one_line(error)}", "red") for error in view.errors)
     return Group(*parts)
 

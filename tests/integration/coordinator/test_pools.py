@@ -58,7 +58,7 @@ async def test_a_pool_answers_its_tasks_and_one_that_nobody_serves_is_told_of(me
                 await producer.send(TASKS, "b", Task(task_id="b", workflow="math", prompt="1", pool="judge"))
                 await producer.flush()
                 await until(lambda: view.state.coordinator is not None and bool(view.state.coordinator.unserved))
-                assert "! no explorer serves pool judge: 1 parts of tasks wait" in text_of(view.state)
+                assert "! no explorer serves pool judge: 1 part of a task waits" in text_of(view.state)
                 async with judge.alive():
                     await trainer.until_trained(1)
                     await until(lambda: view.state.coordinator is not None and not view.state.coordinator.unserved)

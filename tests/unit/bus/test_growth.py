@@ -7,7 +7,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS, TASKS, TOPICS
-from trinity_bus.bus.growth import grow, partitions_of, refusal
+from trinity_bus.bus.growth import MOST_PARTITIONS, grow, partitions_of, refusal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 
@@ -51,3 +51,11 @@ async def test_a_broker_that_is_gone_ends_it_with_a_line() -> None:
     admin = cast("AIOKafkaAdminClient", LostBrokerAdmin())
     with pytest.raises(BrokerUnreachableError, match=r"grow trinity.experiences: no answer in time; is the broker run"):
         await grow(admin, KafkaSettings(), EXPERIENCES, EXPERIENCES.partitions + 1)
+
+
+def test_a_slip_of_the_finger_is_refused_which_no_broker_could_undo() -> None:
+    assert refusal(EXPERIENCES, 16, MOST_PARTITIONS) is None
+    why = refusal(EXPERIENCES, 16, 1_000_000)
+    assert why is not None
+    assert why.startswith("1000000 partitions are too many for experiences")
+    assert "1024 at most" in why

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import aiokafka
 import pytest
@@ -21,6 +22,7 @@ from aiokafka.consumer import fetcher
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import MessageAccumulator, MessageBatch
 from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.protocol.metadata import MetadataRequest_v5
 
 from trinity_bus.bus import internals
 
@@ -137,3 +139,16 @@ def test_nobody_else_reaches_into_the_library() -> None:
         if private.search(line)
     ]
     assert found == []
+
+
+async def test_an_administrator_creates_no_topic_that_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    async def send(request: Any) -> Any:
+        asked.append(request)
+        return Mock(to_object=lambda: {"topics": []})
+
+    admin = AIOKafkaAdminClient(bootstrap_servers="127.0.0.1:9")
+    monkeypatch.setattr(admin, "_send_request", send)
+    await admin.describe_topics(["mistyped.tasks"])
+    assert asked[0].build(MetadataRequest_v5).allow_auto_topic_creation is False

@@ -16,9 +16,11 @@ def test_a_transaction_that_stays_open_holds_its_partition_and_is_told_once() ->
     assert stalls.look(HELD_S + 1, standing(7, 7, 13), FINE)
     (line,) = stalls.news()
     assert line.startswith("tasks/3: records from 7 on wait for a transaction")
-    assert stalls.news() == []
+    assert (stalls.news(), stalls.lines, stalls.doubtful) == ([], [line], False)
     assert not stalls.look(HELD_S + 2, standing(7, 13, 13), FINE)
+    assert (stalls.lines, stalls.doubtful) == ([], False)
     assert not stalls.look(HELD_S + 3, standing(13, 13, 14), FINE), "another one has just begun"
+    assert (stalls.lines, stalls.doubtful) == ([], True)
 
 
 def test_transactions_that_end_one_after_the_other_hold_nothing() -> None:

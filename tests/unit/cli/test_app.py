@@ -1,5 +1,6 @@
 """The command line as a whole: light, listed, and one line for what goes wrong."""
 
+import errno
 import importlib
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from trinity_bus.errors import TrinityError
 from workers.cli import app as cli
+from workers.cli.console import console, folding_table
 
 HEAVY = ("torch", "vllm", "megatron", "transformers", "aiokafka", "numpy", "pydantic")
 
@@ -45,8 +47,25 @@ def test_no_command_loads_a_framework_when_it_is_imported(name: str) -> None:
     assert [module for module in ("torch", "vllm", "megatron", "transformers") if module in loaded] == []
 
 
-def test_an_unknown_command_is_refused() -> None:
-    assert CliRunner().invoke(cli.app, ["no-such-command"]).exit_code == 2
+def test_an_unknown_command_is_refused_and_the_nearest_named() -> None:
+    refused = CliRunner().invoke(cli.app, ["statu"])
+    assert refused.exit_code == 2
+    assert "No such command 'statu'. Did you mean 'status'?" in refused.output
+
+
+def test_help_is_wrapped_by_the_terminal_and_not_where_the_source_was() -> None:
+    text = CliRunner().invoke(cli.app, ["demo", "--help"], env={"COLUMNS": "300"}).stdout
+    assert "`tools`: to call a tool, and to call it again with what it has said. The model starts from" in text
+
+
+def test_a_narrow_terminal_folds_what_it_shows_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = folding_table("what", "found", box=None)
+    table.add_row("settings", "TRINITY_BUS_TRAINER__CHECKPOINT_DIR is not set, and is needed")
+    out = console()
+    with out.capture() as shown:
+        out.print(table)
+    assert "TRINITY_BUS_TRAINER__CHECKPOINT_DIR" in "".join(shown.get().split())
 
 
 def test_version() -> None:
@@ -61,10 +80,19 @@ def test_version() -> None:
             ModuleNotFoundError("No module named 'torch'", name="torch.nn"),
             "this needs the package torch, which an extra brings",
         ),
+        (PermissionError(errno.EACCES, "Permission denied", "/no/run"), "/no/run cannot be used: Permission denied; "),
+        (OSError(errno.EINVAL, "Invalid argument", "/some/file"), None),
         (ModuleNotFoundError("No module named 'schemas.typo'", name="schemas.typo"), None),
         (KeyError("a defect"), None),
     ],
-    ids=["ours", "an extra is not installed", "a module that nobody has", "a defect"],
+    ids=[
+        "ours",
+        "an extra is not installed",
+        "a path that cannot be used",
+        "no error of a path",
+        "a module that nobody has",
+        "a defect",
+    ],
 )
 def test_errors_are_one_line_and_defects_are_not_hidden(
     error: Exception, explained: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

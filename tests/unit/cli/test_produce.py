@@ -26,7 +26,7 @@ def test_nothing_is_sent_where_a_line_is_bad(written: Callable[[str], str]) -> N
     result = CliRunner().invoke(app, [written(GOOD + "nonsense\n")])
     assert result.exit_code == 1
     assert "tasks.jsonl:2" in result.stderr
-    assert "1 tasks are good, 1 lines are bad; nothing was sent" in result.stderr
+    assert "1 task is good, 1 line is bad; nothing was sent" in result.stderr
 
 
 def test_a_dry_run_checks_and_sends_nothing(written: Callable[[str], str]) -> None:
@@ -38,7 +38,7 @@ def test_a_dry_run_checks_and_sends_nothing(written: Callable[[str], str]) -> No
 def test_standard_input_is_a_file_too() -> None:
     result = CliRunner().invoke(app, ["--dry-run", "-"], input=GOOD)
     assert result.exit_code == 0
-    assert "1 tasks are good" in result.stderr
+    assert "1 task is good" in result.stderr
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_examples_are_checked_by_line_too(written: Callable[[str], str], kind: s
     result = CliRunner().invoke(app, ["--dry-run", "--kind", kind, written(line + "\n" + GOOD)])
     assert result.exit_code == 1
     assert "tasks.jsonl:2" in result.stderr
-    assert f"1 {kind} are good, 1 lines are bad" in result.stderr
+    assert f"1 {kind.removesuffix('s')} is good, 1 line is bad" in result.stderr
 
 
 def test_examples_are_written_as_tokens_of_the_model_where_there_is_one(
@@ -73,4 +73,4 @@ def test_examples_are_written_as_tokens_of_the_model_where_there_is_one(
     assert result.exit_code == 1
     assert "tasks.jsonl:2: example_too_long:" in result.stderr
     assert "the model has 128 positions" in result.stderr
-    assert "1 demonstrations are good, 1 lines are bad" in result.stderr
+    assert "1 demonstration is good, 1 line is bad" in result.stderr

@@ -76,6 +76,7 @@ async def test_silence_is_an_error_that_names_the_fix() -> None:
         with pytest.raises(NoCoordinatorError, match="trinity-bus run coordinator") as told:
             await client.submit("b", expected_task_count=1)
         assert "namespace 'fake'" in str(told.value)
+        assert "asked about batch 'b'" in str(told.value)
 
 
 async def test_a_long_wait_is_no_silence_while_a_coordinator_answers_and_one_when_it_dies() -> None:

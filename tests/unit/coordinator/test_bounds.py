@@ -33,9 +33,12 @@ class FakeLog:
         self.asked.append(f"begin of {topic.name}")
         return dict.fromkeys(range(topic.partitions), len(self.asked))
 
-    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+    async def written_ends(self, topic: Topic) -> dict[int, int]:
         self.asked.append(f"end of {topic.name}")
         return dict.fromkeys(range(topic.partitions), 100 + len(self.asked))
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        return await self.written_ends(topic)
 
     async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
         return dict.fromkeys(range(topic.partitions), 0)
@@ -77,7 +80,7 @@ async def test_the_end_is_asked_for_each_time_and_the_beginning_once_in_a_while(
 
 async def test_a_question_that_nobody_waits_for_any_more_ends_and_one_that_fails_tells_who_waits() -> None:
     class Away(FakeLog):
-        async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        async def written_ends(self, topic: Topic) -> dict[int, int]:
             raise BusError("no broker")
 
     with pytest.raises(BusError, match="no broker"):

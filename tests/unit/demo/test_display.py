@@ -128,7 +128,7 @@ def test_while_services_start_each_is_shown_with_what_it_does() -> None:
     assert [line.partition("s  ")[2] for line in text(console).splitlines()] == [
         "trainer: loading the model",
         "vllm: imports",
-        "vllm: ready (imports took 75.0 s)",
+        "vllm: ready (+75.0 s)",
     ]
     picture = LiveDisplay(console := terminal(), 3)
     with picture.running():

@@ -134,6 +134,9 @@ def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) ->
 
 def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:
     assert demo_namespace(KAFKA, "20250101-seed0").namespace == "trinity.20250101-seed0"
+    of_a_folder = demo_namespace(KAFKA, "my run [ä]").namespace
+    assert of_a_folder == "trinity.my-run----"
+    assert KafkaSettings(namespace=of_a_folder).namespace == of_a_folder
 
 
 def test_the_hint_names_the_file(options: DemoOptions) -> None:

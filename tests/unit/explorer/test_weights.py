@@ -1,7 +1,8 @@
 """The follower of announcements, on a fake log with an engine that only says how a transfer went."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from schemas import ExplorerHeartbeat, Member, ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.log import FakeBus, FakeLog
+from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.errors import WeightTransferError
@@ -53,12 +55,34 @@ def announcement(version: int) -> ModelVersion:
     return announced(version, "explorer-0", checksum="aa")
 
 
+@asynccontextmanager
+async def followed(
+    engine: FakeEngine, served: ServedVersion, log: FakeLog
+) -> AsyncIterator[tuple[Callable[[ModelVersion], Awaitable[None]], asyncio.Task[None]]]:
+    """What announces a version on a log, and the task that follows what is announced there."""
+    bus = FakeBus(log)
+
+    def beat(state: Any) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer="explorer-0", incarnation="life", state=state, slots=1, model_version=served.version
+        )
+
+    async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as announcements:
+
+        async def announce(version: ModelVersion) -> None:
+            await (await producer.send(MODEL_VERSIONS, "policy", version))
+
+        heartbeats = Heartbeats(producer, interval_s=60, make=beat, settings={})  # type: ignore[arg-type]  # a fake one
+        follower = WeightFollower(engine, producer, WHO, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]
+        async with follower.beside(announcements) as following:  # type: ignore[arg-type]
+            yield announce, following
+
+
 async def answers_to(
     engine: FakeEngine, versions: list[int], served: ServedVersion, *others: ModelVersion
 ) -> list[WeightsSynced]:
     """What is said about these versions, announced one after the other; then other announcements."""
     log = FakeLog()
-    bus = FakeBus(log)
 
     def said() -> list[WeightsSynced]:
         return [item.record for item in log.all(EXPLORER_EVENTS) if isinstance(item.record, WeightsSynced)]
@@ -67,24 +91,14 @@ async def answers_to(
         async with asyncio.timeout(60), log.grown:
             await log.grown.wait_for(condition)
 
-    def beat(state: Any) -> ExplorerHeartbeat:
-        return ExplorerHeartbeat(
-            explorer="explorer-0", incarnation="life", state=state, slots=1, model_version=served.version
-        )
-
-    async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as announcements:
-        heartbeats = Heartbeats(producer, interval_s=60, make=beat, settings={})  # type: ignore[arg-type]  # a fake one
-        follower = WeightFollower(engine, producer, WHO, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]
-        following = asyncio.create_task(follower.run(announcements))  # type: ignore[arg-type]
+    async with followed(engine, served, log) as (announce, _):
         for count, version in enumerate(versions, 1):
-            await (await producer.send(MODEL_VERSIONS, "policy", announcement(version)))
+            await announce(announcement(version))
             await until(lambda count=count: len(said()) == count)  # type: ignore[misc]
         for other in others:
-            await (await producer.send(MODEL_VERSIONS, "policy", other))
+            await announce(other)
             async with asyncio.timeout(60):
                 assert await engine.let_in_to.get() == other
-        following.cancel()
-        await asyncio.wait([following])
     return said()
 
 
@@ -110,6 +124,21 @@ async def test_members_that_are_others_are_told_to_the_engine() -> None:
     late = announced(1, "explorer-1", checksum="aa", epoch=2)
     await answers_to(engine, [1], served, late)
     assert served.version == 1
+
+
+async def test_what_ends_the_following_beside_something_else_is_told_at_the_end_of_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class DeadEngine(FakeEngine):
+        def let_in(self, announced: ModelVersion) -> None:
+            raise EngineDeadError("the engine's process is gone")
+
+    async with followed(DeadEngine({}), ServedVersion(), FakeLog()) as (announce, following):
+        await announce(announced(1, "explorer-1", checksum="aa"))
+        await asyncio.wait([following], timeout=60)
+        assert not caplog.records
+    (line,) = caplog.records
+    assert line.getMessage() == "versions were not followed to the end: the engine's process is gone"
 
 
 async def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(

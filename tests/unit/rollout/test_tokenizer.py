@@ -19,3 +19,13 @@ def test_a_tokenizer_is_loaded_without_torch_which_can_still_be_imported(tmp_pat
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("copy 3 1 4 =\n", "")
+
+
+def test_a_tokenizer_is_loaded_where_something_of_transformers_was_imported_before(tmp_path: Path) -> None:
+    make_model(tmp_path, 0)
+    script = (
+        "import sys, transformers.utils\n"
+        "from trinity_bus.rollout.tokenizer import load_tokenizer\n"
+        "load_tokenizer(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)

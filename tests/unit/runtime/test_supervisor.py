@@ -135,11 +135,12 @@ def test_no_process_is_left_behind_when_stopped_during_start_up(tmp_path: Path, 
 
 def test_what_a_service_does_is_the_last_line_that_says_so(tmp_path: Path) -> None:
     log = tmp_path / "one.log"
-    assert activity_of("one", log).what == "waits for what it is forked from"
+    assert activity_of("one", log).what == "waits for its imports"
     log.touch()
-    assert activity_of("one", log).what == "begins"
+    assert activity_of("one", log).what == "starting"
     log.write_text(
-        "12:00:00 INFO    workers.one: loading a: b\n12:00:01 WARNING other: look out\n(Engine) INFO 11-23 x\n"
+        "12:00:00 INFO    workers.one: loading a: b\n12:00:01 WARNING other: look out\n"
+        "12:00:02 INFO    megatron.core: a\n(Engine) INFO 11-23 x\n"
     )
     os.utime(log, (0, time.time() - 7))
     found = activity_of("one", log)

@@ -1,6 +1,7 @@
 """Sandboxes: what runs in one reaches no network, keeps to its limits, and leaves nothing alive."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.support.mesh.waiting import until
 from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
 from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, SandboxPlace
+from trinity_bus.sandbox.removal import remove_tree
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -252,3 +254,20 @@ def test_places_of_an_attempt_are_let_go_of_whoever_holds_them(tmp_path: Path, m
     with KeptPlaces("mesh", "t") as places:
         assert places.of_run(0).path == path
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_place_that_two_let_go_of_at_once_is_let_go_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    both, place = threading.Barrier(2), SandboxPlace.make()
+
+    def slow(path: Path) -> None:
+        # The other one is in the midst of it too, or waits for this one, which nobody can see.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+        remove_tree(path)
+
+    monkeypatch.setattr("trinity_bus.sandbox.place.remove_tree", slow)
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(place.release) for _ in range(2)]:
+            done.result()
+    assert not list(tmp_path.iterdir())

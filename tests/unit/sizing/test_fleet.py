@@ -111,7 +111,7 @@ def test_on_policy_explorers_and_trainer_wait_for_each_other() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"gpus": 4}, "fewer than 4 GPUs"),
+        ({"gpus": 4}, "with 4 GPUs the trainer has 3 at most, .*--gpus"),
         ({"shape": MODELS["235B-A22B"], "gpu": GPUS["L40S"], "gpus": 1024}, "cannot hold this model"),
     ],
 )

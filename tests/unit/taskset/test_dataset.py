@@ -190,7 +190,7 @@ def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, content: bytes
         ("r.csv", b"question,solution\n1,2\n3,\n", COLUMNS, r"r.csv:3: column 'solution' is empty"),
         ("r.csv", b"question\n1\n", COLUMNS, r"r.csv:2: there is no column 'solution'; there are 'question'"),
         ("r.jsonl", b'{"question": 1, "solution": 1}\n[]\n', COLUMNS, r"r.jsonl:2: this is no JSON object"),
-        ("r.jsonl", b'{"question": 1, "solution": 1}\n', COLUMNS + "rows = 2\n", "has 1 rows, .* says 2"),
+        ("r.jsonl", b'{"question": 1, "solution": 1}\n', COLUMNS + "rows = 2\n", "has 1 row, .* says 2"),
         ("r.jsonl", b'{"question": 1, "solution": 1}\n', COLUMNS + 'id = "a ${question}"\n', r"r.jsonl:1: .*task_id"),
         ("r.parquet", b"no parquet", COLUMNS, "r.parquet: this is no Parquet file"),
         ("r.xml", b"", COLUMNS, r"r.xml: the format '.xml' is not known; there are .jsonl"),

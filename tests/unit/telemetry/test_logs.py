@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import TracerProvider
 
-from trinity_bus.telemetry.logs import MAX_EARLY_LINES, TraceFormatter, early_lines
+from trinity_bus.telemetry.logs import MAX_EARLY_LINES, TraceFormatter, console, early_lines
 
 
 def record(text: str, error: Exception | None = None) -> logging.LogRecord:
@@ -107,3 +107,13 @@ def test_lines_are_held_no_longer_than_the_block() -> None:
     with pytest.raises(ValueError, match="it does not start"), early_lines():
         raise ValueError("it does not start")
     assert logging.getLogger().handlers == handlers
+
+
+@pytest.mark.parametrize("name", ["aiokafka", "megatron"])
+def test_libraries_that_print_their_every_configuration_are_quiet_in_a_terminal(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    console()
+    logger = logging.getLogger(f"{name}.core")
+    assert logger.getEffectiveLevel() == logging.WARNING

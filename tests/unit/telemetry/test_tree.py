@@ -152,5 +152,11 @@ def test_an_unknown_task_is_an_error_that_helps() -> None:
     assert str(caught.value) == (
         "no span of task 't9' among those of 2 tasks, such as t1, t2; is the task of this run?"
     )
-    with pytest.raises(TaskNotTracedError, match="this run has 0 spans"):
+    with pytest.raises(TaskNotTracedError, match=r"there are 0 spans .*--run-dir"):
         tree_of_task([], "t1")
+
+
+def test_an_unknown_task_is_told_which_are_called_alike() -> None:
+    spans = [span("a", "01", rl__task__id="aaa"), span("b", "02", rl__task__id="copy-1/2")]
+    with pytest.raises(TaskNotTracedError, match=r"such as copy-1/2;"):
+        tree_of_task(spans, "copy-1")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trinity_bus.training.attention import SDPAttention
+from trinity_bus.training.rotary import Rotation
 
 
 class OnGpu(torch.Tensor):
@@ -15,7 +16,11 @@ class OnGpu(torch.Tensor):
 def packed(kind: type[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     torch.manual_seed(0)
     query, key, value = (torch.randn(5, heads, 8).to(dtype).as_subclass(kind) for heads in (4, 2, 2))
-    bounds = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32), max_seqlen_q=3)
+    bounds = SimpleNamespace(
+        cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32),
+        max_seqlen_q=3,
+        rotation=Rotation(torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype)),
+    )
     attention = SDPAttention(SimpleNamespace(context_parallel_size=1), 1)
     return attention(query, key, value, packed_seq_params=bounds)
 

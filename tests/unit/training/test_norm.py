@@ -26,6 +26,16 @@ def test_it_is_torchs_bit_for_bit_and_so_is_its_gradient_but_for_rounding(shape:
     torch.testing.assert_close(gradients, their_gradients)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_it_is_torchs_as_far_as_its_docstring_says(dtype: torch.dtype) -> None:
+    drawn = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype) for shape in ((64, 896), (896,)))
+    own, torchs = rms_norm(x, weight, EPSILON), torch.nn.functional.rms_norm(x, weight.shape, weight, EPSILON)
+    assert torch.equal(own, torchs) == (dtype in {torch.float32, torch.float64})
+    information = torch.finfo(dtype)
+    torch.testing.assert_close(own, torchs, rtol=3 * information.eps, atol=information.smallest_normal)
+
+
 def test_its_gradient_is_the_slope() -> None:
     drawn = torch.Generator().manual_seed(1)
     x = torch.randn(3, 2, 4, generator=drawn, dtype=torch.float64, requires_grad=True)

@@ -45,6 +45,7 @@ from trinity_bus.console.index.answers import IndexStanding, IndexState
 from trinity_bus.console.index.errors import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
+from trinity_bus.runtime.wording import counted
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,8 @@ class IndexFollower:
                     if self._state == "reading" and not records and await reader.is_at_end():
                         self._tell("following", "up to date")
                     elif records:
-                        self._tell(self._state, f"{self._behind:,} records behind" if self._behind else "up to date")
+                        behind = f"{counted(self._behind, 'record')} behind" if self._behind else "up to date"
+                        self._tell(self._state, behind)
                     await self._pace(records, began)
 
     async def _start(self) -> dict[tuple[str, int], int]:

@@ -4,6 +4,7 @@ Tokens, log-probabilities and masks are thousands of times larger than their row
 stay on the log. When retention has deleted them, the row is what is left, and the page says so.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.console.index.answers import GroupRow, Place
 from trinity_bus.console.index.errors import UnreadableError
+from trinity_bus.errors import BusError
 
 MAX_PARTS: Final = 64
 """Of one group."""
+_LOOK_S: Final = 10.0
 
 
 class PastRecords:
@@ -66,7 +69,13 @@ class PastRecords:
         return await self._fetch(topic, place.partition, place.offset)
 
     async def _fetch(self, topic: Topic, partition: int, offset: int) -> Received[Any]:
-        (found,) = await self._bus.fetch(topic, [Position(partition=partition, offset=offset)])
+        at = Position(partition=partition, offset=offset)
+        try:
+            # Who looks at a page does not wait for a transaction that somebody has left open.
+            async with asyncio.timeout(_LOOK_S):
+                (found,) = await self._bus.fetch(topic, [at])
+        except TimeoutError:
+            raise BusError(f"{topic.name}/{partition}@{offset} could not be read within {_LOOK_S:g} s") from None
         return found
 
 

@@ -15,7 +15,7 @@ from schemas.errors import one_line
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow, VersionDetail
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.ending import end_of, ending, few, heard, span
-from trinity_bus.view import MeshState
+from trinity_bus.view import MeshState, unserved_line
 
 type Level = Literal["bad", "warn"]
 
@@ -226,10 +226,7 @@ def _of_now(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
     if lost := [row.name for row in fleet(state, None) if row.state == "lost"]:
         found.append(Alert("bad", f"lost: {few(lost)}"))
     if state.coordinator is not None:
-        found += [
-            Alert("bad", f"no explorer serves pool {one.pool}: {one.parts} parts of tasks wait")
-            for one in state.coordinator.unserved
-        ]
+        found += [Alert("bad", unserved_line(one)) for one in state.coordinator.unserved]
     found += [
         Alert("warn", f"the coordinator has {count:,} records of {topic} still to read")
         for topic, count in lag.items()

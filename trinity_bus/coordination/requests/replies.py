@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from schemas import BatchLifecycleState, CommandReply, Contribute, FinalizeUpgrade, PublishVersion, RollBack
+from schemas import BatchLifecycleState, CommandReply
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
-from schemas.topics import COORDINATOR_STATE
 from trinity_bus.coordination.effects import SendReply
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.state.codec import Value
@@ -96,18 +95,6 @@ class Replies:
         return _reply(command, error, detail, traceparent)
 
 
-def _subject(command: Request) -> str:
-    match command:
-        case PublishVersion() | RollBack():
-            return command.model
-        case Contribute():
-            return command.task_id
-        case FinalizeUpgrade():
-            return COORDINATOR_STATE.name
-        case _:
-            return command.batch_id
-
-
 def _name(command: Request) -> str:
     # A blank is in no identifier.
     return f"{command.client} {command.command_id}"
@@ -117,7 +104,7 @@ def _reply(command: Request, error: CommandError | None, detail: str, traceparen
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
-        batch_id=_subject(command),
+        batch_id=command.subject,
         error=error,
         detail=detail,
     )

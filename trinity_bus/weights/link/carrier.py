@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
 _PIECE_S: Final = 10.0
-"""In which a piece must come in any case: ``memory.transport.CHUNK_S``."""
+"""In which a piece must come in any case: ``pull.transport.CHUNK_S``."""
 
 
 class LinkCarrier:
@@ -242,9 +242,10 @@ class LinkTaker(_End):
         self._heard_at = time.monotonic()
         while holding.proven < len(chunks):
             while self._asked < len(chunks) and len(under_way) < AHEAD:
-                end = behind_piece(chunks, self._asked, len(chunks), size)
-                under_way.append((link.broadcast(holding.place(self._asked, end)), end))
+                first, end = self._asked, behind_piece(chunks, self._asked, len(chunks), size)
+                # Before it is: what fails may have begun.
                 self._asked = end
+                under_way.append((link.broadcast(holding.place(first, end)), end))
             work, end = under_way[0]
             self._by = time.monotonic() + limit_s
             self._watch()

@@ -24,7 +24,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from trinity_bus.weights.carrier import Carrier
@@ -32,7 +31,7 @@ from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.frames import FrameCarrier
 from trinity_bus.weights.held_version import HeldVersion
-from trinity_bus.weights.listener import PeerListener
+from trinity_bus.weights.listener import AwaitedSecrets, PeerListener
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 
@@ -42,12 +41,11 @@ _WAIT_S: Final = 2.0
 """For a version that this member has been named as a holder of, and has not been told so yet."""
 
 
-class _Announcements:
+class _Announcements(AwaitedSecrets):
     """Whom a relay lets in: the members of the last announcements of one version."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._closed = False
+        super().__init__()
         self._version = (-1, "")
         self._known: deque[tuple[str, bytes]] = deque(maxlen=_ANNOUNCEMENTS)
 
@@ -70,24 +68,8 @@ class _Announcements:
                 self._known.append(known)
                 self._changed.notify_all()
 
-    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        """See ``listener.Secrets``. Whoever comes may have read its announcement before the own member has."""
-        with self._changed:
-            while not self._closed:
-                for prefix, secret in self._known:
-                    if who.startswith(prefix) and is_right(secret):
-                        return secret
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            return None
-
-    def close(self) -> None:
-        """Nobody is let in any more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+    def _secrets(self, who: str) -> list[bytes]:
+        return [secret for prefix, secret in self._known if who.startswith(prefix)]
 
 
 class Relay:

@@ -15,6 +15,7 @@ from trinity_bus.weights.errors import LinkError, WeightTransferError
 from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.link import carrier
 from trinity_bus.weights.link.carrier import LinkCarrier, LinkSender, LinkTaker
+from trinity_bus.weights.link.link import Link
 
 BUCKET = 1 << 20
 SIZES = (BUCKET, BUCKET, BUCKET - 77, 5)
@@ -156,6 +157,23 @@ def test_what_was_under_way_when_the_sender_was_lost_changes_nothing_any_more(pa
     assert not (pair.buffers[bucket][start:end] == 255).all()
     pair.sending.close()
     assert isinstance(sent(), LinkError)
+
+
+def test_a_piece_that_cannot_be_asked_for_costs_no_buffer_but_its_own(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(link: Link, tensor: torch.Tensor) -> None:
+        link._in_flight.append(tensor)
+        raise LinkError("the link broke")
+
+    meeting = pair.beside(lambda: pair.sender.whole([]))
+    pair.taker.meet(chunks=False)
+    assert meeting() is None
+    before = list(pair.buffers)
+    monkeypatch.setattr(Link, "broadcast", refuse)
+    with pytest.raises(LinkError):
+        pair.take()
+    assert [now is then for now, then in zip(pair.buffers, before, strict=True)] == [False, True, True, True]
 
 
 def test_a_chunk_with_other_bytes_goes_no_further(pair: Pair) -> None:

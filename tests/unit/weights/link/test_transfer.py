@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -143,6 +144,18 @@ def test_nobody_at_the_address_fails_the_receiver(publisher: WeightServer, recei
     announced = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"master_port": 1})
     receiver.start(source(announced, "a", 0.3))
     assert settled(receiver).error.startswith("LinkError: no trainer answers at 127.0.0.1:1")
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_member_without_a_gpu_says_at_once_that_nccl_brings_it_nothing(
+    publisher: WeightServer, device: torch.device | None
+) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
+    receiver = WeightReceiver(device=device)
+    receiver.start(replace(source(announced, "a", 30), method="nccl"))
+    assert settled(receiver).error.endswith("set synchronizer.sync_method to memory")
+    receiver.close()
 
 
 def test_bytes_that_differ_from_their_checksum_are_not_ready(publisher: WeightServer, receiver: WeightReceiver) -> None:

@@ -28,6 +28,7 @@ from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
 NAMES = ("a", "b", "c", "d")
@@ -88,6 +89,13 @@ class PassersOn:
                 continue
             assert settled(receiver).state == "ready", receiver.progress
             assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+
+    def door(self, of: str, who: str, limit_s: float = 20) -> Source:
+        """Where a member passes on what it has, as another one finds it."""
+        listener = self.members[of]._relay._listener
+        assert listener is not None
+        host, port = listener.address
+        return replace(source(self.announced, who, limit_s), host=host, port=port)
 
     def close(self) -> None:
         self.go.set()
@@ -439,11 +447,8 @@ def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet
     fleet.go.set()
     fleet.come("a")
     fleet.all_have_it()
-    relay = fleet.members["a"]._relay
-    assert relay._listener is not None
-    host, port = relay._listener.address
-    assert host == "127.0.0.1"
-    door = replace(source(fleet.announced, "b", 0.5), host=host, port=port)
+    door = fleet.door("a", "b", 0.5)
+    assert door.host == "127.0.0.1"
     for stranger in (
         replace(door, secret="00" * 32),
         replace(door, prefix=door.prefix.replace("/1/", "/2/")),
@@ -461,12 +466,9 @@ def test_the_next_version_waits_for_nobody_who_still_takes_the_former(fleet: Pas
     fleet.go.set()
     fleet.come("a")
     fleet.all_have_it()
-    relay = fleet.members["a"]._relay
-    assert relay._listener is not None
-    host, port = relay._listener.address
-    deaf = meet(replace(source(fleet.announced, "b", 20), host=host, port=port), threading.Event())
+    deaf = meet(fleet.door("a", "b"), threading.Event())
     transport._ask(deaf, WeightsRequest(0, fleet.checksum))
-    holding = relay._holding
+    holding = fleet.members["a"]._relay._holding
     assert holding is not None
     wait_until(lambda: holding._readers == 1)
     fleet.come("a")

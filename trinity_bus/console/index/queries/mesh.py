@@ -24,6 +24,7 @@ from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import Whose, whose
 from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Axis, DeadLetterFilter, PageAsk
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
+from trinity_bus.runtime.wording import counted
 
 PACE: Final = {
     "log/samples_per_s": "samples",
@@ -249,7 +250,7 @@ def _events(db: sqlite3.Connection, values: dict[str, Any], groups: list[GroupRo
         )
     ]
     for one in groups:
-        text = f"{one.samples} samples"
+        text = counted(one.samples, "sample")
         place = Place("experiences", one.partition, one.offset)
         events.append(TaskEvent(one.at, "experience", one.attempt, one.explorer, text, place))
         for number, offset, trainer, step in db.execute(

@@ -1,0 +1,122 @@
+"""Somebody's transaction on ``experiences`` stays open: answers behind it are late and not lost, and it is named."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from schemas import BatchLifecycleState, BatchRecord, Contribute, ExperienceGroup, ExperiencePiece, Position
+from schemas.codec import encode
+from schemas.topics import BATCHES, EXPERIENCES
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import record_of
+from tests.support.mesh.waiting import until
+from trinity_bus.bus import Bus, positions, stalls
+from trinity_bus.config import KafkaSettings
+from trinity_bus.coordination import Uncountable
+from workers.coordinator import contributions
+from workers.coordinator.contributions import ContributionReader
+
+pytestmark = pytest.mark.integration
+TOLD = "wait for a transaction that somebody has left open"
+
+
+class DiedError(Exception):
+    """Who had the transaction open is gone."""
+
+
+@pytest.fixture
+def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
+    return Mesh(kafka, tmp_path)
+
+
+@asynccontextmanager
+async def left_open(bus: Bus) -> AsyncIterator[None]:
+    """A transaction that has written to every partition of ``experiences``; the broker aborts it at the end."""
+    with suppress(DiedError):
+        async with bus.producer(transactional_id="stranger") as stranger, stranger.transaction():
+            for partition in range(EXPERIENCES.partitions):
+                await (await stranger.send_raw(EXPERIENCES, "never", b"never", partition=partition))
+            yield
+            raise DiedError
+
+
+async def test_answers_behind_it_are_in_the_manifest_and_are_read_when_it_ends(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(positions, "SETTLE_S", 0.0)
+    monkeypatch.setattr(stalls, "HELD_S", 0.0)
+    async with (
+        mesh.connected() as (bus, producer),
+        bus.reader(BATCHES) as batches,
+        FakeTrainer(bus).alive(),
+        FakeExplorer(bus).alive(),
+    ):
+        async with left_open(bus):
+            with mesh.coordinator():
+                await send_tasks(producer, 4)
+                ended: BatchRecord | None = None
+                while ended is None:
+                    for received in await batches.batch(60):
+                        record = record_of(received)
+                        if record.state is BatchLifecycleState.FINALIZED:
+                            ended = record
+            assert (ended.failed_task_count, [entry.status for entry in ended.manifest]) == (0, ["completed"] * 4)
+            assert "gone before" not in mesh.log()
+            named = [part.position for entry in ended.manifest for part in entry.parts if part.position is not None]
+            fetching = asyncio.create_task(bus.fetch(EXPERIENCES, named))
+            await until(lambda: TOLD in caplog.text or fetching.done())
+            assert not fetching.done(), fetching.exception()
+        groups = [record_of(received) for received in await fetching]
+    assert {group.task_id for group in groups} == {f"task-{number}" for number in range(4)}
+
+
+async def test_a_contribution_behind_it_is_to_be_made_again_and_is_not_called_absent(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "LIMIT_S", 0.5)
+    async with mesh.connected() as (bus, producer):
+        group = make_group(task_id="made")
+        async with left_open(bus):
+            at = await (await producer.send_raw(EXPERIENCES, "made", encode(group), partition=0))
+            command = contribution(group, at)
+            found = await ContributionReader(bus)._look_at(command)
+            assert isinstance(found, Uncountable)
+            assert (found.error, "transaction" in found.detail) == ("timeout", True)
+            beyond = await ContributionReader(bus)._look_at(contribution(group, Position(partition=0, offset=10**6)))
+            assert isinstance(beyond, Uncountable)
+            assert beyond.error == "beyond_the_log"
+
+
+async def test_status_names_it(mesh: Mesh) -> None:
+    async with mesh.connected() as (bus, _), left_open(bus):
+        said = await asyncio.to_thread(status, mesh)
+    assert f"! experiences/0: records from 0 on {TOLD}" in said
+
+
+def contribution(group: ExperienceGroup, at: Position) -> Contribute:
+    pieces = [ExperiencePiece(samples=len(group), position=at)]
+    return Contribute(
+        client=group.explorer, command_id="once", task_id=group.task_id, pieces=pieces, version_min=0, version_max=0
+    )
+
+
+def status(mesh: Mesh) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "workers.cli.app", "status", "--once"],
+        env={
+            **os.environ,
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
+            "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout

@@ -1,0 +1,56 @@
+"""Transactions that somebody has left open, behind which a mesh waits."""
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Final
+
+from schemas.topic import Topic
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
+from trinity_bus.bus import Bus
+from trinity_bus.bus.stalls import HELD_S, Stalls, Standing
+
+TOPICS: Final = (*COORDINATOR_INPUTS, EXPERIENCES)
+"""What coordinator and trainer wait for."""
+_LOOK_S: Final = 0.25
+
+
+class HeldBack:
+    """Looks, again and again, whether records lie behind a transaction: one look cannot tell how long it is open.
+
+    Args:
+        bus: Connected.
+        present: The topics that exist; in others nothing waits.
+    """
+
+    def __init__(self, bus: Bus, present: Collection[Topic] = TOPICS) -> None:
+        self._bus = bus
+        self._topics = [topic for topic in TOPICS if topic in present]
+        self._stalls = Stalls()
+
+    async def look(self) -> list[str]:
+        """Return a line for each partition of which it is known that records wait in it.
+
+        Raises:
+            BusError: The broker does not answer in time.
+        """
+        standings = []
+        for topic in self._topics:
+            stable, written = await self._bus.end_offsets(topic), await self._bus.written_ends(topic)
+            standings += [Standing(topic.name, p, end, end, written.get(p)) for p, end in stable.items()]
+        self._stalls.look(time.monotonic(), standings, ())
+        return self._stalls.lines
+
+    async def certain(self) -> list[str]:
+        """Look until it is known of each transaction that is open; that takes some seconds where one is.
+
+        Raises:
+            BusError: The broker does not answer in time.
+        """
+        # Where one transaction follows the other there is always one that has just begun.
+        until = time.monotonic() + 2 * HELD_S
+        lines = await self.look()
+        while self._stalls.doubtful and time.monotonic() <= until:
+            await asyncio.sleep(_LOOK_S)
+            lines = await self.look()
+        return lines
