@@ -230,6 +230,23 @@ def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch
         assert channels[-1].is_open()
 
 
+def test_connections_of_one_member_are_bounded_however_many_epochs_name_it(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "PER_MEMBER", 2)
+    checksum = publisher.stage(0, WEIGHTS.items())
+    channels = []
+    for epoch in range(1, 7):
+        announced = announcement(publisher, 0, checksum, "a", "b", epoch=epoch)
+        channels.append(meet(source(announced, "a", 5), threading.Event()))
+    other = meet(source(announced, "b", 5), threading.Event())
+    wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
+    assert channels[-1].is_open()
+    assert other.is_open(), "another member's are counted by themselves"
+    for one in (*channels, other):
+        one.close()
+
+
 def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, receiver: WeightReceiver) -> None:
     checksum = publisher.stage(0, WEIGHTS.items())
     announced = announcement(publisher, 0, checksum, "a", "liar")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
@@ -196,7 +197,7 @@ class RankEngine(SavedEngine):
             old = self.logprobs(samples)
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
         if samples and self._critic is not None:
-            samples = [replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
+            samples = [structs.replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
         told: Metrics = {}
         if samples and isinstance(self._objective.advantage, TokenAdvantage):
             samples, told = token_advantages.finish(samples, self._objective.advantage, self._objective, self.layout)

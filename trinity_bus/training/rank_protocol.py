@@ -27,11 +27,11 @@ line (``rank_lines``); the samples of a rank's shard are messages of their own, 
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from msgspec import Struct, msgpack
+from msgspec import Struct, msgpack, structs
 
 from schemas.experience import ExperienceGroup
 from trinity_bus.runtime.frames import Dialect
@@ -179,7 +179,7 @@ def step_of(order: Train, read: Callable[[], TrainSample]) -> StepPlan:
 
 def encode_sample(sample: TrainSample) -> bytes:
     """Return a sample as a message."""
-    values = {field.name: getattr(sample, field.name) for field in fields(sample)}
+    values = structs.asdict(sample)
     return msgpack.encode({n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in values.items()})
 
 

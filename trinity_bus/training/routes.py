@@ -12,9 +12,9 @@ choose for it, as for all without the setting.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from schemas.record import Metrics
 from trinity_bus.training.families.shape import ModelShape

@@ -14,7 +14,7 @@ from schemas.experience import ExperienceGroup, Float32, Sample
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives import overlong
-from trinity_bus.training.objectives.advantages.advantage import Advantage, GroupAdvantages, ScoredSample
+from trinity_bus.training.objectives.advantages.advantage import Advantage, Float64, GroupAdvantages, ScoredSample
 from trinity_bus.training.packing import TrainSample
 
 
@@ -49,7 +49,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         if (train_sample := _train_sample(sample, values, first + place)) is not None
     ]
     everything = [sample for view in views for _, sample in view if not _is_greedy(sample)]
-    response_tokens = sum(int(sample.mask.sum()) for sample in everything)
+    response_tokens = sum(int(np.count_nonzero(sample.mask)) for sample in everything)
     skipped = sum(given is None for given in advantages)
     rewards = [sample.reward for sample in everything if not math.isnan(sample.reward)]
     staleness = [version - sample.version_min for sample in everything if sample.version_min >= 0]
@@ -62,7 +62,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         "tokens": float(sum(len(sample.tokens) for sample in everything)),
         "trained_tokens": float(sum(sample.trained_tokens for sample in samples)),
         **_statistics("reward", rewards),
-        **_statistics("advantage", [float(sample.advantages[sample.mask].mean()) for sample in samples]),
+        **_statistics("advantage", _mean_advantages(samples)),
         **_statistics("staleness", staleness),
     }
     return TrainBatch(samples, [len(group) for group in groups], metrics, response_tokens)
@@ -101,7 +101,7 @@ def _judged(
 def _scored(sample: Sample, settings: TrainerSettings) -> ScoredSample:
     return ScoredSample(
         run=sample.run_id,
-        reward=sample.reward - overlong.penalty(int(sample.mask.sum()), settings),
+        reward=sample.reward - overlong.penalty(int(np.count_nonzero(sample.mask)), settings),
         mask=sample.mask,
         logprobs=sample.logprobs,
         teacher_logprobs=sample.teacher_logprobs,
@@ -117,7 +117,7 @@ def _is_greedy(sample: Sample) -> bool:
 
 def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSample | None:
     """Return a sample as the trainer takes it; None where nothing of it is to be trained on."""
-    if not sample.mask.any() or np.isnan(advantages).any():
+    if not np.count_nonzero(sample.mask) or np.count_nonzero(np.isnan(advantages)):
         return None
     # Weight 0 does not stop a NaN, and nothing is known of the log-probabilities of what the policy did not draw.
     logprobs = np.where(sample.mask, sample.logprobs, np.float32(0))
@@ -134,8 +134,18 @@ def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSamp
     )
 
 
-def _statistics(name: str, values: Sequence[float]) -> Metrics:
-    if not values:
+def _mean_advantages(samples: Sequence[TrainSample]) -> Float64:
+    """Return the mean over the trained tokens of each sample."""
+    if not samples:
+        return np.empty(0)
+    starts = list(accumulate((len(sample.mask) for sample in samples[:-1]), initial=0))
+    trained = np.concatenate([sample.advantages * sample.mask for sample in samples])
+    means: Float64 = np.add.reduceat(trained, starts, dtype=np.float64) / [s.trained_tokens for s in samples]
+    return means
+
+
+def _statistics(name: str, values: Sequence[float] | Float64) -> Metrics:
+    if len(values) == 0:
         return {}
     array = np.asarray(values, np.float64)
     return {

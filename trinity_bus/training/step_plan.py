@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
@@ -42,7 +43,7 @@ class Update:
         if not mine:
             # The others wait for this rank's gradients: it computes the cheapest that there is, all zero.
             shortest = min(self.samples, key=lambda sample: len(sample.tokens))
-            mine = [replace(shortest, mask=np.zeros_like(shortest.mask), number=None)]
+            mine = [structs.replace(shortest, mask=np.zeros_like(shortest.mask), number=None)]
         return replace(self, samples=mine)
 
 
@@ -138,9 +139,9 @@ def mixed(plan: StepPlan, samples: Sequence[TrainSample], settings: TrainerSetti
     shown = _parts(samples, len(own))
     updates = []
     for update, part in zip(own, [*shown, *[[]] * (len(own) - len(shown))], strict=True):
-        drawn = [replace(sample, scale=sample.scale * (1 - mu)) for sample in update.samples]
+        drawn = [structs.replace(sample, scale=sample.scale * (1 - mu)) for sample in update.samples]
         share = mu * update.divisor / _weight(part) if part else 0.0
-        both = [*drawn, *(replace(sample, scale=sample.scale * share) for sample in part)]
+        both = [*drawn, *(structs.replace(sample, scale=sample.scale * share) for sample in part)]
         updates.append(replace(update, samples=both, weight=_weight(both)))
     tokens = plan.trained_tokens + sum(sample.trained_tokens for sample in samples)
     metrics = {**plan.metrics, "examples": float(len(samples)), "trained_tokens": float(tokens)}
@@ -159,7 +160,9 @@ def _weight(samples: Sequence[TrainSample]) -> float:
 
 
 def _scaled(sample: TrainSample, settings: TrainerSettings) -> TrainSample:
-    return replace(sample, scale=1 / sample.trained_tokens) if settings.loss_normalizer == "sequence" else sample
+    if settings.loss_normalizer != "sequence":
+        return sample
+    return structs.replace(sample, scale=1 / sample.trained_tokens)
 
 
 def balanced(sizes: Sequence[int], ranks: int) -> list[list[int]]:

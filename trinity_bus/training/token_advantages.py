@@ -4,12 +4,12 @@ Each rank finishes those of its own samples. What they are normalized by is of a
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from schemas.experience import Float32
 from schemas.record import Metrics

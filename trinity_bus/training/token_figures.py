@@ -13,12 +13,12 @@ Of the ranks that hold parts of one model those of the last stage have the figur
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas.token_figures import BYTES_PER_TOKEN, FLOAT16
 from trinity_bus.config import TrainerSettings

@@ -9,6 +9,7 @@ usage, wrong setting or an error that the line explains, 130 interrupted.
 """
 
 import difflib
+import errno
 import importlib
 import inspect
 import os
@@ -22,6 +23,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from trinity_bus.runtime.heap import importing
 
+_UNUSABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""What a machine says of a path that was given, and no program can mend."""
 _ERROR = 2
 _INTERRUPTED = 130
 CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
@@ -212,6 +223,10 @@ def _explained(error: Exception) -> str | None:
         extras = EXTRAS.get(package)
         return (
             extras and f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{extras}]'"
+        )
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _UNUSABLE:
+        return (
+            f"{error.filename} cannot be used: {error.strerror}; give another path, or see to its rights and its disk"
         )
     return str(error) if isinstance(error, TrinityError) else None
 

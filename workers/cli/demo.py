@@ -1,6 +1,7 @@
 """``trinity-bus demo``: a whole mesh on this machine teaches a model of random weights."""
 
 import logging
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,6 +124,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
     from workers.demo.report import PLOT, results_table, stages_table
 
     folder = options.run_dir
+    run_dir, model = shlex.quote(str(folder)), shlex.quote(str(summary.model))
     out.print(stages_table(summary))
     out.print(results_table(summary))
     for label, value in (
@@ -130,9 +132,9 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
         ("Summary", folder / SUMMARY),
         ("Settings", options.mesh_file),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
-        ("Ask it", options.subject.try_it.format(program=program(), model=summary.model)),
-        ("Look at it", f"{program()} console --run-dir {folder}"),
-        ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
+        ("Ask it", options.subject.try_it.format(program=program(), model=model)),
+        ("Look at it", f"{program()} console --run-dir {run_dir}"),
+        ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {run_dir}"),
     ):
         out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
 

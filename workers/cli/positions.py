@@ -34,7 +34,7 @@ def show() -> None:
             table = folding_table("topic", "partition", "begins", "read next", "ends", "")
             for topic in COORDINATOR_INPUTS:
                 begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-                for partition, end in ends.items():
+                for partition, end in sorted(ends.items()):
                     position = positions.get((topic.name, partition), begins[partition])
                     said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
                     numbers = (str(number) for number in (partition, begins[partition], position, end))

@@ -1,9 +1,9 @@
 """Demonstrations and preferences as samples, made up."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from trinity_bus.training.packing import TrainSample
 

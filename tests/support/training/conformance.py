@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
@@ -250,7 +251,7 @@ def temperatures(subject: Subject) -> None:
     """Each sample at its own temperature, against transformers' logits, divided by hand."""
     engine, network = subject.make(mini_batches=1, temperature=0.9), subject.reference()._network
     drawn = [None, 0.5, 1.0, 2.0]
-    samples = [replace(s, temperature=drawn[i % 4]) for i, s in enumerate(samples_of(engine))]
+    samples = [structs.replace(s, temperature=drawn[i % 4]) for i, s in enumerate(samples_of(engine))]
     for found, sample in zip(engine.logprobs(samples), samples, strict=True):
         tokens = torch.from_numpy(sample.tokens.astype(np.int64)).to(engine.layout.device)
         with torch.no_grad():
@@ -293,7 +294,7 @@ def replayed_routes(subject: Subject) -> None:
         np.random.default_rng(0),
     )
     samples = [
-        replace(
+        structs.replace(
             s,
             routes=rng.random((len(s.tokens), layers, experts))
             .argsort(2)[..., :k]
@@ -302,7 +303,7 @@ def replayed_routes(subject: Subject) -> None:
         )
         for s in samples_of(engine)
     ]
-    samples[0] = replace(samples[0], routes=None)
+    samples[0] = structs.replace(samples[0], routes=None)
     kept, told = routes.prepared(samples, engine.shape, replay=True)
     assert told == {"samples_without_routes": 1.0}
     own = engine.logprobs(samples_of(engine))
@@ -412,7 +413,7 @@ def gradients_that_are_not_finite(subject: Subject) -> None:
     before, state = weights(engine), {n: t.clone() for n, t in engine._optimizer_state()}
     step = engine.plan(batch(1))
     (update,) = step.updates
-    broken = [replace(s, advantages=np.full_like(s.advantages, np.inf)) for s in update.samples[:1]]
+    broken = [structs.replace(s, advantages=np.full_like(s.advantages, np.inf)) for s in update.samples[:1]]
     step = replace(step, updates=[replace(update, samples=[*broken, *update.samples[1:]])])
     told = engine.train(step.shard(engine.layout.data_rank, engine.layout.data_parallel))
     assert (told["updates"], told["updates_skipped"], told["updates_skipped_in_a_row"]) == (0, 1, 1)

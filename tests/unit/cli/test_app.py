@@ -1,5 +1,6 @@
 """The command line as a whole: light, listed, and one line for what goes wrong."""
 
+import errno
 import importlib
 import subprocess
 import sys
@@ -79,10 +80,19 @@ def test_version() -> None:
             ModuleNotFoundError("No module named 'torch'", name="torch.nn"),
             "this needs the package torch, which an extra brings",
         ),
+        (PermissionError(errno.EACCES, "Permission denied", "/no/run"), "/no/run cannot be used: Permission denied; "),
+        (OSError(errno.EINVAL, "Invalid argument", "/some/file"), None),
         (ModuleNotFoundError("No module named 'schemas.typo'", name="schemas.typo"), None),
         (KeyError("a defect"), None),
     ],
-    ids=["ours", "an extra is not installed", "a module that nobody has", "a defect"],
+    ids=[
+        "ours",
+        "an extra is not installed",
+        "a path that cannot be used",
+        "no error of a path",
+        "a module that nobody has",
+        "a defect",
+    ],
 )
 def test_errors_are_one_line_and_defects_are_not_hidden(
     error: Exception, explained: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,6 @@
 """Recorded routes: those that can be used are, the others are counted; what a router chose itself changes nothing."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from schemas import ExperienceGroup
 from tests.support.fakes.tiny_trainer import EXPERTS, EXPERTS_PER_TOKEN, LAYERS

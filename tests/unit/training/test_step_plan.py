@@ -1,12 +1,12 @@
 """A batch is divided into updates, and each update is dealt to the ranks: nothing is lost, and none has much more."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from schemas import ExperienceGroup
 from tests.support.fakes.examples import demonstrations, preferences

@@ -149,7 +149,10 @@ class VersionChoice:
             return False
         if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
             return False
-        if self._sync.state.release is None or command.version > self._sync.trained:
+        if self._sync.state.release is None:
+            self._reply(choice, "unknown_version", "no trainer has published a version yet")
+            return False
+        if command.version > self._sync.trained:
             self._reply(choice, "unknown_version", f"the newest version is {self._sync.trained}")
             return False
         if earlier is not None:

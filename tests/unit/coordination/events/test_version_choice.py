@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas import CommandReply, Dispatch, PublishedVersion, PublishVersion, VersionRefused
+from schemas import CommandReply, Dispatch, PublishedVersion, PublishVersion, RollBack, VersionRefused
 from tests.support.simulation import harness as machine_harness
 from tests.support.simulation.harness import announced as announced_in
 from trinity_bus.config import CoordinatorSettings
@@ -156,6 +156,9 @@ def test_choices_that_cannot_be_carried_out_say_why() -> None:
     harness = Story()
     assert [reply.error for reply in replies(harness.choose(1))] == ["unknown_version"]
     assert [reply.error for reply in replies(harness.choose(1, "c2", model="other"))] == ["unknown_model"]
+    command = RollBack(client="c", command_id="c3", model="policy", version=1, reason="it diverged")
+    (reply,) = replies(harness.command(command))
+    assert (reply.error, reply.detail) == ("unknown_version", "no trainer has published a version yet")
 
 
 def test_a_trainer_that_does_not_answer_costs_its_time_and_nothing_else() -> None:

@@ -3,13 +3,13 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import TrainingError

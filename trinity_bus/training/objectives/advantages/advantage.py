@@ -1,11 +1,13 @@
 """The contract of advantages, and what those share that compare the runs of one task. Pure numpy."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32
@@ -20,8 +22,7 @@ EQUAL: Final = 1e-6
 _EPSILON: Final = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredSample:
+class ScoredSample(Struct, frozen=True, kw_only=True, eq=False):
     """What advantages are computed from."""
 
     run: int
@@ -105,7 +106,7 @@ class Runs:
 
 def runs_of(samples: Sequence[ScoredSample]) -> Runs:
     """Return the runs of a group."""
-    given = [index for index, sample in enumerate(samples) if not np.isnan(sample.reward)]
+    given = [index for index, sample in enumerate(samples) if not math.isnan(sample.reward)]
     # In float64: a mean of equal float32 values need not be equal to them.
     rewards = np.array([samples[index].reward for index in given], np.float64)
     _, owners, counts = np.unique([samples[i].run for i in given], return_inverse=True, return_counts=True)
