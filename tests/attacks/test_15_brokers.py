@@ -22,6 +22,7 @@ from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
+from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.topics import ExistingTopic, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import TopicMismatchError
@@ -144,6 +145,26 @@ async def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
         with caplog.at_level(logging.WARNING, "trinity_bus.bus.topics"):
             await bus.ensure_topics([BATCHES])
         assert "fewer than 3 copies are kept of" in caplog.text
+
+
+@pytest.mark.integration
+async def test_a_start_asks_another_broker_where_the_one_that_it_would_ask_is_gone(
+    cluster: BrokerCluster, settings: KafkaSettings
+) -> None:
+    """Before: it ended after ``kafka.request_timeout_s``, with a traceback."""
+    await prepare(settings)
+    async with Bus(settings.model_copy(update={"request_timeout_s": 2.0}), client_id="test") as bus:
+        client = client_of(await bus._administrator())
+        # The one that is the controller is to stay: there would be no other.
+        async with asyncio.timeout(60):
+            while (asked := client.cluster.controller.nodeId) == cluster.size:
+                await client.force_metadata_update()
+        cluster.kill(asked)
+        try:
+            await bus.ensure_topics()
+        finally:
+            await asyncio.to_thread(cluster.start)
+            await cluster.until_whole()
 
 
 @pytest.mark.integration

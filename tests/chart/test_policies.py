@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.chart import SIZES, values
-from trinity_bus.config import ExplorerSettings, secret_variables
+from tests.support.chart import CASES, RELEASE, SIZES, helm, rendered, values
+from trinity_bus.config import ExplorerSettings, HealthSettings, secret_variables
 from trinity_bus.runtime.service import GRACE_S
 
 pytestmark = pytest.mark.chart
@@ -79,6 +80,50 @@ def test_every_service_has_time_to_end_in_order(case: str, workloads: dict[str, 
     for name, template in workloads.items():
         drain_s = told.get("drain_s", ExplorerSettings().drain_s) if name == "explorer" else 0
         assert template["spec"]["terminationGracePeriodSeconds"] > GRACE_S + drain_s + 5
+
+
+def test_an_upgrade_has_the_time_that_explorers_take(
+    case: str, resources: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
+) -> None:
+    """As many at a time as nodes may lose, and nobody calls it failed while one drains and another starts."""
+    (explorer,) = [
+        one["spec"]
+        for one in resources
+        if one["metadata"]["name"] == "mesh-explorer" and "spec" in one and one["kind"] == "Deployment"
+    ]
+    told = values(case if case in SIZES else "8-gpus")["explorer"]["maxUnavailable"]
+    assert explorer["strategy"]["rollingUpdate"] == {"maxUnavailable": told, "maxSurge": 0}
+    drains_s = workloads["explorer"]["spec"]["terminationGracePeriodSeconds"]
+    assert explorer["progressDeadlineSeconds"] > drains_s + HealthSettings().start_s
+
+
+def test_whoever_lets_nobody_evict_explorers_still_upgrades_them() -> None:
+    done = helm("template", [*RELEASE, *CASES["64-gpus"], "--set", "explorer.maxUnavailable=0"])
+    found = [one for one in yaml.safe_load_all(done.stdout) if one and one["metadata"]["name"] == "mesh-explorer"]
+    specs = {one["kind"]: one["spec"] for one in found}
+    assert specs["PodDisruptionBudget"]["maxUnavailable"] == 0
+    assert specs["Deployment"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 1
+
+
+def test_a_node_of_its_own_volumes_may_go(workloads: dict[str, dict[str, Any]]) -> None:
+    """The cluster autoscaler leaves every node that has other pods than such."""
+    for template in workloads.values():
+        own = [volume["name"] for volume in template["spec"]["volumes"] if "emptyDir" in volume]
+        told = template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"]
+        assert sorted(told.split(",")) == sorted(own)
+
+
+def test_annotations_of_ones_own_count_more() -> None:
+    given = ["--set-json", 'explorer.annotations={"trinity-bus/settings": "mine", "example.org/team": "ours"}']
+    done = helm("template", [*RELEASE, *CASES["64-gpus"], *given])
+    found = [one for one in yaml.safe_load_all(done.stdout) if one and one["metadata"]["name"] == "mesh-explorer"]
+    (annotations,) = [
+        one["spec"]["template"]["metadata"]["annotations"] for one in found if one["kind"] == "Deployment"
+    ]
+    assert annotations["trinity-bus/settings"] == "mine"
+    assert annotations["example.org/team"] == "ours"
+    # A key that is there twice is none that every reader takes the same of.
+    assert done.stdout.count("trinity-bus/settings:") == rendered("64-gpus").count("trinity-bus/settings:")
 
 
 def test_no_secret_is_in_an_environment(workloads: dict[str, dict[str, Any]]) -> None:

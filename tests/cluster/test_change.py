@@ -113,6 +113,23 @@ def test_a_trainer_of_one_node_becomes_one_of_several(training: Site) -> None:
     training.until_ready(trainer=1)
 
 
+def test_an_upgrade_mends_a_trainer_that_never_became_ready(training: Site) -> None:
+    """As one does whose settings, or whose image, were wrong: nobody has to delete its pod by hand."""
+    training.kubelets.add("node", NODE)
+    training.kubelets.slow.add("trainer")
+    training.done("install", *CASES["one-node"])
+    training.api.wait(lambda: [pod for pod in training.pods("trainer") if "nodeName" in pod["spec"]], "trainer")
+    training.done("upgrade", *CASES["one-node"], "--set", "image.tag=0.2.0")
+
+    def mended() -> bool:
+        pods = training.pods("trainer")
+        return [pod["spec"]["containers"][0]["image"].rpartition(":")[2] for pod in pods] == ["0.2.0"]
+
+    training.api.wait(mended, "trainer of the next version")
+    training.kubelets.slow.discard("trainer")
+    training.until_ready(trainer=1)
+
+
 def test_what_cannot_change_is_said_and_stays(training: Site) -> None:
     """The claim of the checkpoints. Helm changes all else, calls the release failed, and goes on from there."""
     training.kubelets.add("node", NODE)

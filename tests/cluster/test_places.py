@@ -40,9 +40,11 @@ def start_trainer(site: Site) -> None:
 
 
 def stop_trainer(site: Site) -> None:
-    for pod in site.pods("trainer"):
-        site.api.delete(site.path("v1", "pods", pod["metadata"]["name"]))
-    site.api.wait(lambda: not site.pods("trainer"), "end of the trainer")
+    paths = [site.path("v1", "pods", pod["metadata"]["name"]) for pod in site.pods("trainer")]
+    for path in paths:
+        site.api.delete(path)
+    # One that is told to end has its name until it has ended.
+    site.api.wait(lambda: all(site.api.answer("GET", path).status_code == 404 for path in paths), "end of the trainer")
 
 
 def eight_nodes(site: Site) -> None:

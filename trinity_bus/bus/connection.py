@@ -267,6 +267,6 @@ def translated(error: BaseException, doing: str) -> BusError:
         return RecordTooLargeError(text)
     if isinstance(error, _REFUSALS):
         return AccessDeniedError(f"{text}; `trinity-bus access show` lists what each user of the mesh may do")
-    if isinstance(error, KafkaConnectionError):
+    if isinstance(error, KafkaConnectionError | TimeoutError):
         return BrokerUnreachableError(f"{text}; is the broker running?")
     return CredentialsRefusedError(text) if isinstance(error, AuthenticationFailedError) else BusError(text)

@@ -26,7 +26,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.errors import for_code
 
 from schemas.topic import Topic
-from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
@@ -88,5 +88,9 @@ async def grow(admin: AIOKafkaAdminClient, settings: KafkaSettings, topic: Topic
         if (why := refusal(topic, has, wanted)) is not None:
             raise TopicMismatchError(why)
         if wanted > has:
-            await admin.create_partitions({name: NewPartitions(total_count=wanted)})
+            try:
+                await admin.create_partitions({name: NewPartitions(total_count=wanted)})
+            # Of the client library, where the broker that it would ask is gone.
+            except TimeoutError as error:
+                raise translated(error, f"grow {name}") from error
     return has

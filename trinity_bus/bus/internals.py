@@ -356,9 +356,14 @@ def oldest_of(batches: Iterable[MessageBatch]) -> MessageBatch | None:
 
 
 def waits_for(producer: AIOKafkaProducer) -> object | None:
-    """Return what a producer waits for its brokers with, the same as long as it is the same: a batch, or a commit."""
+    """Return what a producer waits for its brokers with, the same as long as it is the same.
+
+    It is a batch; where all are durable the offsets of a group, or the end of a transaction.
+    """
     thing: object | None = oldest_of(unsent_batches(producer))
     manager = transaction_of(producer)
+    if thing is None and manager._pending_txn_offsets:
+        thing = manager._pending_txn_offsets[0]
     if thing is None and manager.needs_transaction_commit() is not None:
         thing = manager.wait_for_transaction_end()
     return thing

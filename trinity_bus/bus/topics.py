@@ -22,17 +22,19 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import UnknownTopicOrPartitionError, for_code
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 
 from schemas.topic import Topic
 from schemas.topics import TOPICS
-from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.consumers import CREATION_S
+from trinity_bus.bus.internals import client_of
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import BusError, TopicMismatchError, UnknownTopicError
 
 log = logging.getLogger(__name__)
 
+_AGAIN_S = 0.2
 _TIMED_OUT = 7
 _NOT_ALLOWED = 29
 _MAY_NOT = (_NOT_ALLOWED, 31)
@@ -182,6 +184,8 @@ def weaknesses(found: Mapping[str, ExistingTopic], settings: KafkaSettings, brok
 async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
     """Create the topics that are absent and check the others.
 
+    A broker that is gone is no reason to fail: another one is asked, or the same once it is back, for ``outage_s``.
+
     A user who may not create topics is content with those that are there: an administrator has created them. Those that
     an earlier version has created, to be kept for another time than today, are changed; a user who may not do that says
     so in the log.
@@ -194,27 +198,24 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         BusError: The broker refuses to create one, or it does not become ready.
     """
     names = {topic.full_name(settings.namespace): topic for topic in topics}
-    with kafka_errors("create topics"):
-        brokers = len((await admin.describe_cluster())["brokers"])
-        copies = copies_for(settings.replication_factor, brokers)
-        response = await admin.create_topics(
-            [
-                NewTopic(
-                    name,
-                    num_partitions=topic.partitions,
-                    replication_factor=copies,
-                    topic_configs=config_of(topic, settings) | durability(copies),
-                )
-                for name, topic in names.items()
-            ]
-        )
-        for name, code, message, *_ in response.topic_errors:
-            # Of one that takes long it is waited for below.
-            if code not in (0, _TIMED_OUT, _NOT_ALLOWED, _ALREADY_EXISTS):
-                raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
-        created = [names[name] for name, code, *_ in response.topic_errors if code in (0, _TIMED_OUT)]
-        refused = {name for name, code, *_ in response.topic_errors if code == _NOT_ALLOWED}
-        found = await _described(admin, list(names), refused, settings.outage_s)
+    created: dict[str, None] = {}
+    until = time.monotonic() + settings.outage_s
+    while True:
+        try:
+            brokers, refused = await _create(admin, settings, names, created)
+            found = await _described(admin, list(names), refused, settings.outage_s)
+            break
+        # The client library waits in vain for the broker that has created topics when it last looked, where that one is
+        # gone, and ends with an error that is none of its own.
+        except (TimeoutError, KafkaError) as error:
+            is_lost = isinstance(error, TimeoutError) or error.retriable
+            if not is_lost or time.monotonic() >= until:
+                raise translated(error, "create topics") from error
+            log.info("%s; asked again", translated(error, "create topics"))
+        await asyncio.sleep(_AGAIN_S)
+        with kafka_errors("create topics"):
+            client_of(admin).check_credentials()
+        await client_of(admin).force_metadata_update()
     wrong = [
         f"topic {name} exists but {', '.join(problems)}"
         for name, topic in names.items()
@@ -227,7 +228,36 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     await _bring_up_to_date(admin, {name: (topic, found[name]) for name, topic in names.items()})
     for weakness in weaknesses(found, settings, brokers):
         log.warning("%s", weakness)
-    return created
+    return [names[name] for name in created]
+
+
+async def _create(
+    admin: AIOKafkaAdminClient, settings: KafkaSettings, names: Mapping[str, Topic], created: dict[str, None]
+) -> tuple[int, set[str]]:
+    """Create topics, and add those that were absent to ``created``.
+
+    Returns:
+        How many brokers there are, and the names of the topics that this user may not create.
+    """
+    brokers = len((await admin.describe_cluster())["brokers"])
+    copies = copies_for(settings.replication_factor, brokers)
+    response = await admin.create_topics(
+        [
+            NewTopic(
+                name,
+                num_partitions=topic.partitions,
+                replication_factor=copies,
+                topic_configs=config_of(topic, settings) | durability(copies),
+            )
+            for name, topic in names.items()
+        ]
+    )
+    for name, code, message, *_ in response.topic_errors:
+        # Of one that takes long it is waited for later.
+        if code not in (0, _TIMED_OUT, _NOT_ALLOWED, _ALREADY_EXISTS):
+            raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
+    created |= dict.fromkeys(name for name, code, *_ in response.topic_errors if code in (0, _TIMED_OUT))
+    return brokers, {name for name, code, *_ in response.topic_errors if code == _NOT_ALLOWED}
 
 
 async def present(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:

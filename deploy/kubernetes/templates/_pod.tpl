@@ -18,13 +18,17 @@ Secrets are files, and variables say where: nothing secret is in the environment
 {{- $root := .root -}}
 {{- $values := index $root.Values .name -}}
 {{- $user := printf "%s.%s" (include "mesh.namespace" $root) (.role | default .name) -}}
+{{- $lost := list "tmp" "home" -}}
+{{- if and .model (not $root.Values.model.claim) }}{{ $lost = append $lost "model" }}{{ end -}}
+{{- range .volumes }}{{ if hasKey . "emptyDir" }}{{ $lost = append $lost .name }}{{ end }}{{ end -}}
+{{- $annotations := dict "trinity-bus/settings" (include "mesh.settings" $root | sha256sum)
+      "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes" (join "," $lost) -}}
 metadata:
   labels:
     {{- include "mesh.labels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .name }}
-  annotations:
-    trinity-bus/settings: {{ include "mesh.settings" $root | sha256sum }}
-    {{- with $values.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+  # The cluster autoscaler leaves every node that has a pod with volumes of the node's own, but for those that may be lost.
+  annotations: {{- merge (deepCopy ($values.annotations | default dict)) $annotations | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ $root.Release.Name }}
   automountServiceAccountToken: false
@@ -32,8 +36,7 @@ spec:
   # Something collects what runners and ranks leave behind.
   shareProcessNamespace: true
   # Above the 30 s after which a service that does not come to an end gives up by itself; an explorer, once it has drained.
-  {{- $drain := eq .name "explorer" | ternary (dig "explorer" "drain_s" 2 $root.Values.settings) 0 }}
-  terminationGracePeriodSeconds: {{ add 45 (ceil $drain) }}
+  terminationGracePeriodSeconds: {{ eq .name "explorer" | ternary (include "explorer.drain" $root) 0 | add 45 }}
   securityContext: {{- include "pod.security" $root | nindent 4 }}
   {{- with $root.Values.image.pullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}

@@ -134,6 +134,32 @@ async def test_what_waits_for_longer_than_an_outage_may_last_fails_and_its_produ
         await transactional.stop()
 
 
+async def test_positions_that_wait_for_longer_than_an_outage_may_last_fail_too(tmp_path: Path) -> None:
+    """All records of their transaction are durable, and its end is not asked for yet."""
+    broker = broker_in(tmp_path / "broker")
+    await asyncio.to_thread(broker.start)
+    await warmed_up(broker)
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, outage_s=3.0)
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics()
+        producer = bus.producer(transactional_id="role")
+        await producer.start()
+
+        async def write() -> None:
+            try:
+                async with producer.transaction():
+                    await producer.send_raw(BATCHES, "k", b"v")
+                    await producer.send_offsets({("tasks", 0): 1}, "role")
+                    await asyncio.to_thread(broker.stop)
+                    await producer.send_offsets({("tasks", 0): 2}, "role")
+            finally:
+                await asyncio.to_thread(broker.stop)
+
+        with pytest.raises(BrokerUnreachableError, match=r"commit offsets of role: .*not durable after 3 s"):
+            await asyncio.wait_for(write(), LIMIT_S)
+        await producer.stop()
+
+
 @pytest.mark.parametrize("transactional_id", [None, "role"])
 async def test_a_topic_that_is_written_first_in_an_outage_is_waited_for(
     tmp_path: Path, transactional_id: str | None

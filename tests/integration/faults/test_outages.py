@@ -18,7 +18,8 @@ from trinity_bus.view import follow
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 OUTAGES = 2
-BATCHES_SENT = 16
+BETWEEN = 4
+"""Batches that end before each outage."""
 
 
 async def kill_broker(mesh: FaultMesh) -> None:
@@ -41,7 +42,7 @@ async def kill_broker(mesh: FaultMesh) -> None:
 async def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
     tmp_path: Path, coordinators: int
 ) -> None:
-    async def main() -> tuple[MeshLog, dict[str, int]]:
+    async def main() -> tuple[MeshLog, int, dict[str, int]]:
         mesh = FaultMesh(
             tmp_path / "mesh",
             f"outages-{uuid.uuid4().hex[:8]}",
@@ -57,22 +58,22 @@ async def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_not
                 client = FaultClient(mesh, bus, follower)
                 await client.until_all_work()
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(client.produce(BATCHES_SENT))
+                    group.create_task(client.produce())
                     for outage in range(OUTAGES):
-                        await client.until((outage + 1) * BATCHES_SENT // (OUTAGES + 2))
-                        killed = time.monotonic()
+                        await client.until(client.ended + BETWEEN)
                         await kill_broker(mesh)
-                        before = client.ended
-                        await client.until(before + 2)
+                        killed = time.monotonic()
+                        await client.until(client.ended + 2)
                         print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after it")
-                    await client.until(BATCHES_SENT)
+                    client.enough = True
+                await client.until(client.sent)
             log = await MeshLog.read(bus)
-        return log, {service.name: service.incarnations for service in mesh.services.values()}
+        return log, client.sent, {service.name: service.incarnations for service in mesh.services.values()}
 
-    log, incarnations = await main()
-    print(incarnations)
+    log, sent, incarnations = await main()
+    print(sent, incarnations)
     log.check(max_staleness=1, max_inflight_batches=2)
-    assert len(log.contents()) == BATCHES_SENT
+    assert len(log.contents()) == sent
     assert {name: count for name, count in incarnations.items() if not name.startswith("coordinator")} == {
         "explorer-0": 1,
         "explorer-1": 1,

@@ -70,10 +70,10 @@ class FaultClient:
             assert time.monotonic() < deadline, f"at work: {[*self._follower.state.explorers]} of {sorted(explorers)}"
             await self._follower.changed(0.1)
 
-    async def produce(self, count: int | None = None) -> None:
-        """Sends so many batches, or until it is told that they are enough; some ahead of those that have ended."""
+    async def produce(self) -> None:
+        """Sends batches until it is told that they are enough; some ahead of those that have ended."""
         async with self._bus.producer() as producer:
-            while not self.enough and (count is None or self.sent < count):
+            while not self.enough:
                 # What is waited for is seen by the other task of this test.
                 while self.sent >= self.ended + AHEAD:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)

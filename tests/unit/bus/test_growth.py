@@ -1,10 +1,15 @@
 """Which topics can have more partitions, and what is said of the others."""
 
+from typing import Any, cast
+
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS, TASKS, TOPICS
-from trinity_bus.bus.growth import MOST_PARTITIONS, partitions_of, refusal
+from trinity_bus.bus.growth import MOST_PARTITIONS, grow, partitions_of, refusal
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BrokerUnreachableError
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
@@ -30,6 +35,22 @@ def test_what_grows_has_the_partitions_that_are_known_and_the_others_those_they_
     assert partitions_of(EXPERIENCES, range(12)) == range(12)
     assert partitions_of(EXPERIENCES, None) == range(EXPERIENCES.partitions)
     assert partitions_of(TASKS, range(12)) == range(TASKS.partitions)
+
+
+class LostBrokerAdmin:
+    """Stands in for the client library's administrator, where the broker that makes partitions is gone."""
+
+    async def describe_topics(self, _names: list[str]) -> list[dict[str, Any]]:
+        return [{"error_code": 0, "partitions": [{}] * EXPERIENCES.partitions}]
+
+    async def create_partitions(self, _wanted: dict[str, Any]) -> None:
+        raise TimeoutError
+
+
+async def test_a_broker_that_is_gone_ends_it_with_a_line() -> None:
+    admin = cast("AIOKafkaAdminClient", LostBrokerAdmin())
+    with pytest.raises(BrokerUnreachableError, match=r"grow trinity.experiences: no answer in time; is the broker run"):
+        await grow(admin, KafkaSettings(), EXPERIENCES, EXPERIENCES.partitions + 1)
 
 
 def test_a_slip_of_the_finger_is_refused_which_no_broker_could_undo() -> None:

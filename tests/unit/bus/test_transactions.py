@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.mesh.waiting import until
+from trinity_bus.bus.internals import waits_for
 from trinity_bus.bus.transactions import commit, slowness_told
 from trinity_bus.errors import BusError
 
@@ -90,3 +92,25 @@ async def test_what_a_slow_transaction_waits_for_is_said(
 
     with caplog.at_level(logging.WARNING):
         await scenario()
+
+
+async def test_offsets_that_are_not_committed_are_what_is_waited_for() -> None:
+    """Their transaction has no batch left then, and its end is not asked for yet."""
+    manager = TransactionManager("test.coordinator", 60_000)
+    client = SimpleNamespace(
+        _txn_manager=manager, _message_accumulator=SimpleNamespace(_batches={}, _pending_batches=set())
+    )
+    place = TopicPartition("test.explorer-events", 0)
+    manager.set_pid_and_epoch(1, 0)
+    manager.begin_transaction()
+    assert waits_for(client) is None
+    offset = OffsetAndMetadata(5, "")
+    manager.add_offsets_to_txn({place: offset}, "test.coordinator")
+    manager.consumer_group_added("test.coordinator")
+    waited_for = waits_for(client)
+    assert waited_for is not None
+    assert waits_for(client) is waited_for
+    manager.offset_committed(place, offset.offset, "test.coordinator")
+    assert waits_for(client) is None
+    manager.committing_transaction()
+    assert waits_for(client) not in (None, waited_for)
