@@ -215,17 +215,27 @@ def test_a_process_with_as_many_threads_as_it_may_have_serves_members_again_when
     assert_serves(publisher, receiver, announced)
 
 
+@contextlib.contextmanager
+def counted(publisher: Publisher, announced: ModelVersion, explorer: str) -> Iterator[Channel]:
+    """Provide a connection of a member that the trainer has counted.
+
+    Its thread does so a moment after both have proven themselves, and that of the next one might be quicker.
+    """
+    channel = meet(source(announced, explorer, 5), threading.Event())
+    try:
+        wait_until(lambda: _newest_of(publisher, explorer) == channel._connection.getsockname())
+        yield channel
+    finally:
+        channel.close()
+
+
 def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "PER_MEMBER", 2)
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
     channels: list[Channel] = []
     with contextlib.ExitStack() as stack:
         for _ in range(5):
-            channels.append(meet(source(announced, "a", 5), threading.Event()))
-            stack.callback(channels[-1].close)
-            # The trainer's thread counts a connection a moment after both have proven themselves, and the next one's
-            # might be quicker.
-            wait_until(lambda: _newest_of(publisher, "trainer-life/1/a") == channels[-1]._connection.getsockname())
+            channels.append(stack.enter_context(counted(publisher, announced, "a")))
         wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
         assert channels[-1].is_open()
 
@@ -235,16 +245,15 @@ def test_connections_of_one_member_are_bounded_however_many_epochs_name_it(
 ) -> None:
     monkeypatch.setattr(listener, "PER_MEMBER", 2)
     checksum = publisher.stage(0, WEIGHTS.items())
-    channels = []
-    for epoch in range(1, 7):
-        announced = announcement(publisher, 0, checksum, "a", "b", epoch=epoch)
-        channels.append(meet(source(announced, "a", 5), threading.Event()))
-    other = meet(source(announced, "b", 5), threading.Event())
-    wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
-    assert channels[-1].is_open()
-    assert other.is_open(), "another member's are counted by themselves"
-    for one in (*channels, other):
-        one.close()
+    channels: list[Channel] = []
+    with contextlib.ExitStack() as stack:
+        for epoch in range(1, 7):
+            announced = announcement(publisher, 0, checksum, "a", "b", epoch=epoch)
+            channels.append(stack.enter_context(counted(publisher, announced, "a")))
+        other = stack.enter_context(counted(publisher, announced, "b"))
+        wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
+        assert channels[-1].is_open()
+        assert other.is_open(), "another member's are counted by themselves"
 
 
 def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, receiver: WeightReceiver) -> None:
