@@ -218,10 +218,32 @@ def test_a_process_with_as_many_threads_as_it_may_have_serves_members_again_when
 def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "PER_MEMBER", 2)
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
-    channels = [meet(source(announced, "a", 5), threading.Event()) for _ in range(5)]
+    channels: list[Channel] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            channels.append(meet(source(announced, "a", 5), threading.Event()))
+            stack.callback(channels[-1].close)
+            # The trainer's thread counts a connection a moment after both have proven themselves, and the next one's
+            # might be quicker.
+            wait_until(lambda: _newest_of(publisher, "trainer-life/1/a") == channels[-1]._connection.getsockname())
+        wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
+        assert channels[-1].is_open()
+
+
+def test_connections_of_one_member_are_bounded_however_many_epochs_name_it(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "PER_MEMBER", 2)
+    checksum = publisher.stage(0, WEIGHTS.items())
+    channels = []
+    for epoch in range(1, 7):
+        announced = announcement(publisher, 0, checksum, "a", "b", epoch=epoch)
+        channels.append(meet(source(announced, "a", 5), threading.Event()))
+    other = meet(source(announced, "b", 5), threading.Event())
     wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
     assert channels[-1].is_open()
-    for one in channels:
+    assert other.is_open(), "another member's are counted by themselves"
+    for one in (*channels, other):
         one.close()
 
 
@@ -433,3 +455,9 @@ def test_a_version_that_is_larger_than_the_model_is_refused_before_memory_is_tak
 def _listener(publisher: Publisher) -> listener.PeerListener:
     assert isinstance(publisher, WeightServer)
     return publisher._listener
+
+
+def _newest_of(publisher: Publisher, who: str) -> object:
+    """Where the connection of a member comes from that was counted last."""
+    known = list(_listener(publisher)._members.get(who, ()))
+    return known[-1]._connection.getpeername() if known else None

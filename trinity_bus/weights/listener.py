@@ -10,8 +10,8 @@ It is the trainer's, or that of a member that passes versions on.
         +--close--> (gone; every connection is cut)
 
 Strangers are bounded: beyond ``MAX_STRANGERS`` connections that have not proven themselves the oldest is cut, and each
-has some seconds. So are members: each has ``PER_MEMBER`` connections, the newest ones. Failures: see the drawing; a
-line in the log names the address, once in a while.
+has some seconds. So are members: each has ``PER_MEMBER`` connections, the newest ones, in all epochs together.
+Failures: see the drawing; a line in the log names the address, once in a while.
 
 The *keyring* has the secrets of the last announcements, for the members that they name. A member may have read its
 announcement before the trainer has, and is then waited for.
@@ -35,8 +35,8 @@ from trinity_bus.weights.errors import LinkError, WeightTransferError
 _log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-PER_MEMBER = 16
-"""Connections: each worker of an engine that is split over GPUs has one."""
+PER_MEMBER = 32
+"""Connections: each worker of an engine that is split over GPUs has one, and may begin the next before it has ended."""
 _EPOCHS = 8
 """Epochs whose members are let in. A member of an older one was named again since, if it is wanted."""
 _LINE_S = 10.0
@@ -290,20 +290,24 @@ class PeerListener:
     def close_channel(self, channel: Channel, who: str) -> None:
         """Close a channel; its keeper calls it, too."""
         channel.close()
-        who = "" if self._together else who
+        whose = self._whose(who)
         with self._lock:
-            left = [known for known in self._members.get(who, ()) if known is not channel]
+            left = [known for known in self._members.get(whose, ()) if known is not channel]
             if left:
-                self._members[who] = left
+                self._members[whose] = left
             else:
-                self._members.pop(who, None)
+                self._members.pop(whose, None)
+
+    def _whose(self, who: str) -> str:
+        """Return whose connections are bounded together: a member has another name in each epoch (``member_name``)."""
+        return "" if self._together else who.split("/", 2)[-1]
 
     def _let_in(self, connection: socket.socket, channel: Channel, who: str) -> None:
         with self._lock:
             if self._closed.is_set():
                 raise LinkError("this side ends")
             self._strangers.pop(connection, None)
-            known = self._members.setdefault("" if self._together else who, [])
+            known = self._members.setdefault(self._whose(who), [])
             known.append(channel)
             surplus = known[:-PER_MEMBER]
             del known[:-PER_MEMBER]

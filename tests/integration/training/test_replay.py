@@ -268,7 +268,7 @@ def test_as_a_command_it_goes_on_from_the_newest_checkpoint_before_the_step(run:
     )
     assert done.returncode == 0, done.stderr
     own = run.live.folder / "checkpoints-replay-5"
-    assert f"steps 5 to 5 are trained: checkpoints and metrics.jsonl are in {own}" in done.stdout
+    assert f"step 5 is trained: checkpoints and metrics.jsonl are in {own}" in done.stdout
     assert "replay-5, from step 5 on: trainer.loss: ppo -> gspo" in done.stderr
     assert [*figures(own)] == [5], "from the checkpoint of step 4"
 
