@@ -232,10 +232,8 @@ def counted(publisher: Publisher, announced: ModelVersion, explorer: str) -> Ite
 def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "PER_MEMBER", 2)
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
-    channels: list[Channel] = []
     with contextlib.ExitStack() as stack:
-        for _ in range(5):
-            channels.append(stack.enter_context(counted(publisher, announced, "a")))
+        channels = [stack.enter_context(counted(publisher, announced, "a")) for _ in range(5)]
         wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
         assert channels[-1].is_open()
 
