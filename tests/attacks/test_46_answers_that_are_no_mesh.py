@@ -16,7 +16,6 @@ from trinity_bus.runtime import supervisor
 from trinity_bus.runtime.supervisor import Activity, Supervisor
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
-from workers.console import configuration
 from workers.console.configuration import _CHECKS as CHECKS
 from workers.console.local_mesh import LocalMesh
 
@@ -101,9 +100,9 @@ async def test_a_second_run_while_one_runs_leaves_nothing_behind(
     async with await client_of(tmp_path, token=SecretStr(TOKEN)) as client:
         assert "runs already" in await page(client, "/configuration/run", answers, status=400)
         assert not (tmp_path / "runs").exists()
-        # Two within one second, and a folder that cannot be made.
+        # A folder that cannot be made.
         monkeypatch.setattr(LocalMesh, "is_busy", False)
-        monkeypatch.setattr(configuration, "RUNS", model / "config.json")
+        (tmp_path / "runs").write_text("no folder")
         assert "cannot be written" in await page(client, "/configuration/run", answers, status=400)
 
 

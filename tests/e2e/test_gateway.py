@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -32,6 +33,8 @@ from trinity_bus.runtime.process import Child, tail
 
 pytestmark = pytest.mark.e2e
 
+_READY = re.compile("is ready at|ready: ")
+"""What a gateway says, and what an explorer does."""
 KEY = "a-key-of-the-client"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
@@ -85,7 +88,7 @@ class Stack:
                 stack.enter_context(log_shown_on_failure(child, log))
             for name, child in children.items():
                 log = self.mesh.folder / f"{name}.log"
-                await until(lambda log=log, child=child: "is ready" in tail(log, 200) or child.poll() is not None, 200)  # type: ignore[misc]
+                await until(lambda log=log, child=child: _READY.search(tail(log, 200)) or child.poll() is not None, 200)  # type: ignore[misc]
                 assert child.poll() is None
             yield children
 

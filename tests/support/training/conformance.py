@@ -208,7 +208,9 @@ def examples(subject: Subject) -> None:
             ours = engine.train_step(groups, examples=shown)
             theirs = reference.train_step(groups, examples=shown)
             assert ours.keys() == theirs.keys(), settings
-            for metric in theirs.keys() - {"seconds", "micro_batches"}:
+            # Which of two answers a policy prefers that is still its own reference is a matter of rounding.
+            undecided = {"dpo_accuracy"} if step == 0 else set[str]()
+            for metric in theirs.keys() - {"seconds", "micro_batches"} - undecided:
                 assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (settings, step, metric)
 
 

@@ -200,7 +200,10 @@ async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -
     assert rollout.reward == 1.0
 
 
-@pytest.mark.parametrize("step", ["pathlib.Path.rename", "pathlib.Path.mkdir", "pathlib.Path.unlink", "shutil.rmtree"])
+@pytest.mark.parametrize(
+    "step",
+    ["pathlib.Path.rename", "pathlib.Path.mkdir", "pathlib.Path.unlink", "trinity_bus.sandbox.place.remove_tree"],
+)
 def test_a_sandbox_whose_emptying_was_cut_off_is_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
