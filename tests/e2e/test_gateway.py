@@ -88,7 +88,10 @@ class Stack:
                 stack.enter_context(log_shown_on_failure(child, log))
             for name, child in children.items():
                 log = self.mesh.folder / f"{name}.log"
-                await until(lambda log=log, child=child: _READY.search(tail(log, 200)) or child.poll() is not None, 200)  # type: ignore[misc]
+                await until(
+                    lambda log=log, child=child: bool(_READY.search(tail(log, 200))) or child.poll() is not None,  # type: ignore[misc]
+                    200,
+                )
                 assert child.poll() is None
             yield children
 
