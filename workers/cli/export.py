@@ -10,7 +10,7 @@ from trinity_bus.config import Settings
 from trinity_bus.console.index import Index, IndexFollower, Store, StoreBusyError, load_texts, store_folder
 from trinity_bus.console.index.export import export as write_files
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="Write what the console's index holds as Parquet files.")
@@ -29,8 +29,8 @@ def export(
     folder = store_folder(settings)
 
     async def bring_forward(store: Store) -> None:
-        async with bus_of_mesh(settings.kafka, "export"):
-            """There is one."""
+        async with Bus(settings.kafka, client_id="export") as bus:
+            await bus.present()
         bus = Bus(settings.kafka, client_id="export")
         async with IndexFollower(bus, store, read_mib_s=settings.console.read_mib_s) as follower:
             await follower.caught_up()

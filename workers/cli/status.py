@@ -9,7 +9,7 @@ from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import HeldBack, coordinator_lag, follow
-from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch.render import mesh
@@ -26,14 +26,14 @@ def status(
     kafka = connected_settings().kafka
 
     async def show() -> None:
-        async with bus_of_mesh(kafka, "status") as bus:
+        async with Bus(kafka, client_id="status") as bus:
             await _show(bus, live=out.is_terminal and not once)
 
     run_service(show)
 
 
 async def _show(bus: Bus, *, live: bool) -> None:
-    # No coordinator may have been here yet.
+    # No coordinator may have been here yet; a namespace without topics is refused here.
     present = await bus.present()
     held = HeldBack(bus, present)
     async with follow(bus, topics=[one for one in (BATCHES, MODEL_VERSIONS, *EVENTS) if one in present]) as follower:
