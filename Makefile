@@ -6,9 +6,9 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
-# cpu or gpu: which lock file is installed.
-DEVICE ?= cpu
 VENV := .venv
+# cpu or gpu: which lock file is installed. What was installed last stays.
+DEVICE ?= $(patsubst $(VENV)/.trinity-bus-%,%,$(firstword $(wildcard $(VENV)/.trinity-bus-*) $(VENV)/.trinity-bus-cpu))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trinity-bus-$(DEVICE)
 # The longest first, so that no worker is left with a long one at the end.

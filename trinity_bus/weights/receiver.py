@@ -309,7 +309,14 @@ class _Transfer:
         buffers, sizes = self.resources.buffers, [bucket.nbytes for bucket in layout]
         if [buffer.numel() for buffer in buffers] != sizes or buffers[0].device.type != device:
             self.resources.buffers = []  # before there is more
-            self.resources.buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+            # Pinned where they are copied to a GPU: four to seven times as fast, on an H100.
+            pinned = device == "cpu" and self._device is not None and self._device.type == "cuda"
+            self.resources.buffers = [
+                torch.zeros(size, dtype=torch.uint8, device=device, pin_memory=pinned) for size in sizes
+            ]
+            if device != "cpu":
+                # What comes over a link does not wait for these zeros.
+                torch.cuda.current_stream().synchronize()
         return self.resources.buffers
 
 
