@@ -150,8 +150,8 @@ def late() -> None:
     dist.all_reduce(torch.zeros(4, device="cuda"))
     store = dist.HashStore()
     threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
-    link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), "nccl")
-    piece = torch.zeros(8, dtype=torch.uint8, device="cuda")
+    link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
+    piece = torch.zeros(8, dtype=torch.uint8)
     link.wait(link.broadcast(piece), time.monotonic() + 5, threading.Event())
     Path(hang).touch()
     try:
@@ -214,7 +214,7 @@ def _member(pipe: Any, gpu: int) -> None:
         receiver.start(wanted, functools.partial(_set, done))
         done.wait(60)
         if receiver.progress.state == "ready":
-            pipe.send([receiver.progress.error, sum(float(tensor.cpu().sum()) for _, tensor in receiver.take())])
+            pipe.send([receiver.progress.error, sum(float(tensor.sum()) for _, tensor in receiver.take())])
         else:
             pipe.send([receiver.progress.error, 0.0])
             receiver.cancel()
