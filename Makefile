@@ -12,7 +12,7 @@ DEVICE ?= $(patsubst $(VENV)/.trinity-bus-%,%,$(firstword $(wildcard $(VENV)/.tr
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trinity-bus-$(DEVICE)
 # The longest first, so that no worker is left with a long one at the end.
-TESTS := tests/e2e tests/integration tests/attacks tests/unit
+TESTS := tests/e2e tests/gpu_rehearsal tests/integration tests/attacks tests/unit
 # Files of tests that run at a time, each worker with a broker of its own: two a core, for they wait more than they compute.
 WORKERS ?= 4
 
