@@ -17,11 +17,11 @@ latter counts as an answer, because a broker that is away is waited for like eve
 import asyncio
 import contextlib
 import logging
-import time
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import UnknownTopicOrPartitionError
 
+from trinity_bus import awake
 from trinity_bus.bus.connection import HOW_TOPICS_COME, kafka_errors
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
@@ -56,14 +56,14 @@ async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaS
 
 async def _partition_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
     """Return when a broker has told of a partition that was added lately: not each knows it at once."""
-    until = time.monotonic() + settings.request_timeout_s
+    until = awake.now() + settings.request_timeout_s
     while True:
         with kafka_errors(f"send to {name}"):
             await client.client.force_metadata_update()
         known = client.client.cluster.partitions_for_topic(name) or ()
         if partition in known:
             return
-        if time.monotonic() > until:
+        if awake.now() > until:
             raise SendError(f"send to {name}: it has {len(known)} partitions, there is no {partition}")
         await asyncio.sleep(_AGAIN_S)
 
@@ -86,7 +86,7 @@ async def _ask(client: AIOKafkaProducer, name: str, limit_s: float) -> bool:
     """Asks for the partitions of a topic; whether anybody answered within the client's limit, or this one."""
     # A client that is closed meanwhile never comes back by itself.
     with kafka_errors(f"send to {name}"), contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2 * limit_s):
+        async with awake.timeout(2 * limit_s):
             try:
                 await client.partitions_for(name)
             except UnknownTopicOrPartitionError as error:

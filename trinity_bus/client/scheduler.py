@@ -43,6 +43,7 @@ from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
@@ -298,7 +299,7 @@ class Scheduler:
         await connection.stack.enter_async_context(mesh)
         self._batches.connect(connection, results.caught_up)
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with awake.timeout(SILENCE_S):
                 while mesh.state.coordinator is None:
                     await mesh.changed(SILENCE_S)
         except TimeoutError:

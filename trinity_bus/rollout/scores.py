@@ -22,6 +22,7 @@ from string import Template
 from typing import Any, Final
 
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_number, reference
@@ -215,7 +216,7 @@ def judged(
 @asynccontextmanager
 async def _within(limit_s: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(limit_s):
+        async with awake.timeout(limit_s):
             yield
     except TimeoutError as error:
         raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error

@@ -31,11 +31,11 @@ next version is then received whole.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from trinity_bus import awake
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.carriers import carrier_of
@@ -68,7 +68,7 @@ type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferProgress:
-    """What a receiver says about itself. Times are ``time.monotonic`` of this machine, 0.0 where not reached."""
+    """What a receiver says about itself. Times are ``awake.now`` of this machine, 0.0 where not reached."""
 
     state: ReceiverState = "idle"
     error: str = ""
@@ -140,14 +140,14 @@ class _Transfer:
         self.manifest: TransferManifest | None = None
         self._ended = ended
         self._progress = TransferProgress(state="receiving")
-        self._waiting_since: float | None = time.monotonic()
+        self._waiting_since: float | None = awake.now()
         """For the other side; None while it computes."""
 
     @property
     def progress(self) -> TransferProgress:
         """Where it stands; failed where it has not moved for too long."""
         progress, since, limit_s = self._progress, self._waiting_since, _WAITS * self.source.timeout_s + _GRACE_S
-        if progress.state == "receiving" and since is not None and time.monotonic() - since > limit_s:
+        if progress.state == "receiving" and since is not None and awake.now() - since > limit_s:
             return TransferProgress(state="failed", error=f"WeightTransferError: nothing has moved for {limit_s:g} s")
         return progress
 
@@ -229,7 +229,7 @@ class _Transfer:
                 f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
             )
         resources.held = offer.manifest
-        verified_at = time.monotonic()
+        verified_at = awake.now()
         if self._prepare is not None:
             self._prepare(offer.manifest, self._unless_cancelled(_views(layout, resources.buffers)))
         self.manifest = offer.manifest
@@ -239,7 +239,7 @@ class _Transfer:
             checksum=offer.manifest.checksum,
             nbytes=size,
             verified_at=verified_at,
-            prepared_at=time.monotonic(),
+            prepared_at=awake.now(),
         )
 
     def _unless_cancelled(self, tensors: "Iterator[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":
@@ -253,13 +253,13 @@ class _Transfer:
         resources = self.resources
         resources.held, resources.begun = None, ("", 0)
         buffers = self._fit_buffers(layout, transport.device)
-        posted_at = self._waiting_since = time.monotonic()
+        posted_at = self._waiting_since = awake.now()
         with ContentHash() as hashing:
             hashed, last = 0, posted_at
 
             def arrived(index: int) -> None:
                 nonlocal hashed, last
-                took_s, last = time.monotonic() - last, time.monotonic()
+                took_s, last = awake.now() - last, awake.now()
                 self._waiting_since = last
                 if self.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
                     for buffer in buffers[hashed : index + 1]:
@@ -272,7 +272,7 @@ class _Transfer:
                 if isinstance(transport, PullTransport):
                     resources.begun = (self.source.checksum, transport.proven)
                 raise
-            received_at = time.monotonic()
+            received_at = awake.now()
             self._waiting_since = None
             for buffer in buffers[hashed:]:
                 hashing.put(buffer)
@@ -293,9 +293,9 @@ class _Transfer:
         if size > sum(bucket.nbytes for bucket in layout):
             raise WeightTransferError(f"a delta of {size} bytes is larger than the version")
         payload = torch.empty(size, dtype=torch.uint8)
-        posted_at = self._waiting_since = time.monotonic()
+        posted_at = self._waiting_since = awake.now()
         transport.fill([payload], lambda _: None)
-        received_at = time.monotonic()
+        received_at = awake.now()
         self._waiting_since = resources.held = None
         delta.apply(layout, [buffer.numpy() for buffer in resources.buffers], changes, payload.numpy())
         with ContentHash() as hashing:

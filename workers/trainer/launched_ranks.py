@@ -38,6 +38,7 @@ from datetime import timedelta
 from logging import getLogger
 from typing import TYPE_CHECKING, Final
 
+from trinity_bus import awake
 from trinity_bus.config import Settings
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
@@ -363,14 +364,14 @@ def _come(host: str, port: int, rank: int, key: str, limit_s: float, *, again: b
     Raises:
         LinkError: Of the last try.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = awake.now() + limit_s
     while True:
         try:
             return _connect(host, port, rank, key)
         except LinkError as error:
             pause_s = random.uniform(0, _PAUSE_S)  # noqa: S311 - so that not all come together again
             ended = again and isinstance(error.__cause__, ConnectionRefusedError)
-            if ended or time.monotonic() + pause_s > deadline:
+            if ended or awake.now() + pause_s > deadline:
                 raise
             log.warning("%s: tried again; do trainer.ranks_key and trainer.ranks_host fit rank 0's?", error)
         time.sleep(pause_s)
