@@ -1,17 +1,17 @@
 """Time limits that stand still while this process does: stopped by a signal, thrashing, its machine asleep.
 
-Whoever was stopped for minutes has not waited for minutes: what it waits for was mostly stopped as well, or has answered
-meanwhile. So limits count the seconds in which this process ran::
+Whoever was stopped for minutes has not waited for minutes: what it waits for was mostly stopped as well, or has
+answered meanwhile. So limits count the seconds in which this process ran::
 
     look --a second or less later--> look      all of it counts
       '----longer, for whatever reason--> look  a second of it counts
 
-A thread looks twice a second, and so does whoever asks. A process that stood still for five minutes has spent a second of
-each limit at most. One that gets no processor for most of the time waits longer than a clock on the wall says; every
-limit still ends, as long as the process runs at all.
+A thread looks twice a second, and so does whoever asks. A process that stood still for five minutes has spent a second
+of each limit at most. One that gets no processor for most of the time waits longer than a clock on the wall says;
+every limit still ends, as long as the process runs at all.
 
-Nothing else in the program measures a limit: ``tests/unit/project/test_time_limits.py`` looks for it. How long something
-took is measured with ``time.perf_counter``.
+Nothing else in the program measures a limit: ``tests/unit/project/test_time_limits.py`` looks for it. How long
+something took is measured with ``time.perf_counter``.
 """
 
 import asyncio
@@ -115,10 +115,10 @@ class Timeout:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        return await self._timeout.__aexit__(kind, error, trace)
+        await self._timeout.__aexit__(kind, error, trace)
 
 
 def timeout(seconds: float | None) -> Timeout:
@@ -168,3 +168,39 @@ def wait_in_thread(wait: Callable[[float], object], seconds: float) -> bool:
         if now() >= until:
             return False
     return True
+
+
+def join(thread: threading.Thread, seconds: float) -> None:
+    """Wait for the end of a thread, as ``Thread.join`` does, but by this module's clock.
+
+    Args:
+        thread: Started.
+        seconds: The limit.
+    """
+
+    def ended(limit_s: float) -> bool:
+        thread.join(limit_s)
+        return not thread.is_alive()
+
+    wait_in_thread(ended, seconds)
+
+
+class Alarm:
+    """Calls a function after so many seconds, from a thread of its own: what ``threading.Timer`` is, by this clock.
+
+    Args:
+        seconds: From now.
+        function: What to call.
+    """
+
+    def __init__(self, seconds: float, function: Callable[[], object]) -> None:
+        self._off = threading.Event()
+        threading.Thread(target=self._ring, args=(seconds, function), name="alarm", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Call nothing any more."""
+        self._off.set()
+
+    def _ring(self, seconds: float, function: Callable[[], object]) -> None:
+        if not wait_in_thread(self._off.wait, seconds):
+            function()

@@ -69,17 +69,16 @@ async def _partition_known(client: AIOKafkaProducer, name: str, settings: KafkaS
 
 
 async def _topic_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings) -> None:
-    # Counted in rounds, not by a clock: a process that was stopped has not waited.
-    waited_s = 0.0
+    began = awake.now()
     while not await _ask(client, name, settings.request_timeout_s):
-        waited_s += settings.request_timeout_s
         with kafka_errors(f"send to {name}"):
             client.client.check_credentials()
+        waited_s = awake.now() - began
         if waited_s >= settings.outage_s:
             raise BrokerUnreachableError(
-                f"send to {name}: no broker has answered for {waited_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
+                f"send to {name}: no broker has answered for {waited_s:.0f} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
             )
-        log.warning("send to %s: no broker has answered for %g s; is it running?", name, waited_s)
+        log.warning("send to %s: no broker has answered for %.0f s; is it running?", name, waited_s)
 
 
 async def _ask(client: AIOKafkaProducer, name: str, limit_s: float) -> bool:

@@ -310,7 +310,7 @@ class Reader:
         if timeout_s <= 0:
             await asyncio.sleep(0)
         if not pending.done():
-            await asyncio.wait([pending], timeout=max(timeout_s, 0))
+            await awake.wait([pending], timeout_s)
         self._take_pending()
 
     def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[_Raw]]]:

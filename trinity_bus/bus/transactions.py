@@ -108,7 +108,7 @@ async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: floa
     deadline = awake.now() + limit_s
     while not task.done() and (left := deadline - awake.now()) > 0:
         try:
-            await asyncio.wait([task], timeout=left)
+            await awake.wait([task], left)
         except asyncio.CancelledError:
             cancelled = True
             deadline = min(deadline, awake.now() + CANCELLED_S)

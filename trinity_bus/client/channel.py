@@ -231,7 +231,7 @@ class CommandChannel:
                 outage_s=self._bus.settings.outage_s,
             )
             while True:
-                await asyncio.wait([answered], timeout=retry.pause(self._clock(), self._heard_at))
+                await awake.wait([answered], retry.pause(self._clock(), self._heard_at))
                 if answered.done():
                     return answered.result()
                 now = self._clock()

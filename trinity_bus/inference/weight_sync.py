@@ -15,6 +15,7 @@ theirs, and the engine salts prefixes, so that no other request finds them.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ async def sync_weights(
         WeightTransferError: It did not arrive whole; the engine serves what it served before.
         EngineDeadError: The engine is gone, or its weights are a mix of two versions.
     """
-    began = awake.now()
+    began = time.perf_counter()
     session = _Session(llm, timeout_s, keep_caches=keep_caches)
     try:
         progress = await control.receive(source_of(announced, member, timeout_s, cafile, fan_out=fan_out))
@@ -135,7 +136,7 @@ class _Session:
             # readers before it returns: each output carries its version in any case.
             await self._ask(core.pause_scheduler_async(mode="keep", clear_cache=not self._keep_caches))
             # Until now, steps went on; from now on, none does.
-            stopped_at = awake.now()
+            stopped_at = time.perf_counter()
             await self._ask(self._llm.collective_rpc("trinity_transfer_load", args=(info,)))
         except WeightTransferError as error:
             if await self._is_torn():
@@ -146,7 +147,7 @@ class _Session:
         await self._ask(
             asyncio.gather(core.set_weight_version_async(str(announced.version)), core.resume_scheduler_async())
         )
-        return awake.now() - stopped_at
+        return time.perf_counter() - stopped_at
 
     async def _is_torn(self) -> bool:
         """End the session, and tell whether the weights are a mix.

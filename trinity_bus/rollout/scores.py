@@ -228,14 +228,14 @@ async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) ->
 
     if url not in os.environ:
         raise RewardError(f"nobody can be asked to judge: {url} is not set; see explorer.runner_environment")
-    limit = aiohttp.ClientTimeout(total=timeout_s)
     body = {"model": model, "messages": [{"role": "user", "content": text}]}
     headers = {"Authorization": f"Bearer {os.environ.get(key, '')}"}
     address = f"{os.environ[url].rstrip('/')}/chat/completions"
     raw = bytearray()
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
+            awake.timeout(timeout_s),
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), headers=headers) as session,
             session.post(address, json=body, allow_redirects=False) as answer,
         ):
             async for piece in answer.content.iter_any():

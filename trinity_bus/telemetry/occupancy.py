@@ -12,6 +12,7 @@ There is nothing to fail: a block that is left by an exception is left.
 """
 
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,8 +20,6 @@ from contextlib import contextmanager
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
-
-from trinity_bus import awake
 
 
 class Occupancy:
@@ -32,7 +31,7 @@ class Occupancy:
         clock: Seconds, steady.
     """
 
-    def __init__(self, idle: str, units: int = 1, clock: Callable[[], float] = awake.now) -> None:
+    def __init__(self, idle: str, units: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
         self._idle = idle
         self._clock = clock
         self._busy: dict[str, int] = {}

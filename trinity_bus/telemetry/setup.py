@@ -108,7 +108,7 @@ def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[s
     for thread in threads.values():
         thread.start()
     for thread in threads.values():
-        thread.join(max(0.0, deadline - awake.now()))
+        awake.join(thread, deadline - awake.now())
     return [what for what, thread in threads.items() if thread.is_alive()]
 
 

@@ -163,8 +163,14 @@ class Channel:
             LinkError: They are not taken.
         """
         try:
-            self._connection.settimeout(self._timeout_s)
-            self._connection.sendall(data)
+            self._connection.settimeout(_SLICE_S)
+            left, until = memoryview(data).cast("B"), awake.now() + self._timeout_s
+            while left:
+                try:
+                    left = left[self._connection.send(left) :]
+                except (TimeoutError, ssl.SSLWantWriteError) as error:
+                    if error.errno == errno.ETIMEDOUT or awake.now() > until:
+                        raise
         except (OSError, ValueError) as error:
             raise LinkError(f"the connection broke: {error}") from error
 
@@ -182,11 +188,20 @@ class Channel:
 
     def waits_for_more(self) -> bool:
         """Whether the other side says something more, rather than to close or to be silent for the time limit."""
-        try:
-            self._connection.settimeout(self._timeout_s)
-            return self._connection.recv(1, socket.MSG_PEEK) != b""
-        except (OSError, ValueError):
-            return False
+        more = False
+
+        def has_come(limit_s: float) -> bool:
+            nonlocal more
+            self._connection.settimeout(max(limit_s, _SLICE_S))
+            try:
+                more = self._connection.recv(1, socket.MSG_PEEK) != b""
+            except TimeoutError as error:
+                return error.errno == errno.ETIMEDOUT
+            return True
+
+        with contextlib.suppress(OSError, ValueError):
+            awake.wait_in_thread(has_come, self._timeout_s)
+        return more
 
     def wait(self) -> None:
         """Wait, however long, until the other side says something, or the connection ends in whatever way."""

@@ -200,7 +200,7 @@ class PeerListener:
             threads = self._threads - {threading.current_thread()}
         until = awake.now() + _ENDING_S
         for thread in threads:
-            thread.join(max(0.0, until - awake.now()))
+            awake.join(thread, until - awake.now())
 
     def cut(self) -> None:
         """Close the connections of all members, and go on listening."""

@@ -31,6 +31,7 @@ next version is then received whole.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -68,7 +69,7 @@ type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferProgress:
-    """What a receiver says about itself. Times are ``awake.now`` of this machine, 0.0 where not reached."""
+    """What a receiver says about itself. Times are ``time.perf_counter`` of this machine, 0.0 where not reached."""
 
     state: ReceiverState = "idle"
     error: str = ""
@@ -158,7 +159,7 @@ class _Transfer:
 
     def wait_over(self, limit_s: float) -> bool:
         """Wait until its thread will not touch ``resources`` any more. Return whether that is so."""
-        return self._over.wait(limit_s)
+        return awake.wait_in_thread(self._over.wait, limit_s)
 
     def run(self) -> None:
         """Body of the thread."""
@@ -229,7 +230,7 @@ class _Transfer:
                 f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
             )
         resources.held = offer.manifest
-        verified_at = awake.now()
+        verified_at = time.perf_counter()
         if self._prepare is not None:
             self._prepare(offer.manifest, self._unless_cancelled(_views(layout, resources.buffers)))
         self.manifest = offer.manifest
@@ -239,7 +240,7 @@ class _Transfer:
             checksum=offer.manifest.checksum,
             nbytes=size,
             verified_at=verified_at,
-            prepared_at=awake.now(),
+            prepared_at=time.perf_counter(),
         )
 
     def _unless_cancelled(self, tensors: "Iterator[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":
@@ -253,14 +254,14 @@ class _Transfer:
         resources = self.resources
         resources.held, resources.begun = None, ("", 0)
         buffers = self._fit_buffers(layout, transport.device)
-        posted_at = self._waiting_since = awake.now()
+        posted_at, self._waiting_since = time.perf_counter(), awake.now()
         with ContentHash() as hashing:
             hashed, last = 0, posted_at
 
             def arrived(index: int) -> None:
                 nonlocal hashed, last
-                took_s, last = awake.now() - last, awake.now()
-                self._waiting_since = last
+                took_s, last = time.perf_counter() - last, time.perf_counter()
+                self._waiting_since = awake.now()
                 if self.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
                     for buffer in buffers[hashed : index + 1]:
                         hashing.put(buffer)
@@ -272,7 +273,7 @@ class _Transfer:
                 if isinstance(transport, PullTransport):
                     resources.begun = (self.source.checksum, transport.proven)
                 raise
-            received_at = awake.now()
+            received_at = time.perf_counter()
             self._waiting_since = None
             for buffer in buffers[hashed:]:
                 hashing.put(buffer)
@@ -293,9 +294,9 @@ class _Transfer:
         if size > sum(bucket.nbytes for bucket in layout):
             raise WeightTransferError(f"a delta of {size} bytes is larger than the version")
         payload = torch.empty(size, dtype=torch.uint8)
-        posted_at = self._waiting_since = awake.now()
+        posted_at, self._waiting_since = time.perf_counter(), awake.now()
         transport.fill([payload], lambda _: None)
-        received_at = awake.now()
+        received_at = time.perf_counter()
         self._waiting_since = resources.held = None
         delta.apply(layout, [buffer.numpy() for buffer in resources.buffers], changes, payload.numpy())
         with ContentHash() as hashing:

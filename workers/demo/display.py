@@ -1,5 +1,6 @@
 """What the demo shows while it runs: a live view in a terminal, else a line for whatever is news."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol
@@ -12,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import one_line
-from trinity_bus import awake
 from trinity_bus.runtime.supervisor import Activity
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PlainDisplay:
         clock: Seconds, rising.
     """
 
-    def __init__(self, console: Console, steps: int, clock: Callable[[], float] = awake.now) -> None:
+    def __init__(self, console: Console, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
         self._steps = steps
         self._clock = clock
@@ -162,11 +162,11 @@ class LiveDisplay:
     def update(self, view: "MeshState") -> None:
         """See ``Display``."""
         self._view = view
-        if awake.now() - self._drawn >= _REFRESH_S:
+        if time.perf_counter() - self._drawn >= _REFRESH_S:
             self._draw()
 
     def _draw(self) -> None:
-        self._drawn = awake.now()
+        self._drawn = time.perf_counter()
         self._progress.update(self._bar, completed=len(self._view.trained) if self._view else 0)
         self._live.update(self._picture(), refresh=True)
 

@@ -144,7 +144,7 @@ class RolloutExecutor:
     async def drain(self, limit_s: float) -> None:
         """Let what runs finish for ``limit_s`` seconds, then cancel the rest."""
         if self._running and limit_s > 0:
-            await asyncio.wait(list(self._running.values()), timeout=limit_s)
+            await awake.wait(list(self._running.values()), limit_s)
         rest = list(self._running.values())
         for task in rest:
             task.cancel()

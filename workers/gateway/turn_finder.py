@@ -168,7 +168,7 @@ class TurnFinder:
         self._looks.add(look)
         look.add_done_callback(self._looked)
         try:
-            done, _ = await asyncio.wait([look], timeout=max(0.0, limit_s))
+            done, _ = await awake.wait([look], limit_s)
         finally:
             look.cancel()
         if not done:

@@ -35,6 +35,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Final
 
@@ -200,7 +201,8 @@ class LaunchedRanks:
                 "for as many as trainer.tensor_parallel, .pipeline_parallel, .context_parallel and .data_parallel make"
             )
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._missing(), self._limit_s)
+            come = partial(self._changed.wait_for, lambda: self._closed or not self._missing())
+            awake.wait_in_thread(come, self._limit_s)
             if missing := self._missing():
                 raise RankError(
                     f"rank {', '.join(map(str, missing))} of {world_size} did not connect to "
@@ -393,7 +395,7 @@ def _connect(host: str, port: int, rank: int, key: str) -> _PeerLine:
 def _end_with(line: _PeerLine, over: threading.Event) -> None:
     """Body of a thread: end this process with rank 0, also where a collective waits for that."""
     line.wait_for_end()
-    if not over.wait(ABORT_S):
+    if not awake.wait_in_thread(over.wait, ABORT_S):
         end_by_force("rank 0 is gone")
 
 

@@ -18,6 +18,7 @@ takes ``console.read_mib_s`` at most.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -156,7 +157,7 @@ class IndexFollower:
             ) as reader:
                 looked_at = committed_at = awake.now()
                 while True:
-                    began = awake.now()
+                    began = time.perf_counter()
                     if began - looked_at > LOOK_S:
                         # A reader does not tell that its topic was deleted, or made anew under it.
                         looked_at = began
@@ -208,7 +209,7 @@ class IndexFollower:
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
         """Wait as ``read_mib_s`` asks for."""
         size = sum(len(record.raw) for record in records)
-        await asyncio.sleep(max(0.0, size / self._bytes_s - (awake.now() - began)))
+        await asyncio.sleep(max(0.0, size / self._bytes_s - (time.perf_counter() - began)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

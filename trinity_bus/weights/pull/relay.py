@@ -173,8 +173,9 @@ class Relay:
         deadline = awake.now() + _WAIT_S
         with self._changed:
             while (holding := self._holding) is None or holding.checksum != request.checksum:
-                if not self._changed.wait(deadline - awake.now()):
+                if (left := deadline - awake.now()) <= 0:
                     break
+                self._changed.wait(left)
         if holding is None or (holding.version, holding.checksum) != (request.version, request.checksum):
             channel.send(ANSWER.encode(WeightsAnswer(f"version {request.version} is not held here")))
             return False
