@@ -56,6 +56,8 @@ class _OfThisProcess:
 
     def begin(self) -> None:
         self._clock = SteadyClock(LOOK_S)
+        # As long as nothing stands still, both say the same.
+        self._clock.now = time.monotonic()
         # Signal handlers and finalizers may look amid a look.
         self._lock = threading.RLock()
         self._is_watched = False

@@ -32,14 +32,11 @@ ALLOWED = {
     "trinity_bus/runtime/process.py: self.wait": "likewise",
     "trinity_bus/runtime/supervisor.py: service.child.wait": "likewise",
     "trinity_bus/training/ranks.py: self.child.wait": "likewise",
-    "trinity_bus/weights/link/carrier.py: link.wait": "until a time of this clock",
-    "trinity_bus/weights/link/link.py: link.wait": "likewise",
     "trinity_bus/weights/listener.py: self._changed.wait": "in a loop until a time of this clock",
     "trinity_bus/weights/pull/relay.py: self._changed.wait": "likewise",
     "trinity_bus/weights/channel.py: self._connection.settimeout": "slices of such a wait, or what is left of it",
     "trinity_bus/weights/link/link.py: work.wait": "likewise",
     "trinity_bus/bus/transactions.py: loop.call_later": "ends nothing, and is told again",
-    "trinity_bus/runners/service.py: asyncio.get_running_loop().call_later": "ends a runner that has hung up already",
     "trinity_bus/gateway/explorers.py: aiohttp.ClientTimeout": "kernels connect; and another explorer is asked then",
     "trinity_bus/gateway/explorers.py: aiohttp.ClientSession": "likewise",
     "trinity_bus/inference/server/client.py: aiohttp.ClientTimeout": "kernels connect, whoever stands still",
@@ -50,7 +47,6 @@ ALLOWED = {
     "trinity_bus/rollout/scores.py: aiohttp.ClientSession": "it has none",
     "trinity_bus/runtime/rendezvous.py: TCPStore": "torch measures it: ten minutes, and the trainer begins anew",
     "trinity_bus/training/parallel.py: dist.init_process_group": "likewise",
-    "trinity_bus/weights/link/nccl.py: store.wait": "ours, by this clock: link/store.py",
     "workers/trainer/launched_ranks.py: rendezvous": "torch measures it, before anything is trained",
     "trinity_bus/broker/jars.py: MavenContext": "of a download, which can be begun again",
     "trinity_bus/broker/lock.py: MavenContext": "likewise",
@@ -87,7 +83,7 @@ def limits(module: ast.Module) -> Iterator[str]:
         given = [one.value for one in node.keywords if one.arg in LIMITS]
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         place = WAITS.get(name)
-        if place is not None and len(node.args) > place and not ast.unparse(node.func).startswith("awake."):
+        if place is not None and len(node.args) > place and not ast.unparse(node.func).startswith(("awake.", "'")):
             limit = node.args[place]
             if isinstance(limit, ast.Constant) or NAMED.search(ast.unparse(limit)):
                 given.append(limit)
