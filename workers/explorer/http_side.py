@@ -36,6 +36,7 @@ from pydantic import ValidationError
 
 from schemas import ExplorerHeartbeat
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.chat import ChatError, Renderer, Session, Tokenizer, renderer_for
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
@@ -126,7 +127,7 @@ class HttpSide:
         """Take no more requests; return when those under way are answered, or their time is up."""
         self._draining = True
         if self._under_way and limit_s > 0:
-            await asyncio.wait(self._under_way, timeout=limit_s)
+            await awake.wait(self._under_way, limit_s)
 
     def _guarded(self, answer: _Answer) -> _Answer:
         """Return what answers a request of one kind, or says why not."""

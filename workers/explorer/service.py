@@ -48,6 +48,7 @@ from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState, Follows
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.errors import SupersededError
@@ -349,7 +350,7 @@ class ExplorerService:
             await asyncio.sleep(self._settings.heartbeat_s)
             before, load = bearable.limit, self._engine.load
             in_flight = len(executor.running) + (0 if http is None else http.requests)
-            if load is not None and bearable.observe(load, in_flight, time.monotonic()) != before:
+            if load is not None and bearable.observe(load, in_flight, awake.now()) != before:
                 _log.info("the engine bears %d at once, before %d: %s", bearable.limit, before, load)
                 SLOTS_OFFERED.set(bearable.limit)
                 heartbeats.tell()

@@ -17,7 +17,6 @@ answered here needs neither.
 
 import asyncio
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -31,6 +30,7 @@ from schemas.experience import build_group
 from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from schemas.topic import ROOM
+from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.chat import ChatError
 from trinity_bus.client.channel import CommandChannel
@@ -132,7 +132,7 @@ class Contributor:
         async def take(answer_id: str) -> None:
             found = await self._recall.request(f"{owner}/{answer_id}", answer_id)
             if found is not None:
-                self._sessions.take(owner, answer_id, found.prompt, found.responses, time.monotonic())
+                self._sessions.take(owner, answer_id, found.prompt, found.responses, awake.now())
 
         await asyncio.gather(*map(take, self._sessions.missing(owner, answers)))
 

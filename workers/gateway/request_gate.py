@@ -19,7 +19,6 @@ a fault of this program         500; the traceback is in the log
 A client that goes away takes its request along, to the engine. What goes wrong amid a stream is its last event.
 """
 
-import asyncio
 import hashlib
 import logging
 import time
@@ -33,6 +32,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from trinity_bus import awake
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import UnknownModelError, error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
@@ -112,12 +112,12 @@ class RequestGate:
     @web.middleware
     async def let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, or say why not."""
-        began = time.monotonic()
+        began = time.perf_counter()
         response = await self._answer(request, handler)
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
         self.answered[path, response.status] += 1
-        self.durations.setdefault(path, Durations()).add(time.monotonic() - began)
+        self.durations.setdefault(path, Durations()).add(time.perf_counter() - began)
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -141,7 +141,7 @@ class RequestGate:
     async def _receive(self, request: web.Request) -> None:
         """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
         try:
-            async with asyncio.timeout(self._body_timeout_s):
+            async with awake.timeout(self._body_timeout_s):
                 await request.read()
         except TimeoutError:
             raise web.HTTPRequestTimeout(reason=f"the request did not come within {self._body_timeout_s:g} s") from None

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
@@ -81,7 +82,7 @@ class RequestContext:
         if name is not None and not _SESSION.fullmatch(name):
             raise ChatError("a session's name has up to 128 letters, digits and ._:-")
         conversation = self.sessions.open(
-            request[OWNER], answer_id if name is None else name, time.monotonic(), single=name is None
+            request[OWNER], answer_id if name is None else name, awake.now(), single=name is None
         )
         return RequestRun(self, answer_id, int(now), conversation, conversation.session)
 
