@@ -12,6 +12,7 @@ import msgspec
 from schemas.codec import decode
 from schemas.errors import DecodeError, RecordError
 from schemas.examples import Demonstration, Preference
+from schemas.message import in_one_shape
 from schemas.task import Task
 
 _FRAME = {"schema", "schema_version"}
@@ -44,6 +45,7 @@ def parse[R: Task | Demonstration | Preference](
             continue
         line = written if name is None else _with_id(written, id_field, f"{name}:{number}")
         try:
+            line = _in_one_shape(line)
             record = decode(line.strip(), kind)
             _refuse_unknown_fields(line, kind)
         except DecodeError as error:
@@ -66,6 +68,24 @@ def _with_id(line: bytes, id_field: str, otherwise: str) -> bytes:
     except (msgspec.DecodeError, RecursionError):
         return line  # and let it be refused
     return msgspec.json.encode({id_field: otherwise, **fields})
+
+
+def _in_one_shape(line: bytes) -> bytes:
+    """Return a line with messages and tools as records have them.
+
+    Raises:
+        DecodeError: They cannot be written so.
+    """
+    if b'"tool' not in line:
+        return line
+    try:
+        fields = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return line  # and let it be refused
+    try:
+        return msgspec.json.encode(in_one_shape(fields)) if isinstance(fields, dict) else line
+    except (ValueError, RecursionError) as error:
+        raise DecodeError("bad_value", f"messages or tools cannot be read: {error}") from error
 
 
 def _refuse_unknown_fields(line: bytes, kind: Callable[..., object]) -> None:

@@ -206,7 +206,15 @@ class ExplorerService:
             stack.enter_context(watching("the orders", lane.keeps_up))
             http = None
             if self._settings.http_port is not None:
-                load = partial(load_tokenizer, self._settings.model_path or "", self._settings.chat_template_options)
+                own = self._settings
+                load = partial(
+                    load_tokenizer,
+                    own.model_path or "",
+                    own.chat_template_options,
+                    max_tokens=own.max_model_len,
+                    parse_special_tokens=own.parse_special_tokens,
+                    renderer=own.renderer,
+                )
                 side = HttpSide(self._settings, self._engine, self._served, self._bearable, load)
                 http = await stack.enter_async_context(side)
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))

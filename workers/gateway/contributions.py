@@ -37,7 +37,7 @@ from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.experiences import publish
 from trinity_bus.gateway.sessions import Contribution, Sessions
 from trinity_bus.rollout.answer import with_routes_of_all
-from workers.gateway.request_gate import OWNER, json_response, log
+from workers.gateway.request_gate import BODY, OWNER, json_response, log
 from workers.gateway.turn_finder import TurnFinder
 
 WORKFLOW: Final = "gateway"
@@ -105,7 +105,7 @@ class Contributor:
 
     async def feedback(self, request: web.Request) -> web.StreamResponse:
         """Give answers a reward."""
-        said = read_said(await request.read(), Feedback)
+        said = read_said(request[BODY], Feedback)
         session = request.match_info.get("session", said.session)
         if not math.isfinite(said.reward):
             raise ChatError("a reward is a finite number")
@@ -138,7 +138,7 @@ class Contributor:
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""
-        said = read_said(await request.read() or b"{}", Commit)
+        said = read_said(request[BODY] or b"{}", Commit)
         contributed: dict[str, int] = {}
         refused: dict[str, str] = {}
         # Two at once would contribute the same.

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from schemas.codec import encode
 from schemas.errors import SchemaError
+from schemas.message import in_one_shape
 from schemas.task import Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
@@ -53,9 +54,9 @@ def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Ta
         FormatError: They make none, or one that no record can hold.
     """
     try:
-        task = completed(source, Task(**{"task_id": default_id, **fields}))
+        task = completed(source, Task(**{"task_id": default_id, **in_one_shape(fields)}))
         encode(task)
-    except SchemaError as error:
+    except (SchemaError, ValueError) as error:
         raise FormatError(str(error)) from error
     return task
 

@@ -1,5 +1,7 @@
 """Lines of JSON become tasks, or are told by their number."""
 
+import json
+
 import pytest
 
 from schemas import Demonstration, Task
@@ -43,3 +45,34 @@ def test_examples_without_an_id_get_that_of_their_line() -> None:
     found = list(parse(lines, Demonstration, name="shown"))
     assert [item[1].example_id for item in found if not isinstance(item, BadLine)] == ["shown:1", "mine"]
     assert [item.number for item in found if isinstance(item, BadLine)] == [3, 4]
+
+
+def test_messages_are_taken_as_training_sets_have_them() -> None:
+    lamp = {"name": "lamp", "arguments": {"on": True, "city": None}}
+    messages = [
+        {"role": "user", "content": "light", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": lamp}, lamp]},
+        {"role": "tool", "name": "lamp", "content": "on"},
+        {"role": "tool", "content": "still on"},
+        {"role": "assistant", "content": "done", "tool_calls": []},
+    ]
+    tools = json.dumps([{"name": "lamp", "description": None, "parameters": {"type": "object", "properties": {}}}])
+    line = json.dumps({"example_id": "a", "messages": messages, "tools": tools}).encode()
+    (found,) = parse([line], Demonstration)
+    assert not isinstance(found, BadLine)
+    example = found[1]
+    assert example.messages is not None
+    calls = example.messages[1].tool_calls or []
+    assert [(one.id, json.loads(one.function.arguments)) for one in calls] == [
+        ("call00000", {"on": True}),
+        ("call00001", {"on": True}),
+    ]
+    assert [one.tool_call_id for one in example.messages[2:4]] == ["call00000", "call00001"]
+    assert example.tools is not None
+    assert example.tools[0].function.name == "lamp"
+    # What has that shape already stays as it is.
+    again = example.model_dump_json(exclude_none=True).encode()
+    assert list(parse([again], Demonstration)) == [(1, example)]
+    (bad,) = parse([b'{"example_id": "a", "tools": "{"}'], Demonstration)
+    assert isinstance(bad, BadLine)
+    assert "cannot be read" in bad.reason
