@@ -49,26 +49,40 @@ class SandboxLimits:
     cpu_s: int = 10
     """Of each process."""
     memory_bytes: int = 1 << 30
-    """Address space of each process."""
+    """Address space of each process, and memory of all of them together."""
     file_bytes: int = 64 << 20
-    """Of each file."""
+    """Of each file, and of all in ``/dev/shm`` together."""
+    folder_bytes: int = 256 << 20
+    """Of all files in the folder together, and of those that were removed and are open."""
+    folder_files: int = 20_000
+    """And folders."""
     open_files: int = 256
     processes: int = 64
-    """Of its user, where that is not root."""
+    """And threads, of all of it together."""
     output_bytes: int = 1 << 20
     """Of standard output and of standard error."""
 
-    def for_kernel(self) -> str:
+    def for_jail(self) -> str:
         """As ``jail`` reads them."""
-        names = {
+        each = {
             "CPU": self.cpu_s,
             "AS": self.memory_bytes,
             "FSIZE": self.file_bytes,
             "NOFILE": self.open_files,
-            "NPROC": self.processes,
+            # The first process of its namespace, and the one that watches it, are two more.
+            "NPROC": self.processes + 2,
             "CORE": 0,
         }
-        return json.dumps(names)
+        return json.dumps(
+            {
+                "each": each,
+                "memory_bytes": self.memory_bytes,
+                "processes": self.processes,
+                "folder_bytes": self.folder_bytes,
+                "folder_files": self.folder_files,
+                "shared_bytes": self.file_bytes,
+            }
+        )
 
 
 class Sandbox:
@@ -118,7 +132,7 @@ class Sandbox:
     async def _run(self, command: Sequence[str], stdin: bytes, wall_s: float) -> Executed:
         folder = self.folder
         done = await execute(
-            [sys.executable, "-I", "-S", _JAIL, self._limits.for_kernel(), *command],
+            [sys.executable, "-I", "-S", _JAIL, self._limits.for_jail(), *command],
             stdin=stdin,
             wall_s=wall_s,
             output_bytes=self._limits.output_bytes,
