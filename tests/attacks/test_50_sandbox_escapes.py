@@ -88,7 +88,7 @@ async def test_it_sees_no_process_of_the_machine_and_no_device() -> None:
 import os
 for pid in filter(str.isdigit, os.listdir("/proc")):
     with open(f"/proc/{pid}/cmdline") as file:
-        print(file.read().replace(chr(0), " "))
+        print(repr(file.read()))
 print("devices", sorted(os.listdir("/dev")))
 """
     marker = "a process outside of all sandboxes"

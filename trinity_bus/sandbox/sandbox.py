@@ -5,13 +5,14 @@
     OPEN --exec, read_file, write_file, any number, several at once--> OPEN
       '---terminate(), or leaving its block--> ENDED: its processes killed, its folder gone, or kept for the next owner
 
-Each command has user, process, mount, network and IPC namespaces of its own (``jail``), an environment of four
-variables, and the sandbox's folder as working folder, home and place of temporary files: it writes nowhere else. What
-it is not kept from: reading files that its user may read. So run runners as a user of their own
-(``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a ``SandboxPlace``,
+Each command has user, process, mount, network and IPC namespaces of its own and a filter of system calls (``jail``), an
+environment of four variables, and the sandbox's folder as working folder, home and place of temporary files: it writes
+nowhere else. What it is not kept from: reading files that its user may read, and named pipes in folders that it sees. So
+run runners as a user of their own (``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a ``SandboxPlace``,
 which outlives its owner where that is a run to be gone on with.
 
-Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
+Failures: a command that takes too long, or with all that it has started more than its limits, is killed with them, and
+says so; a folder that is too full already ends each next command likewise; what it prints beyond the
 limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
 is killed from outside takes its processes along.
 """
@@ -147,8 +148,9 @@ class Sandbox:
         )
         if done.returncode == jail.REFUSED and done.stderr.startswith("no namespaces"):
             raise SandboxError(
-                f"{done.stderr.strip()}; a sandbox needs unprivileged user namespaces "
-                "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+                f"{done.stderr.strip()}; a sandbox needs user namespaces (on a machine: sysctl user.max_user_namespaces, "
+                "kernel.apparmor_restrict_unprivileged_userns; in a container: a seccomp profile that allows them, "
+                "docs/security.md)"
             )
         return done
 
@@ -227,6 +229,16 @@ class Sandbox:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise SandboxError(f"{path!r} is no file")
             yield file
+
+
+async def why_no_sandbox() -> str | None:
+    """Return why this machine gives no sandbox, in one line; None where it does."""
+    try:
+        async with Sandbox() as box:
+            await box.exec(["true"])
+    except (SandboxError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -25,6 +25,7 @@ from trinity_bus.bus.connection import administrator, check_reachable, kafka_err
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import is_free
+from trinity_bus.sandbox import why_no_sandbox
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
 from workers.preconditions import problems
 
@@ -77,6 +78,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
         gpus=gpus,
         can_compile=_can_compile(),
+        no_sandbox=await why_no_sandbox(),
         gpu_error=gpu_error,
         broker=await _broker(settings, [service for service in services if service in ROLES]),
         settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),

@@ -90,6 +90,8 @@ class Facts:
     gpu_error: str | None
     can_compile: bool
     """Whether there is a C compiler, and what it needs of Python."""
+    no_sandbox: str | None
+    """Why none can be had; None where one can."""
     broker: BrokerFacts
     settings: Sequence[str]
     """What is wrong with them."""
@@ -154,6 +156,11 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", "clock", "no time service keeps it", remedy)
         case None:
             yield Finding("note", "clock", "the kernel does not say whether it is kept")
+    if facts.no_sandbox is None:
+        yield Finding("ok", "sandbox", "programs that a model writes can be run")
+    else:
+        remedy = "docs/security.md, What a sandbox needs; without one, rewards and tools that run programs fail"
+        yield Finding("warning", "sandbox", facts.no_sandbox, remedy)
     if facts.gpu_error is not None:
         yield Finding("error", "GPU", facts.gpu_error, "install the driver anew, and in containers its toolkit")
     elif not facts.gpus:
