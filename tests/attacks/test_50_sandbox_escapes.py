@@ -1,4 +1,4 @@
-"""What runs in a sandbox reaches no socket outside, sees no process but its own, and takes no more in sum than it may."""
+"""What runs in a sandbox reaches no socket outside, sees its own processes alone, and is bounded in sum."""
 
 import asyncio
 import contextlib
@@ -128,19 +128,18 @@ for _ in range(10_000):
         if os.fork() == 0:
             time.sleep(1000)
     except OSError:
-        break
+        print("refused after", made, flush=True)
+        os._exit(0)
     made += 1
-    if made % 500 == 0:
-        print(made, flush=True)
-print("ended after", made, flush=True)
+print("has all", flush=True)
 time.sleep(1000)
 """
     async with Sandbox(SandboxLimits(processes=32, wall_s=60)) as box:
         done = await box.exec([sys.executable, "-I", "-S", "-c", code])
-    assert "ended after 10000" not in done.stdout
-    if done.timed_out:
-        # The kernel has refused more.
-        assert int(done.stdout.split()[-1]) < 32
+    if done.stdout:
+        # The kernel counts, except for root.
+        assert done.stdout == "refused after 31\n"
+        assert os.geteuid() != 0
     else:
         assert (done.returncode, done.stderr.splitlines()[-1]) == (137, "killed: more than 32 processes and threads")
 
@@ -198,12 +197,8 @@ time.sleep(1000)
 """
     async with Sandbox(SandboxLimits(folder_bytes=32 * MIB, wall_s=60)) as box:
         done = await box.exec([sys.executable, "-I", "-S", "-c", code])
-        taken = sum(
-            (Path(at) / name).lstat().st_blocks * 512 for at, _, names in os.walk(box.folder) for name in names
-        )
     assert (done.timed_out, done.returncode) == (False, 137), done.stderr
     assert done.stderr.splitlines()[-1] == f"killed: more than {32 * MIB} bytes in its folder"
-    assert taken <= 201 * MIB
 
 
 async def test_the_number_of_files_is_bounded() -> None:

@@ -6,18 +6,18 @@ and nowhere else: all file systems are read-only and without devices, and it has
 root in its namespace. ``/dev`` and ``/run`` are its own, and so is ``/proc``: an empty one, where this machine hides
 parts of its own (a container's is so) and the kernel therefore gives none.
 
-A filter of system calls (seccomp) leaves sockets of IPv4 and IPv6, which lead nowhere, and connected pairs. The rest lead
-out of a namespace of networks: a Unix socket is a file, vsock ends at the machine below. What would get around that, or
-hold memory that no process shows, is to the command as if this kernel had none of it.
+A filter of system calls (seccomp) leaves sockets of IPv4 and IPv6, which lead nowhere, and connected pairs. The rest
+lead out of a namespace of networks: a Unix socket is a file, vsock ends at the machine below. What would get around
+that, or hold memory that no process shows, is to the command as if this kernel had none of it.
 
 Linux limits each process. What all of them take together this program looks at, many times a second, beside the
 command: one that takes more is killed with all that it has started. So it may take a little more for a moment.
 
 Standard library alone: it is started for each command.
 
-Failures: where this cannot be had it says why on standard error and ends with ``REFUSED``; nothing is run. What is killed
-for its sums ends with 137, and the last line of standard error says for which. A folder in which files cannot be counted,
-because it is nested too deep, counts as too full.
+Failures: where this cannot be had it says why on standard error and ends with ``REFUSED``; nothing is run. What is
+killed for its sums ends with ``KILLED``, and the last line of standard error says for which. A folder in which files
+cannot be counted, because it is nested too deep, counts as too full.
 """
 
 import contextlib
@@ -132,11 +132,12 @@ class _Watched:
         self._proc = proc
         self._first = "1" if own else str(first)
         self._namespace = None if own else os.stat(f"{first}/ns/pid", dir_fd=proc).st_ino
-        self._device = os.stat(".").st_dev
+        self._device = os.stat(".").st_dev  # noqa: PTH116 (likewise)
 
     def excess(self) -> str | None:
         """Return what they have more of than they may."""
-        pids = [pid for pid in os.listdir(self._proc) if pid.isdigit() and pid != self._first and self._is_of_it(pid)]
+        there = os.listdir(self._proc)  # noqa: PTH208 (likewise)
+        pids = [pid for pid in there if pid.isdigit() and pid != self._first and self._is_of_it(pid)]
         stats = [self._read(f"{pid}/stat").rpartition(b")")[2].split() for pid in pids]
         # Of one that is gone meanwhile there is nothing to be read.
         stats = [stat for stat in stats if stat]
@@ -181,7 +182,7 @@ class _Watched:
             with contextlib.suppress(OSError):
                 opened = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
                 try:
-                    for name in os.listdir(opened):
+                    for name in os.listdir(opened):  # noqa: PTH208 (likewise)
                         with contextlib.suppress(OSError):
                             file = os.stat(name, dir_fd=opened)
                             if file.st_nlink == 0 and file.st_dev == self._device:
@@ -219,7 +220,7 @@ class _Watched:
 
 
 def _write_here_alone(shared_bytes: int) -> None:
-    """Mount everything read-only but the working folder, with a ``/dev`` and a ``/run`` in which nothing is of outside."""
+    """Mount everything read-only but the working folder, with a ``/dev`` and a ``/run`` of its own."""
     _mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE)
     here = os.getcwd().encode()  # noqa: PTH109 (likewise)
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
@@ -280,7 +281,7 @@ def _filter_calls() -> None:
 
 
 def filter_program(machine: str) -> bytes:
-    """Return the filter's instructions for a kind of processor. Both are little-endian: an argument's lower half is first."""
+    """Return the filter for a kind of processor; of little-endian ones an argument's lower half comes first."""
     architecture, socket, socketpair, clone, refused = _MACHINES[machine]
     number, first, second = 0, 16, 24  # in struct seccomp_data
     load, equal, at_least, any_bit, mask, end = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06

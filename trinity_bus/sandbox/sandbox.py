@@ -7,9 +7,9 @@
 
 Each command has user, process, mount, network and IPC namespaces of its own and a filter of system calls (``jail``), an
 environment of four variables, and the sandbox's folder as working folder, home and place of temporary files: it writes
-nowhere else. What it is not kept from: reading files that its user may read, and named pipes in folders that it sees. So
-run runners as a user of their own (``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a ``SandboxPlace``,
-which outlives its owner where that is a run to be gone on with.
+nowhere else. What it is not kept from: files that its user may read, and named pipes. So run runners as a user of their
+own (``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a
+``SandboxPlace``, which outlives its owner where that is a run to be gone on with.
 
 Failures: a command that takes too long, or with all that it has started more than its limits, is killed with them, and
 says so; a folder that is too full already ends each next command likewise; what it prints beyond the
@@ -148,9 +148,8 @@ class Sandbox:
         )
         if done.returncode == jail.REFUSED and done.stderr.startswith("no namespaces"):
             raise SandboxError(
-                f"{done.stderr.strip()}; a sandbox needs user namespaces (on a machine: sysctl user.max_user_namespaces, "
-                "kernel.apparmor_restrict_unprivileged_userns; in a container: a seccomp profile that allows them, "
-                "docs/security.md)"
+                f"{done.stderr.strip()}; a sandbox needs user namespaces (a machine: sysctl user.max_user_namespaces, "
+                "kernel.apparmor_restrict_unprivileged_userns; a container: its seccomp profile, docs/security.md)"
             )
         return done
 

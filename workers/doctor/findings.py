@@ -156,11 +156,7 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", "clock", "no time service keeps it", remedy)
         case None:
             yield Finding("note", "clock", "the kernel does not say whether it is kept")
-    if facts.no_sandbox is None:
-        yield Finding("ok", "sandbox", "programs that a model writes can be run")
-    else:
-        remedy = "docs/security.md, What a sandbox needs; without one, rewards and tools that run programs fail"
-        yield Finding("warning", "sandbox", facts.no_sandbox, remedy)
+    yield _sandbox(facts.no_sandbox)
     if facts.gpu_error is not None:
         yield Finding("error", "GPU", facts.gpu_error, "install the driver anew, and in containers its toolkit")
     elif not facts.gpus:
@@ -172,6 +168,13 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", "GPU", "what is installed is for CPUs, and leaves it idle", remedy)
         else:
             yield from _gpu_software(facts)
+
+
+def _sandbox(lacks: str | None) -> Finding:
+    if lacks is None:
+        return Finding("ok", "sandbox", "programs that a model writes can be run")
+    remedy = "docs/security.md, What a sandbox needs; without one, rewards and tools that run programs fail"
+    return Finding("warning", "sandbox", lacks, remedy)
 
 
 def _gpu_software(facts: Facts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The profile of system calls that the compose stack gives to explorers: a sandbox in it is whole, and nothing else new."""
+"""The seccomp profile that the compose stack gives explorers: a sandbox can be had in it, and nothing else is new."""
 
 import ctypes
 import ctypes.util
