@@ -17,7 +17,7 @@ Standard library alone: it is started for each command.
 
 Failures: where this cannot be had it says why on standard error and ends with ``REFUSED``; nothing is run. What is
 killed for its sums ends with ``KILLED``, and the last line of standard error says for which. A folder in which files
-cannot be counted, because it is nested too deep, counts as too full.
+cannot be counted counts as too full.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import struct
 import sys
 import time
@@ -46,6 +47,7 @@ _AT_FDCWD, _AT_RECURSIVE, _RDONLY, _NOSUID, _NODEV = -100, 0x8000, 1, 2, 4
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LOOK_S = 0.02
 _BLOCK = 512
+_FAR = 2000
 
 _REFUSED_EVERYWHERE = (
     *range(425, 428),  # io_uring: it opens sockets that no filter sees
@@ -132,46 +134,53 @@ class _Watched:
         self._proc = proc
         self._first = "1" if own else str(first)
         self._namespace = None if own else os.stat(f"{first}/ns/pid", dir_fd=proc).st_ino
-        self._device = os.stat(".").st_dev  # noqa: PTH116 (likewise)
+        self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        self._device = os.fstat(self._folder).st_dev
 
     def excess(self) -> str | None:
         """Return what they have more of than they may."""
         there = os.listdir(self._proc)  # noqa: PTH208 (likewise)
         pids = [pid for pid in there if pid.isdigit() and pid != self._first and self._is_of_it(pid)]
-        stats = [self._read(f"{pid}/stat").rpartition(b")")[2].split() for pid in pids]
+        told = [self._read(f"{pid}/stat").rpartition(b")")[2].split() for pid in pids]
         # Of one that is gone meanwhile there is nothing to be read.
-        stats = [stat for stat in stats if stat]
-        if sum(int(stat[17]) for stat in stats) > self._limits["processes"]:
+        told = [one for one in told if one]
+        if sum(int(one[17]) for one in told) > self._limits["processes"]:
             return f"{self._limits['processes']} processes and threads"
         most = self._limits["memory_bytes"]
         # What several share counts once, which takes the kernel longer to tell.
-        if sum(int(stat[21]) for stat in stats) * resource.getpagesize() > most and sum(map(self._memory, pids)) > most:
+        if sum(int(one[21]) for one in told) * resource.getpagesize() > most and sum(map(self._memory, pids)) > most:
             return f"{most} bytes of memory"
         return self._excess_of_files(pids)
 
     def _excess_of_files(self, pids: list[str]) -> str | None:
-        taken, files, folders = 0, 0, ["."]
-        several: set[int] = set()
-        while folders:
-            try:
-                with os.scandir(folders.pop()) as entries:
-                    for entry in entries:
-                        files += 1
-                        if files > self._limits["folder_files"]:
-                            return f"{self._limits['folder_files']} files in its folder"
-                        with contextlib.suppress(FileNotFoundError):
-                            found = entry.stat(follow_symlinks=False)
-                            if found.st_ino not in several:
-                                taken += found.st_blocks * _BLOCK
-                            if found.st_nlink > 1:
+        taken, files, several = 0, 0, set[int]()
+        folders = [(self._folder, ".")]
+        with contextlib.ExitStack() as kept:
+            while folders:
+                base, path = folders.pop()
+                # However deep it is nested: no path may be longer than 4096 characters.
+                far = len(path) > _FAR
+                try:
+                    with contextlib.ExitStack() as brief:
+                        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+                        (kept if far else brief).callback(os.close, folder)
+                        for entry in brief.enter_context(os.scandir(folder)):
+                            files += 1
+                            if files > self._limits["folder_files"]:
+                                return f"{self._limits['folder_files']} files in its folder"
+                            found = _found(entry)
+                            if found is None:
+                                continue
+                            taken += 0 if found.st_ino in several else found.st_blocks * _BLOCK
+                            if stat.S_ISDIR(found.st_mode):
+                                folders.append((folder, entry.name) if far else (base, f"{path}/{entry.name}"))
+                            elif found.st_nlink > 1:
                                 several.add(found.st_ino)
-                            if entry.is_dir(follow_symlinks=False):
-                                folders.append(entry.path)
-            except (FileNotFoundError, NotADirectoryError):
-                # The command has changed it meanwhile.
-                continue
-            except OSError as error:
-                return f"can be counted in its folder: {error.strerror}"
+                except (FileNotFoundError, NotADirectoryError):
+                    # The command has changed it meanwhile.
+                    continue
+                except OSError as error:
+                    return f"can be counted in its folder: {error.strerror}"
         taken += sum(self._removed(pids).values())
         return f"{self._limits['folder_bytes']} bytes in its folder" if taken > self._limits["folder_bytes"] else None
 
@@ -217,6 +226,13 @@ class _Watched:
             return b""
         finally:
             os.close(file)
+
+
+def _found(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _write_here_alone(shared_bytes: int) -> None:
