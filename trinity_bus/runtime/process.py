@@ -27,6 +27,7 @@ from typing import IO, Self
 
 from trinity_bus import awake
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.plain_files import append_plain
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL_S = 0.01
@@ -153,7 +154,7 @@ class Child(Process):
             stack.callback(os.close, read_end)
             with contextlib.ExitStack() as before:
                 before.callback(os.close, write_end)
-                stdout = before.enter_context(output.open("ab")) if isinstance(output, Path) else output
+                stdout = before.enter_context(append_plain(output)) if isinstance(output, Path) else output
                 try:
                     self._guard = subprocess.Popen(  # noqa: S603  the command is the caller's, no shell is involved
                         [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(write_end), *self.command],

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from trinity_bus.runtime.plain_files import within
 from trinity_bus.training.companions import INDEX
 
 WEIGHTS: Final = "model.safetensors"
@@ -22,12 +23,12 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
         KeyError: From the returned function: there is no such tensor.
     """
     if (folder / INDEX).exists():
-        files: Mapping[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        files: Mapping[str, str] = json.loads(within(folder / INDEX, folder).read_bytes())["weight_map"]
     else:
-        with safe_open(folder / WEIGHTS, "pt") as opened:
+        with safe_open(within(folder / WEIGHTS, folder), "pt") as opened:
             files = dict.fromkeys(opened.keys(), WEIGHTS)
     # A name that leads out of the folder is not followed.
-    handles = {file: safe_open(folder / Path(file).name, "pt") for file in set(files.values())}
+    handles = {file: safe_open(within(folder / Path(file).name, folder), "pt") for file in set(files.values())}
     return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
 
 

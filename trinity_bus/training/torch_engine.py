@@ -58,7 +58,9 @@ class TorchEngine(RankEngine):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         settings = self.settings
-        config = AutoConfig.from_pretrained(self.source, local_files_only=True, attention_dropout=0.0)
+        config = AutoConfig.from_pretrained(
+            self.source, local_files_only=True, trust_remote_code=False, attention_dropout=0.0
+        )
         self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
         self._load_weights(self.source)
         self._adapted: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """``trinity-bus produce``: tasks, demonstrations or preferences, a JSON object a line, to the log."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -76,7 +77,8 @@ def produce(
     asyncio.run(_produce(settings, topic, records))
     out.print(f"Sent {counted(len(records), one)} to [bold]{topic.full_name(settings.kafka.namespace)}[/]")
     if isinstance(records[0], Task) and (run_dir := settings.telemetry.run_dir) is not None:
-        out.print(f"Follow one: {program()} trace {records[0].task_id} --run-dir {run_dir}", soft_wrap=True)
+        words = shlex.join(["trace", records[0].task_id, "--run-dir", str(run_dir)])
+        out.print(f"Follow one: {program()} {words}", soft_wrap=True, markup=False, highlight=False)
     if bad:
         raise typer.Exit(1)
 

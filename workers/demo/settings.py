@@ -29,6 +29,7 @@ from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
 from trinity_bus.runtime.device import is_installed_for_cpu
+from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
 from workers.demo.options import MAX_STEPS, DemoOptions
 from workers.runs import program
@@ -101,7 +102,7 @@ def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
         "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
     )
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    options.mesh_file.write_text(rendered(head, given | mesh_settings(options, kafka)), encoding="utf-8")
+    write_plain(options.mesh_file, rendered(head, given | mesh_settings(options, kafka)))
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
-from trinity_bus.broker.archive import archive_path
+from trinity_bus.broker.archive import archive_path, is_ours
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.bus import Bus
@@ -74,7 +74,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         folders=list(_folders(settings)),
         java=java_version,
         java_error=java_error,
-        prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
+        prepared=java_version is not None and is_ours(archive_path(cache_dir(settings.broker))),
         gpus=gpus,
         can_compile=_can_compile(),
         gpu_error=gpu_error,

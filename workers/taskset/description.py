@@ -18,7 +18,6 @@ Failures: whatever is wrong with a description is a ``DatasetError`` that names 
 """
 
 import string
-import tomllib
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -27,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from schemas.record import Identifier, PlainMap
 from schemas.sampling import Sampling
+from trinity_bus.config.file import MAX_TOML_BYTES, toml_of
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count
 from trinity_bus.errors import TrinityError
@@ -168,11 +168,12 @@ def describe(path: Path) -> Description:
     if path.suffix != SUFFIX:
         return Description(train=(RowSource(path=path.name),))
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = toml_of(file.read(MAX_TOML_BYTES + 1))
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DatasetError(f"{path}: this is not TOML: {error}") from error
+    except ValueError as error:
+        raise DatasetError(f"{path}: {error}") from error
     try:
         return Description.model_validate(found)
     except ValidationError as error:
