@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 
 from trinity_bus.training.families.shape import ModelShape
 
-
 DEFAULTS: Final[Mapping[str, object]] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -83,11 +82,11 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises:
         UnsupportedError: Layers differ in it, or a part of each head is not rotated.
-        ValueError: It is no table.
+        TypeError: It is no table.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
-        raise ValueError(f"rope_parameters={rope!r} is no table")
+        raise TypeError(f"rope_parameters={rope!r} is no table")
     if nested := sorted(name for name, value in rope.items() if isinstance(value, Mapping)):
         raise UnsupportedError(f"rope_parameters of {nested[0]} cannot be trained here; the same for all layers can")
     if (part := rope.get("partial_rotary_factor") or 1.0) != 1.0:
@@ -104,11 +103,11 @@ def number(config: Mapping[str, Any], field: str) -> float:
     """Return a field that is a number.
 
     Raises:
-        ValueError: It is missing, or is none.
+        TypeError: It is missing, or is none.
     """
     value = config.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{field} is missing" if value is None else f"{field}={value!r} is no number")
+        raise TypeError(f"{field} is missing" if value is None else f"{field}={value!r} is no number")
     return value
 
 
@@ -123,7 +122,7 @@ def size(config: Mapping[str, Any], field: str) -> int:
 def flag(config: Mapping[str, Any], field: str) -> bool:
     """Return a field that is true or false; see :func:`number`."""
     if not isinstance(value := config.get(field), bool):
-        raise ValueError(f"{field}={value!r} is neither true nor false")
+        raise TypeError(f"{field}={value!r} is neither true nor false")
     return value
 
 
@@ -140,7 +139,7 @@ def dense_shape(
 
     Raises:
         UnsupportedError: Positions are scaled in a way that is not implemented.
-        ValueError: A field is missing or of another kind, or two do not fit.
+        TypeError, ValueError: A field is missing or of another kind, or two do not fit.
     """
     rope = rope_parameters(config)
     kind = rope_type(rope)
@@ -152,7 +151,9 @@ def dense_shape(
     if heads < 1 or groups < 1 or heads % groups:
         raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}")
     if "head_dim" not in config and hidden % heads:
-        raise ValueError(f"hidden_size={hidden} is no multiple of num_attention_heads={heads}, and there is no head_dim")
+        raise ValueError(
+            f"hidden_size={hidden} is no multiple of num_attention_heads={heads}, and there is no head_dim"
+        )
     return ModelShape(
         layers=size(config, "num_hidden_layers"),
         hidden=hidden,
