@@ -17,6 +17,7 @@ from trinity_bus.config.sections import Sections
 from trinity_bus.config.values import MIN_KEY_CHARS
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
+from trinity_bus.hub import checked
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.training.launch import launch_of
 from trinity_bus.training.objectives import registry
@@ -24,17 +25,17 @@ from trinity_bus.training.objectives import registry
 
 def model_path(settings: Sections) -> Path:
     """Return the folder of the model that is trained."""
-    return Path(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
+    return checked(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
 
 
 def explored_model_path(settings: Sections) -> Path:
     """Return the folder of the model that an explorer starts from."""
-    return Path(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
+    return checked(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
 
 
 def gateway_model_path(settings: Sections) -> Path:
     """Return the folder of the model whose tokenizer a gateway writes with."""
-    return Path(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
+    return checked(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
 
 
 def checkpoint_dir(settings: Sections) -> Path:

@@ -54,7 +54,9 @@ class MeshSettings(Section):
     have a fixed checkpoint, and there is no trainer; they draw experiences, evaluate, or only answer. ``train``: the
     trainer trains on what the log holds, and there are no explorers. See docs/pools.md."""
     model_path: str | None = None
-    """Folder of the Hugging Face model that explorers and trainer start from."""
+    """The Hugging Face model that explorers and trainer start from: a folder, or its name on a model hub,
+    ``organization/name`` or ``organization/name@revision``, which is fetched once and kept in ``HF_HOME``. Of a name on
+    a hub, give the commit, so that all services have the same."""
     dtype: Dtype = "auto"
     """Of weights and activations, whatever the model's folder names. ``auto``: float32 on a CPU, bfloat16 on a GPU, for
     trainer and explorers alike (the optimizer keeps float32, and so does ``trainer.engine = "torch"``); explorers on

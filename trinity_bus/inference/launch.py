@@ -117,14 +117,12 @@ def private_sockets() -> Iterator[None]:
 def check_model(settings: ExplorerSettings) -> None:
     """Look at the model's folder before vLLM is imported, which takes long, and says it in its own terms.
 
-    The name of a model on a hub is for vLLM to look up, and so is how far positions can be stretched (RoPE scaling).
+    How far positions can be stretched (RoPE scaling) is for vLLM to say.
 
     Raises:
         ConfigError: There is no model in the folder, or it has fewer positions than sequences are to have.
     """
     folder = Path(required(settings.model_path, "mesh.model_path", "to start the inference engine"))
-    if not folder.is_dir() and not folder.is_absolute():
-        return
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())

@@ -20,6 +20,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError
+from trinity_bus.hub import model_folder
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
@@ -118,10 +119,10 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     from trinity_bus.training.examples import ExampleError, ExampleReader
     from trinity_bus.training.families import read_shape
 
-    folder = settings.mesh.model_path
-    shape = read_shape(Path(folder))
+    folder = model_folder(settings.mesh.model_path, weights=False)
+    shape = read_shape(folder)
     try:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(str(folder))
     except (OSError, ValueError) as error:
         raise ConfigError(f"mesh.model_path: {folder} has no tokenizer that can be read: {error}") from error
     reader = ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
