@@ -11,7 +11,7 @@ a GGUF file, a folder with nothing else    refused, with the line that makes a f
 =========================================  =========================================================================
 
 The commit is part of a snapshot's path, so :func:`source_of` tells it of any folder. Token, endpoint and cache are
-``organization/name``, ``...@revision``    the snapshot in the hub's cache (``HF_HOME``); the hub is asked for what is
+those of ``huggingface_hub``: ``HF_TOKEN``, ``HF_ENDPOINT``, ``HF_HOME``; with ``HF_HUB_OFFLINE=1`` it asks for nothing.
 
 Failures: :class:`NotCachedError` where the hub may not be asked; else ``ConfigError``, with what the hub has said.
 """

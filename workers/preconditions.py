@@ -100,6 +100,14 @@ def _server_tells_routes(settings: Sections) -> None:
         )
 
 
+def _server_has_its_options(settings: Sections) -> None:
+    if settings.explorer.engine_url is not None and settings.explorer.engine_options:
+        raise ConfigError(
+            "explorer.engine_url is set, and explorer.engine_options: those are for an engine of its own; give them to "
+            "the server where it is started"
+        )
+
+
 def _adapters(settings: Sections) -> None:
     rank, own, method = settings.mesh.adapter_rank, settings.trainer, settings.synchronizer.sync_method
     if not rank:
@@ -241,6 +249,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         _has_a_pool,
         _server_takes_checkpoints,
         _server_tells_routes,
+        _server_has_its_options,
         _adapters,
         _http_side,
     ),

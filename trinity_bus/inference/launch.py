@@ -20,13 +20,15 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.optional_columns import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.config.mesh import computed_dtype
+from trinity_bus.config.values import unknown_options
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.runtime.heap import importing
@@ -318,6 +320,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    _add_options(arguments, settings, [field.name for field in fields(AsyncEngineArgs)], on_cpu=on_cpu)
     if eager and on_cpu:
         _disable_compiler()
     if on_cpu:
@@ -337,6 +340,24 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         scheduler.enable_chunked_prefill = False
         scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     return config
+
+
+def _add_options(
+    arguments: dict[str, Any], settings: ExplorerSettings, known: Collection[str], *, on_cpu: bool
+) -> None:
+    """Add what the settings pass through to the arguments of vLLM's engine.
+
+    Raises:
+        EngineStartError: One is no argument, or is decided here.
+    """
+    options = settings.engine_options
+    decided = {*arguments, *(["enable_chunked_prefill"] if on_cpu else [])}
+    wrong = unknown_options(options, known) or next(
+        (f"{name} cannot be set on {'a CPU' if on_cpu else 'a GPU'}" for name in options if name in decided), None
+    )
+    if wrong is not None:
+        raise EngineStartError(f"explorer.engine_options: {wrong}, as an argument of vLLM's engine")
+    arguments |= options
 
 
 def _inspect_here(model: Path) -> None:

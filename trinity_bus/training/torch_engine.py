@@ -5,6 +5,7 @@ Megatron's engine computes in any layout is compared with this; and a model that
 with it, where Megatron-core is not wanted.
 """
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -13,6 +14,7 @@ import torch
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.values import unknown_options
 from trinity_bus.training import adapters, packing
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
@@ -71,6 +73,9 @@ class TorchEngine(RankEngine):
             self._network.gradient_checkpointing_enable()
             if settings.lora_rank:
                 self._network.enable_input_require_grads()
+        options: dict[str, Any] = dict(settings.optimizer_options)
+        if wrong := unknown_options(options, inspect.signature(torch.optim.AdamW).parameters):
+            raise TrainingError(f"trainer.optimizer_options: {wrong}, as an argument of torch's AdamW")
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -78,6 +83,7 @@ class TorchEngine(RankEngine):
             ],
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
+            **options,
         )
 
     def _adapt(self) -> None:

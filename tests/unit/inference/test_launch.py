@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import logging
+import re
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.config.mesh import Dtype, computed_dtype
 from trinity_bus.inference import launch
 from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.weights.vllm import plugin
 
 
@@ -135,3 +137,28 @@ def test_another_type_than_the_trainers_is_said_once(caplog: pytest.LogCaptureFi
     assert [record.getMessage()[:60] for record in caplog.records] == [
         "the trainer computes in float32 and this engine in bfloat16:"
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "message"),
+    [
+        ({"block_size": 32}, True, None),
+        ({"blok_size": 32}, True, "blok_size is none; did you mean block_size?"),
+        ({"kv_cache_memory_bytes": 1}, True, "kv_cache_memory_bytes cannot be set on a CPU"),
+        ({"kv_cache_memory_bytes": 1}, False, None),
+        ({"enable_chunked_prefill": True}, True, "enable_chunked_prefill cannot be set on a CPU"),
+        ({"enable_chunked_prefill": True}, False, None),
+    ],
+)
+def test_what_is_passed_through_decides_nothing_that_is_decided_here(
+    options: dict[str, Any], message: str | None, *, on_cpu: bool
+) -> None:
+    arguments: dict[str, Any] = {"model": "m", **({"kv_cache_memory_bytes": 2} if on_cpu else {})}
+    known = ["model", "block_size", "kv_cache_memory_bytes", "enable_chunked_prefill"]
+    settings = ExplorerSettings(engine_options=options)
+    if message is None:
+        launch._add_options(arguments, settings, known, on_cpu=on_cpu)
+        assert arguments.items() >= options.items()
+        return
+    with pytest.raises(EngineStartError, match=rf"^explorer\.engine_options: {re.escape(message)}"):
+        launch._add_options(arguments, settings, known, on_cpu=on_cpu)

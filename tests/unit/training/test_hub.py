@@ -17,14 +17,19 @@ import pytest
 from typer.testing import CliRunner
 
 from trinity_bus import hub
+from trinity_bus.bus import LogIdentity
+from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.config.given import GivenSettings
 from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import STATE
+from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
+from trinity_bus.training.torch_engine import TorchEngine
 from workers.cli.checkpoints import app as checkpoints
+from workers.trainer.engines import load_engine
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "org/tiny"
@@ -247,3 +252,23 @@ def test_a_hub_that_refuses_is_told(fake: FakeHub, model: Path, monkeypatch: pyt
     monkeypatch.setattr(Handler, "do_POST", lambda self: self.say(403, {"error": "you may not"}))
     with pytest.raises(ConfigError, match=r"org/tiny cannot be written to the hub: .*403"):
         hub.push(model, NAME, branch=None, public=False, message="x")
+
+
+def test_checkpoints_say_which_model_training_began_with(fake: FakeHub, model: Path, tmp_path: Path) -> None:
+    filled(fake, model)
+    folder = hub.model_folder(NAME, weights=True)
+    identity = LogIdentity(cluster="cluster", topic="topic")
+    kept = tmp_path / "checkpoints"
+
+    def trainer(start: Path, checkpoints: Path) -> TrainingEngine:
+        mesh = MeshSettings(model_path=str(start))
+        settings = Settings(mesh=mesh, trainer=TrainerSettings(engine="torch", model_path=str(start)))
+        return load_engine(settings, checkpoints, None, identity)
+
+    began = trainer(folder, kept)
+    assert began.progress.source == f"{NAME}@{COMMIT}"
+    written = began.save_checkpoint(kept, began.progress).result()
+    assert checkpoint.read_progress(written, TorchEngine.written_by(TrainerSettings())).source == f"{NAME}@{COMMIT}"
+    # Another run begins with that checkpoint: the model still is what it was.
+    assert trainer(written, tmp_path / "more").progress.source == f"{NAME}@{COMMIT}"
+    assert trainer(model, tmp_path / "other").progress.source is None
