@@ -89,6 +89,10 @@ class AdamW:
         for group in self._megatron.param_groups:
             # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
+            if not on_cpu() and "fused" in group:
+                # One kernel for all that is read and written of a weight. The default makes lists of copies, as large
+                # as a shard, while it runs. On a CPU it gains nothing.
+                group |= {"fused": True, "foreach": False}
         self._max_grad_norm = settings.max_grad_norm
         self._distributed = distributed
         self._has_masters = dtype is torch.bfloat16
@@ -155,8 +159,9 @@ class AdamW:
         state = place.optimizer.state[place.parameter]
         state[kind] = part.to(place.parameter.device, copy=True).contiguous()
         if isinstance(place.optimizer, torch.optim.Adam):
-            # On the CPU, where torch's AdamW keeps it; fused optimizers count by group.
-            state["step"] = torch.tensor(float(self.updates))
+            # Where torch's AdamW keeps it; Transformer Engine's counts by group.
+            where = place.parameter.device if place.group.get("fused") else "cpu"
+            state["step"] = torch.tensor(float(self.updates), device=where)
         else:
             place.group["step"] = self.updates
 

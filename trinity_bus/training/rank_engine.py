@@ -60,7 +60,7 @@ class RankEngine(SavedEngine):
         super().__init__(settings, layout)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        if not torch.cuda.is_available():
+        if layout.device.type == "cpu":
             keep_freed_memory()
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)

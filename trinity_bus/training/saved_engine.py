@@ -190,7 +190,7 @@ class SavedEngine(TrainingEngine):
             self._load_weights(folder)
         self._load_optimizer_state(optimizer, folder)
         torch.set_rng_state(rng["torch"])
-        if self.device_type == "cuda":
+        if self.device_type == "cuda" and "cuda" in rng:  # It is not where a CPU has trained before.
             torch.cuda.set_rng_state(rng["cuda"])
         if self._critic is not None:
             self._critic.load_state(SavedState(folder, "critic."))

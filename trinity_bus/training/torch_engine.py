@@ -15,6 +15,7 @@ import torch
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.values import unknown_options
+from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.training import adapters, packing
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
@@ -43,7 +44,7 @@ class TorchEngine(RankEngine):
     def __init__(self, settings: TrainerSettings) -> None:
         if settings.ranks > 1:
             raise ParallelError(f"trainer.engine=torch trains on one rank, not on {settings.ranks}")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device("cuda" if uses_gpu() else "cpu")
         super().__init__(settings, layout=Layout.alone(device))
 
     @staticmethod

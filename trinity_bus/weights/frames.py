@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 class FrameCarrier:
     """A ``Carrier``. What is said and the bytes follow each other, so nothing is made and nothing kept."""
 
-    device = "cpu"
     keeps = False
 
     def views(self, buffers: "list[torch.Tensor]") -> list[memoryview]:

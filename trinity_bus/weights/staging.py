@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trinity_bus.runtime.device import host_buffer
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
 from trinity_bus.weights.chunks import Span, spans
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
@@ -65,17 +66,13 @@ class Staging:
     Args:
         bucket_bytes: Size of one bucket.
         retain: How many of the newest versions can be leased, besides the one that is to be kept.
-        device: Where the buffers lie.
         dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
         chunks: Whether to hash each chunk, too, for members that pass versions on.
     """
 
-    def __init__(
-        self, *, bucket_bytes: int, retain: int, device: str = "cpu", dtype: str | None = None, chunks: bool = False
-    ) -> None:
+    def __init__(self, *, bucket_bytes: int, retain: int, dtype: str | None = None, chunks: bool = False) -> None:
         self._bucket_bytes = bucket_bytes
         self._retain = retain
-        self._device = device
         self._dtype = dtype
         self._chunks = chunks
         self._lock = threading.Lock()
@@ -160,14 +157,12 @@ class Staging:
 
     def buffer(self, nbytes: int) -> "torch.Tensor":
         """Memory of this size; used before where there is some, because fresh memory costs page faults."""
-        import torch
-
         with self._lock:
             # The last that came: it is the likeliest to be in a cache.
             for i in reversed(range(len(self._spare))):
                 if self._spare[i].numel() == nbytes:
                     return self._spare.pop(i)
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        return host_buffer(nbytes)
 
     @property
     def bucket_bytes(self) -> int:

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -75,6 +76,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         java_error=java_error,
         prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
         gpus=gpus,
+        can_compile=_can_compile(),
         gpu_error=gpu_error,
         broker=await _broker(settings, [service for service in services if service in ROLES]),
         settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),
@@ -151,6 +153,11 @@ def _java() -> tuple[str | None, str | None]:
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"it does not run: {error}"
     return said.splitlines()[0], None
+
+
+def _can_compile() -> bool:
+    """Look for a C compiler, and for what it needs of Python."""
+    return shutil.which("cc") is not None and Path(sysconfig.get_paths()["include"], "Python.h").exists()
 
 
 def _gpus() -> tuple[list[str], str | None]:

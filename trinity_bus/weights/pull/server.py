@@ -109,7 +109,6 @@ class WeightServer:
         self.staging = Staging(
             bucket_bytes=bucket_bytes,
             retain=retain,
-            device=self._carrier.device,
             dtype=dtype,
             chunks=fan_out and tls is None,
         )
