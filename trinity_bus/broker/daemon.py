@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from trinity_bus import awake
 from trinity_bus.broker import java
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
@@ -134,8 +135,8 @@ def stop(settings: BrokerSettings) -> bool:
         )
     for number, limit_s in ((signal.SIGTERM, _STOP_GRACE_S), (signal.SIGKILL, _STOP_GRACE_S)):
         _signal(state, number)
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
+        deadline = awake.now() + limit_s
+        while awake.now() < deadline:
             if not state.alive and not _locked(folder):
                 return True
             time.sleep(_POLL_S)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from trinity_bus import awake
 from trinity_bus.broker import java
 from trinity_bus.broker.errors import (
     BrokerDiedError,
@@ -158,7 +159,7 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
         BrokerDiedError: It ended instead, or took too long.
         PortInUseError: It ended because another process was faster to take the port.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = awake.now() + timeout_s
     while True:
         with contextlib.suppress(OSError):
             if serves(folder, port):
@@ -170,7 +171,7 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
             raise BrokerDiedError(
                 f"Kafka ended with status {code} while it started: {reason(said)}. Its log: {folder.server_log}"
             )
-        if time.monotonic() > deadline:
+        if awake.now() > deadline:
             raise BrokerDiedError(
                 f"Kafka is not ready after {timeout_s:g} s (TRINITY_BUS_BROKER__START_TIMEOUT_S). "
                 f"Its log: {folder.server_log}"

@@ -36,6 +36,7 @@ from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.record import Record
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS
+from trinity_bus import awake
 from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
@@ -104,7 +105,7 @@ class Producer:
         limit_s = LEAVE_S if transactional else min(CLOSE_S, self._outage_s)
         try:
             async with (
-                asyncio.timeout(limit_s),
+                awake.timeout(limit_s),
                 bounded_shutdown(client.client),
             ):
                 await client.stop()
@@ -355,7 +356,7 @@ class Producer:
             first = partition_of(self._client_id, topic.partitions)
             sticky = self._sticky[topic.name] = StickyPartitions(topic.partitions, first)
         known = self._connected().client.cluster.partitions_for_topic(topic.full_name(self._settings.namespace))
-        return sticky.place(len(value or b""), time.monotonic(), len(known or ()))
+        return sticky.place(len(value or b""), awake.now(), len(known or ()))
 
     async def _make_durable(self, outgoing: Outgoing) -> None:
         """Hand over what the open transaction has so far. A commit of the client's does not look at what failed."""

@@ -27,6 +27,7 @@ from typing import Any, Literal, Self
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from schemas.topic import Topic
+from trinity_bus import awake
 from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.connection import METADATA_S, kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
@@ -262,7 +263,7 @@ class Reader:
             for name, topic in self._topics.items()
             if not topic.grows
         ]
-        stalled = self._stalls.look(time.monotonic(), standings, found)
+        stalled = self._stalls.look(awake.now(), standings, found)
         for line in self._stalls.news():
             log.error("%s", line)
         return stalled
@@ -309,7 +310,7 @@ class Reader:
         if timeout_s <= 0:
             await asyncio.sleep(0)
         if not pending.done():
-            await asyncio.wait([pending], timeout=max(timeout_s, 0))
+            await awake.wait([pending], timeout_s)
         self._take_pending()
 
     def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[_Raw]]]:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
+from trinity_bus import awake
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.internals import look_at_errors, pending_offsets, queued_batches, transaction_of, unsent_batches
 from trinity_bus.errors import BusError
@@ -28,12 +28,12 @@ def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
     Several answers of a broker ("still loading", "the transaction before is not complete") have the client library try
     again for ever, without a word.
     """
-    loop, began = asyncio.get_running_loop(), time.monotonic()
+    loop, began = asyncio.get_running_loop(), awake.now()
     timer: asyncio.TimerHandle
 
     def tell() -> None:
         nonlocal timer
-        log.warning("%s takes %.0f s now: %s", doing, time.monotonic() - began, still_to_do(client))
+        log.warning("%s takes %.0f s now: %s", doing, awake.now() - began, still_to_do(client))
         timer = loop.call_later(SLOW_S, tell)
 
     timer = loop.call_later(SLOW_S, tell)
@@ -105,13 +105,13 @@ async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: floa
     """Run a commit or an abort to its end, if that is near even when this task is cancelled meanwhile."""
     task = asyncio.ensure_future(ending)
     cancelled = False
-    deadline = time.monotonic() + limit_s
-    while not task.done() and (left := deadline - time.monotonic()) > 0:
+    deadline = awake.now() + limit_s
+    while not task.done() and (left := deadline - awake.now()) > 0:
         try:
-            await asyncio.wait([task], timeout=left)
+            await awake.wait([task], left)
         except asyncio.CancelledError:
             cancelled = True
-            deadline = min(deadline, time.monotonic() + CANCELLED_S)
+            deadline = min(deadline, awake.now() + CANCELLED_S)
     if not task.done():
         task.cancel()
         if cancelled:

@@ -43,6 +43,7 @@ from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
@@ -237,9 +238,9 @@ class Scheduler:
             TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
         limit = timeout or self._default_timeout()
-        wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
-        while (over := wait.over([batch.tracker for batch in self._batches.all], _now())) is None:
-            await self._batches.change(wait.pause(_now()), self._batches.all)
+        wait = WaitAll([batch.tracker for batch in self._batches.all], awake.now(), limit)
+        while (over := wait.over([batch.tracker for batch in self._batches.all], awake.now())) is None:
+            await self._batches.change(wait.pause(awake.now()), self._batches.all)
         if over is WaitOutcome.COMPLETE:
             return
         outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
@@ -298,7 +299,7 @@ class Scheduler:
         await connection.stack.enter_async_context(mesh)
         self._batches.connect(connection, results.caught_up)
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with awake.timeout(SILENCE_S):
                 while mesh.state.coordinator is None:
                     await mesh.changed(SILENCE_S)
         except TimeoutError:
@@ -325,9 +326,9 @@ class Scheduler:
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
         limit = timeout_s or self._default_timeout()
-        wait = Wait(tracker, _now(), limit, self._coordinator().wait_after_min_s, min_num)
-        while (over := wait.over(_now())) is None:
-            await self._batches.change(wait.pause(_now()), [batch])
+        wait = Wait(tracker, awake.now(), limit, self._coordinator().wait_after_min_s, min_num)
+        while (over := wait.over(awake.now())) is None:
+            await self._batches.change(wait.pause(awake.now()), [batch])
         if over is WaitOutcome.TIMEOUT:
             log.error("batch %s: %d tasks have no result after %g s", batch_id, tracker.unfinished, limit)
         if over is not WaitOutcome.COMPLETE and clear:
@@ -349,10 +350,6 @@ class Scheduler:
     def _fleet(self) -> MeshState:
         """As it is now; empty before the first start."""
         return MeshState() if self._mesh is None else self._mesh.state
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _split(results: Sequence[CompletedTaskResult]) -> tuple[list[Status], list[bytes]]:

@@ -21,7 +21,6 @@ no coordinator answers              ``NoCoordinatorError``
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
+from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import within
@@ -65,7 +65,7 @@ class Synchronizer:
         *,
         bus: Bus | None = None,
         name: str = "synchronizer",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = awake.now,
     ) -> None:
         self._settings = settings if settings is not None else Settings()
         self._bus = bus

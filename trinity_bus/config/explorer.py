@@ -95,6 +95,8 @@ class ExplorerSettings(Section):
     """Of tasks that name none."""
     max_tokens: Count = of_mesh("max_tokens")
     chat_template_options: TemplateOptions = of_mesh("chat_template_options")
+    parse_special_tokens: bool = of_mesh("parse_special_tokens")
+    renderer: str | None = of_mesh("renderer")
     cpu_kvcache_gib: Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)] = 1.0
     """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
     max_num_seqs: Size = 256

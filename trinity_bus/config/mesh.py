@@ -71,6 +71,12 @@ class MeshSettings(Section):
     """Options of the model's chat template, such as ``{"enable_thinking": false}``: for prompts, conversations, agents,
     the gateway, and what explorers of other pools are asked. A request may have others (``chat_template_kwargs``).
     Examples that a trainer learns from are written without."""
+    parse_special_tokens: bool = False
+    """Whether special tokens (``<|im_end|>``) in what users and tools say are those tokens. Otherwise they are text, as
+    other words are: a page that a tool reads cannot end its turn and begin another. See docs/workflows.md."""
+    renderer: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """Which renderer of the package ``renderers`` writes conversations, such as ``qwen3``. Unset: the model's chat
+    template, unless ``model_path`` is a name that the package knows."""
     max_record_mib: Annotated[int, Field(ge=MIN_RECORD_MIB, le=MAX_RECORD_MIB)] = MAX_RECORD_MIB
     """Largest record that the cluster takes (its ``max.message.bytes``), in MiB; managed ones often take 8. Topics are
     made with it, groups that are larger are split over several records, and batches have 1024 tasks at most for each

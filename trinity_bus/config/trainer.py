@@ -119,6 +119,8 @@ class TrainerSettings(Section):
     al., arXiv:2402.03300, eq. 3). ``constant``: as many tokens as the samples of the batch could have had at most,
     ``mesh.max_tokens`` each, in equal parts (Dr. GRPO's, Liu et al., arXiv:2503.20783)."""
     max_tokens: Count = of_mesh("max_tokens")
+    parse_special_tokens: bool = of_mesh("parse_special_tokens")
+    renderer: str | None = of_mesh("renderer")
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
     weights at the start of the step, with importance weights between the two; one more forward pass where

@@ -24,7 +24,7 @@ transactional id that all share; a fenced one can write nothing. So a wrong gues
 the other side of a broken network, is taken for dead) costs that one its place, and nothing else: no record is lost or
 counted twice. Only liveness depends on time: how soon after a death the work goes on.
 
-Time is counted as in :mod:`trinity_bus.coordination.clock`: a standby that was itself stopped for a minute has not
+Time is counted as in :mod:`trinity_bus.awake`: a standby that was itself stopped for a minute has not
 heard a minute of silence. No clock of another machine and no wall clock is ever looked at.
 
 Several that stand by do not fence each other in turns for ever. Each waits a little longer by a share of its own;
@@ -35,10 +35,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from trinity_bus.coordination.clock import SteadyClock
+from trinity_bus.awake import SteadyClock
 
 LONGEST_STEP = 0.25
-"""Share of ``takeover_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
+"""Share of ``takeover_s`` that may pass at once; see :mod:`trinity_bus.awake`."""
 SOUND = 10.0
 """In multiples of ``takeover_s``: who has led for so long is not said to have failed all the time since before."""
 SPREAD = 0.2

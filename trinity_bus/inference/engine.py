@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
+from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import (
     UNKNOWN_VERSION,
@@ -205,7 +206,7 @@ class InferenceEngine:
             self._llm = launch(self._settings, self._counter, abandoned)
 
         try:
-            async with asyncio.timeout(limit):
+            async with awake.timeout(limit):
                 await in_daemon_thread(start, name="start-engine")
         except TimeoutError as error:
             raise EngineStartError(f"vLLM did not start within {limit:g} s") from error

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from trinity_bus import awake
 from trinity_bus.errors import TrinityError
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -80,9 +81,9 @@ class Process(ABC):
         Returns:
             Its exit status, or None where it still runs.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else awake.now() + timeout_s
         while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and awake.now() >= deadline:
                 return None
             time.sleep(_POLL_S)
         return code

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trinity_bus import awake
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.process import Child, Process, ProcessError, tail
 
@@ -154,8 +155,8 @@ class Supervisor:
             ServiceDiedError: A service ended, or took too long.
         """
         waiting = {name: self._services[name] for name in names or self._services}
-        began = time.monotonic()
-        while self._still_waiting(waiting, time.monotonic() - began):
+        began = awake.now()
+        while self._still_waiting(waiting, awake.now() - began):
             time.sleep(_POLL_S)
 
     def _still_waiting(self, waiting: dict[str, _Service], waited_s: float) -> bool:
@@ -229,9 +230,9 @@ class Supervisor:
                 # The one started last first, but without waiting for it.
                 for service in reversed(members):
                     service.child.terminate()
-                began = time.monotonic()
+                began = awake.now()
                 for service in reversed(members):
-                    left = service.spec.grace_s - (time.monotonic() - began)
+                    left = service.spec.grace_s - (awake.now() - began)
                     if service.child.wait(max(0.0, left)) is None:
                         service.child.kill()
         finally:

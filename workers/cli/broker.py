@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from schemas.task import Task
 from schemas.topics import TASKS
+from trinity_bus import awake
 from trinity_bus.broker import daemon
 from trinity_bus.broker.archive import prepare as prepare_broker
 from trinity_bus.broker.embedded import EmbeddedBroker
@@ -107,7 +107,7 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
         while True:
             out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
             code = broker.wait()
-            if not restarts.allow(time.monotonic()):
+            if not restarts.allow(awake.now()):
                 raise BrokerDiedError(f"Kafka ended with status {code} again. Its log: {broker.folder.server_log}")
             out.print(f"Kafka ended with status {code}; it is started again. Its log: {broker.folder.server_log}")
             broker.start()

@@ -15,11 +15,9 @@ from schemas.examples import Demonstration, Preference
 from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS
-from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
-from trinity_bus.errors import ConfigError
 from trinity_bus.hub import model_folder
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
@@ -115,17 +113,10 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     if settings.mesh.model_path is None:
         out.print("The lines are not written as tokens of a model: set mesh.model_path to have that checked too")
         return lambda _: None
-    from trinity_bus.rollout.tokenizer import load_tokenizer
-    from trinity_bus.training.examples import ExampleError, ExampleReader
-    from trinity_bus.training.families import read_shape
+    from trinity_bus.training.examples import ExampleError
+    from workers.trainer.examples import example_reader
 
-    folder = model_folder(settings.mesh.model_path, weights=False)
-    shape = read_shape(folder)
-    try:
-        tokenizer = load_tokenizer(str(folder))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"mesh.model_path: {folder} has no tokenizer that can be read: {error}") from error
-    reader = ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
+    reader = example_reader(model_folder(settings.mesh.model_path, weights=False), settings.mesh)
 
     def flaw(record: _Record) -> str | None:
         try:

@@ -20,6 +20,7 @@ from typing import Any
 
 from schemas import CoordinatorHeartbeat, TrainerHeartbeat
 from schemas.topics import BATCHES, COORDINATOR_INPUTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings, told_settings
@@ -190,7 +191,7 @@ class LeaderTerm:
     async def _say_left(self) -> None:
         self._leadership.leave(self._clock())
         try:
-            async with asyncio.timeout(LEAVE_S), self._producer.transaction():
+            async with awake.timeout(LEAVE_S), self._producer.transaction():
                 await Outputs(self._producer).tell_leader(self._leadership.entry("left"))
         except (TimeoutError, BusError) as error:
             log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")

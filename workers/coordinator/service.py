@@ -37,10 +37,10 @@ records lost to retention       they are skipped, with an error in the log; an e
 
 import logging
 import random
-import time
 import uuid
 from collections.abc import Callable
 
+from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.bus.cluster_gauges import cluster_gauges
 from trinity_bus.config import Settings
@@ -88,7 +88,7 @@ class Coordinator:
         clock: Seconds, steady.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = awake.now) -> None:
         self._settings = settings
         self._bus = bus
         self._clock = clock

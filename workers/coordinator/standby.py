@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from schemas.topics import COORDINATOR_STATE
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.coordination import Leader, Leadership
 from trinity_bus.errors import (
@@ -133,7 +134,7 @@ class Standby:
 
     async def _has_read_all(self, following: "_Following") -> bool:
         try:
-            async with asyncio.timeout(self._probe_s):
+            async with awake.timeout(self._probe_s):
                 at_end = await following.reader.is_at_end()
         except (TimeoutError, BusError) as error:
             self._leadership.out_of_touch(self._clock())

@@ -70,7 +70,7 @@ class PlainDisplay:
         clock: Seconds, rising.
     """
 
-    def __init__(self, console: Console, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
         self._steps = steps
         self._clock = clock
@@ -162,11 +162,11 @@ class LiveDisplay:
     def update(self, view: "MeshState") -> None:
         """See ``Display``."""
         self._view = view
-        if time.monotonic() - self._drawn >= _REFRESH_S:
+        if time.perf_counter() - self._drawn >= _REFRESH_S:
             self._draw()
 
     def _draw(self) -> None:
-        self._drawn = time.monotonic()
+        self._drawn = time.perf_counter()
         self._progress.update(self._bar, completed=len(self._view.trained) if self._view else 0)
         self._live.update(self._picture(), refresh=True)
 

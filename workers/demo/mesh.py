@@ -2,13 +2,13 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from trinity_bus import awake
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.restarts import Restarts
@@ -63,7 +63,7 @@ class Broker:
         while self._embedded is not None:
             if (code := self._embedded.poll()) is not None:
                 log = self._embedded.folder.server_log
-                if not self._restarts.allow(time.monotonic()):
+                if not self._restarts.allow(awake.now()):
                     raise ServiceDiedError("kafka", f"ended with status {code} again", log)
                 self._note(f"Kafka ended with status {code} and is started again; the services wait for it")
                 await self._start(self._embedded)

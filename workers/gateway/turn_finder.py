@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from schemas.topics import TURNS
 from schemas.turn import DrawnResponse, Turn
+from trinity_bus import awake
 from trinity_bus.bus import Bus, partition_of
 from trinity_bus.chat import Completion, Session
 from trinity_bus.chat.openai import ChatRequest
@@ -104,12 +105,12 @@ class TurnFinder:
         """
         recalled: list[RecalledAnswer] = []
         failed = False
-        until = time.monotonic() + LIMIT_S
+        until = awake.now() + LIMIT_S
         for look in range(2):
             if look:
                 await asyncio.sleep(_AGAIN_S)
             try:
-                found = await self._look(self._find(task_id), until - time.monotonic())
+                found = await self._look(self._find(task_id), until - awake.now())
             except (BusError, TimeoutError) as error:
                 log.warning("turns of session %s cannot be looked for, which may begin a sample: %s", task_id, error)
                 failed = True
@@ -167,7 +168,7 @@ class TurnFinder:
         self._looks.add(look)
         look.add_done_callback(self._looked)
         try:
-            done, _ = await asyncio.wait([look], timeout=max(0.0, limit_s))
+            done, _ = await awake.wait([look], limit_s)
         finally:
             look.cancel()
         if not done:

@@ -42,7 +42,8 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "trinity_bus/bus/frames.py": "tests/unit/bus/test_batches.py",
     "workers/task_lines.py": "tests/unit/task_lines",
     "workers/taskset/description.py": "tests/unit/taskset/test_dataset.py",
-    "workers/taskset/rows.py": "tests/attacks/test_37_data_sets_that_are_none.py",
+    "workers/taskset/columns_main.py": "tests/attacks/test_50_damaged_data_sets.py",
+    "workers/taskset/rows.py": "tests/attacks/test_50_damaged_data_sets.py",
 }
 """Damaged by tests of their own."""
 

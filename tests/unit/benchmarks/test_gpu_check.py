@@ -45,7 +45,16 @@ def test_each_part_is_for_this_machine_or_says_why_not() -> None:
     assert for_cpus is not None
     assert "computes on CPUs" in for_cpus
     bare = {part.name: why for part in PARTS if (why := why_not(part, machine(2, {})))}
-    assert list(bare) == ["training", "engine", "demo", "numbers", "transformer_engine", "fp8", "moe_routes", "engine_tp"]
+    assert list(bare) == [
+        "training",
+        "engine",
+        "demo",
+        "numbers",
+        "transformer_engine",
+        "fp8",
+        "moe_routes",
+        "engine_tp",
+    ]
     without = {name: version for name, version in ALL.items() if name != "transformer-engine"}
     found = why_not(NAMED["transformer_engine"], machine(1, without))
     assert found is not None

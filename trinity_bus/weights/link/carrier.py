@@ -24,11 +24,11 @@ member's buffers may find the next version's bytes there; whoever is sent them c
 and has left by then.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
+from trinity_bus import awake
 from trinity_bus.weights.carrier import Arrived
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import behind_piece, piece_bytes
@@ -138,7 +138,7 @@ class _End:
             wait()
 
     def _wait(self, link: Link, work: "Work", watch: Callable[[], None], limit_s: float) -> None:
-        link.wait(work, time.monotonic() + limit_s, self._channel.cancelled, watch)
+        link.wait(work, awake.now() + limit_s, self._channel.cancelled, watch)
 
     def _there(self) -> None:
         """See whether the other side is.
@@ -212,7 +212,7 @@ class LinkSender(_End):
                 first = end
 
     def _beat(self) -> None:
-        now = time.monotonic()
+        now = awake.now()
         if now >= self._beat_at + BEAT_S:
             self._beat_at = now
             self._channel.send(ANSWER.encode(WeightsAnswer("", alive=True)))
@@ -254,7 +254,7 @@ class LinkTaker(_End):
         chunks, size = holding.chunks, piece_bytes(sum(end - start for _, start, end in holding.chunks))
         under_way: deque[tuple[Work, int]] = deque()
         self._asked = holding.proven
-        self._heard_at = time.monotonic()
+        self._heard_at = awake.now()
         while holding.proven < len(chunks):
             while self._asked < len(chunks) and len(under_way) < AHEAD:
                 first, end = self._asked, behind_piece(chunks, self._asked, len(chunks), size)
@@ -262,11 +262,11 @@ class LinkTaker(_End):
                 self._asked = end
                 under_way.append((link.broadcast(holding.place(first, end)), end))
             work, end = under_way[0]
-            self._by = time.monotonic() + limit_s
+            self._by = awake.now() + limit_s
             self._watch()
             self._wait(link, work, self._watch, limit_s)
             under_way.popleft()
-            self._heard_at = time.monotonic()
+            self._heard_at = awake.now()
             self._prove(holding, end, arrived)
 
     def _prove(self, holding: HeldVersion, end: int, arrived: Arrived) -> None:
@@ -293,8 +293,8 @@ class LinkTaker(_End):
             said = ANSWER.decode(self._channel.receive(ANSWER.limit, self._by))
             if said.leave:
                 raise _LeftError
-            self._heard_at = time.monotonic()
-        if time.monotonic() > self._heard_at + self._channel.timeout_s:
+            self._heard_at = awake.now()
+        if awake.now() > self._heard_at + self._channel.timeout_s:
             raise LinkError("the deadline passed while the other side was silent")
 
     def _give_up(self, holding: HeldVersion, buffers: "list[torch.Tensor]") -> None:

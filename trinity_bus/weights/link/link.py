@@ -30,6 +30,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from trinity_bus import awake
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link import nccl
@@ -106,7 +107,7 @@ class Link:
 
         Args:
             work: What ``broadcast`` gave.
-            deadline: By ``time.monotonic``.
+            deadline: By ``awake.now``.
             cancelled: Set by someone who wants this wait to end.
             watch: Called again and again meanwhile; what it raises ends the wait.
 
@@ -115,7 +116,7 @@ class Link:
         """
         while not self._done(work):
             watch()
-            if time.monotonic() > deadline:
+            if awake.now() > deadline:
                 raise LinkError("the deadline passed while the other side was silent")
             if cancelled.is_set():
                 raise LinkError("the transfer was cancelled")
@@ -210,7 +211,7 @@ def _agree(link: Link, backend: Backend, store: "LinkStore", channel: Channel, t
 
         # It makes its communicator with the first broadcast.
         first = link.broadcast(torch.zeros(1, dtype=torch.uint8))
-        link.wait(first, time.monotonic() + timeout_s, channel.cancelled)
+        link.wait(first, awake.now() + timeout_s, channel.cancelled)
     store.seal()
 
 
