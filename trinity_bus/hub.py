@@ -133,7 +133,12 @@ def _client() -> Any:
 def _is_whole(folder: Path, *, weights: bool) -> bool:
     files = ["config.json"]
     if weights and (folder / _INDEX).exists():
-        files += {Path(file).name for file in json.loads((folder / _INDEX).read_bytes())["weight_map"].values()}
+        try:
+            named = json.loads((folder / _INDEX).read_bytes())["weight_map"].values()
+            files += {Path(file).name for file in named}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # It is all that there is: for who reads the weights to refuse.
+            return True
     elif weights:
         files.append("model.safetensors")
     return all((folder / file).exists() for file in files)

@@ -26,7 +26,9 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import STATE
 from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
+from trinity_bus.training.hf_folder import weights
 from trinity_bus.training.torch_engine import TorchEngine
 from workers.cli.checkpoints import app as checkpoints
 from workers.trainer.engines import load_engine
@@ -187,6 +189,14 @@ def test_a_repository_without_a_model_is_refused(fake: FakeHub, left: dict[str, 
     fake.files = left
     with pytest.raises(ConfigError, match=r"org/tiny: the repository lacks config\.json and model\.safetensors"):
         hub.model_folder(NAME, weights=True)
+
+
+def test_an_index_that_is_none_is_for_the_reader_to_refuse(fake: FakeHub, model: Path) -> None:
+    filled(fake, model)
+    fake.files["model.safetensors.index.json"] = b"[]"
+    folder = hub.model_folder(NAME, weights=True)
+    with pytest.raises(ConversionError, match="has no weight_map"):
+        weights(folder, read_shape(folder))
 
 
 def test_a_folder_stays_a_folder(fake: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
