@@ -134,10 +134,12 @@ def test_options_that_are_refused_are_options_and_all_that_is_decided_is_among_t
 
     def note(arguments: dict[str, Any], *_: object, **__: object) -> None:
         decided.update(arguments)
+        raise EngineStartError("that is all")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trinity_bus.inference.launch._add_options", note)
-        _configuration(ExplorerSettings(model_path=str(rig.path), adapter_rank=8), str(rig.path))
+        with pytest.raises(EngineStartError, match="that is all"):
+            _configuration(ExplorerSettings(model_path=str(rig.path), adapter_rank=8), str(rig.path))
     assert decided - set(refused) - {"kv_cache_memory_bytes", "max_loras", "max_lora_rank"} == set()
 
 
