@@ -83,6 +83,12 @@ def _has_a_pool(settings: Sections) -> None:
         )
 
 
+def _draws(settings: Sections) -> None:
+    own = settings.explorer
+    if own.temperature == 0 and settings.mesh.mode in ("both", "explore") and not own.is_in_own_pool:
+        raise ConfigError("explorer.temperature is 0: what is drawn so is never trained on; 1 is usual")
+
+
 def _server_takes_checkpoints(settings: Sections) -> None:
     own, method = settings.explorer, settings.synchronizer.sync_method
     if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
@@ -247,6 +253,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         _connection,
         explored_model_path,
         _has_a_pool,
+        _draws,
         _server_takes_checkpoints,
         _server_tells_routes,
         _server_has_its_options,

@@ -20,10 +20,10 @@ from typing import Any, Final
 from schemas.codec import encode
 from schemas.errors import SchemaError
 from schemas.message import in_one_shape
-from schemas.task import Task
+from schemas.task import ALL_ALIKE, Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
-from workers.taskset.description import RowSource, RowTemplate
+from workers.taskset.description import EvalRows, RowSource, RowTemplate
 from workers.taskset.rows import Row
 
 type Formatter = Callable[[Row], Mapping[str, Any]]
@@ -66,7 +66,11 @@ def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Ta
 
 
 def completed(source: RowSource, task: Task) -> Task:
-    """Return a task with what its source says of all its tasks, where it says nothing itself."""
+    """Return a task with what its source says of all its tasks, where it says nothing itself.
+
+    Raises:
+        FormatError: It could never be run, or be trained on.
+    """
     own: dict[str, Any] = {
         "repeat_times": task.repeat_times or source.repeat_times,
         "pool": task.pool or source.pool,
@@ -76,7 +80,13 @@ def completed(source: RowSource, task: Task) -> Task:
         own["sampling"] = merge_sampling(source.sampling, task.sampling)
     if source.name is not None:
         own["task_id"] = f"{source.name}/{task.task_id}"
-    return task.model_copy(update=own)
+    task = task.model_copy(update=own)
+    if not isinstance(source, EvalRows):
+        if task.is_greedy:
+            raise FormatError("sampling.temperature is 0: what is drawn so is never trained on; leave it out")
+    elif (task.repeat_times or 1) > 1 and not (task.sampling and task.sampling.temperature):
+        raise FormatError(f"{task.repeat_times} runs at temperature 0, which evaluations have unless told, {ALL_ALIKE}")
+    return task
 
 
 def _registered(name: str) -> Formatter:

@@ -114,7 +114,8 @@ def _tasks(source: RowSource, file: Path, raw: bytes, reader: RowReader, name: s
                 for line in parse(content.splitlines(), Task):
                     if isinstance(line, BadLine):
                         raise DatasetError(f"{file}:{line.number}: {line.reason}")
-                    yield line[0], completed(source, line[1]), line[1].data
+                    number, task = line
+                    yield number, completed(source, task), task.data
                 return
         fields_of = formatter_of(source)
         for number, row in reader.rows(file.name, raw, source.paths):
