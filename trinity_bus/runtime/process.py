@@ -38,6 +38,14 @@ class ProcessError(TrinityError):
     """A process could not be started or stopped."""
 
 
+def how_ended(status: int) -> str:
+    """Return what a process's exit status says, or minus the signal's number where one killed it."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was ended by {name}"
+
+
 class Process(ABC):
     """A running command that dies with this process, however it was started."""
 

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.parameters import adapter_parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
@@ -136,7 +137,7 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
         gpu_bytes: Memory of each; None: it is on CPUs.
     """
     own, t = settings.explorer, settings.explorer.tensor_parallel_size
-    width = 4 if settings.mesh.dtype == "float32" else 2
+    width = 4 if computed_dtype(settings.mesh.dtype, on_cpu=gpu_bytes is None) == "float32" else 2
     count = rank_parameters(shape, tensor=t, pipeline=1, expert=1)
     per_token = 2 * shape.layers * -(-shape.groups // t) * shape.head_dim * width
     length = settings.mesh.max_model_len
@@ -166,7 +167,5 @@ def _room(cache: int, per_token: int, length: int) -> str:
 
 
 def _trained_bytes(settings: Sections, gpu_bytes: int | None) -> int:
-    dtype = settings.mesh.dtype
-    if settings.trainer.engine == "torch" or dtype == "float32" or (dtype == "auto" and gpu_bytes is None):
-        return 4
-    return 2
+    dtype = computed_dtype(settings.mesh.dtype, on_cpu=gpu_bytes is None)
+    return 4 if settings.trainer.engine == "torch" or dtype == "float32" else 2

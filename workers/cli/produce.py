@@ -19,6 +19,7 @@ from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
+from trinity_bus.hub import model_folder
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
@@ -117,7 +118,7 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     from trinity_bus.training.examples import ExampleError
     from workers.trainer.examples import example_reader
 
-    reader = example_reader(Path(settings.mesh.model_path), settings.mesh)
+    reader = example_reader(model_folder(settings.mesh.model_path, weights=False), settings.mesh)
 
     def flaw(record: _Record) -> str | None:
         try:
