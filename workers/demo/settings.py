@@ -87,22 +87,26 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
     }
 
 
-def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
-    """Write the settings of this run: those that the user has given, where the demo does not decide."""
+def given_settings() -> dict[str, object]:
+    """Return what the user has set, from wherever it came, by the places of the settings; secrets are left out."""
     settings, origins = Settings(), Origins(Settings)
-    given = {
+    return {
         path: getattr(getattr(settings, section), name)
         for path, field in setting_fields().items()
         for section, _, name in [path.partition(".")]
         if origins.of(path) is not None and not is_secret(field)
     }
+
+
+def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
+    """Write the settings of this run: those that the user has given, where the demo does not decide."""
     head = (
         "The settings of this run, as the demo has written them. Each explorer has been given a name and a core "
         "beside: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
         "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
     )
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    write_plain(options.mesh_file, rendered(head, given | mesh_settings(options, kafka)))
+    write_plain(options.mesh_file, rendered(head, given_settings() | mesh_settings(options, kafka)))
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:

@@ -29,13 +29,13 @@ from schemas.sampling import Sampling
 from trinity_bus.config.file import MAX_TOML_BYTES, toml_of
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import ConfigError
 
 SUFFIX = ".toml"
 GYM_WORKFLOW = "reasoning-gym"
 
 
-class DatasetError(TrinityError):
+class DatasetError(ConfigError):
     """What is to become tasks cannot."""
 
 
