@@ -81,6 +81,8 @@ class PackedArrays:
     tokens: Int64
     positions: Int64
     targets: Int64
+    responses: Bool
+    """True where the target is of a response: of nothing else is the log-probability wanted."""
     weight: Float32
     advantages: Float32
     rollout_logprobs: Float32
@@ -180,6 +182,8 @@ def pack(
     targets[:-1] = tokens[1:]
     targets[bounds[1:] - 1] = 0
     responses = _runs(starts + prompts - 1, own - prompts)
+    is_response = np.zeros(total, np.bool_)
+    is_response[responses] = True
 
     def over_responses(values: Sequence[NDArray[Any]]) -> Float32:
         flat = np.zeros(total, np.float32)
@@ -193,6 +197,7 @@ def pack(
         tokens=tokens,
         positions=np.arange(total) - np.repeat(starts, lengths),
         targets=targets,
+        responses=is_response,
         weight=weight,
         advantages=over_responses([sample.advantages for sample in samples]),
         rollout_logprobs=over_responses([sample.rollout_logprobs for sample in samples]),

@@ -123,21 +123,38 @@ class ModelRunner:
         """Return an array on the device."""
         return torch.from_numpy(array).to(self._layout.device)
 
-    def token_logprobs(self, logits: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each position's target, and the entropy there, both [tokens].
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
+        return model.output_weight(self._model[-1])
+
+    def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
+        states, tensors = hidden[0].to(self.output_weight.dtype), self._layout.tensor_group
+        if self._layout.sequence_parallel:
+            return mappings.gather_from_sequence_parallel_region(states, group=tensors)
+        return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
+
+    def token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each position's target, and the entropy there, both [tokens]; 0 outside responses.
 
         Args:
-            logits: [1, this rank's tokens, this rank's vocabulary]
+            hidden: [1, this rank's tokens, hidden] as the last layer has left them; of sequence-parallel ranks, each
+                has its part of the tokens.
             arrays: The micro-batch.
         """
-        mine = self._own_tokens(arrays)
-        logprobs, entropy = vocab_parallel_logprobs(
-            logits[0],
-            self.tensor(arrays.targets[mine]),
+        mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
+        wanted = np.flatnonzero(arrays.responses[mine])
+        rows = self.tensor(wanted)
+        values = vocab_parallel_logprobs(
+            states.index_select(0, rows),
+            weight,
+            self.tensor(arrays.targets[mine][wanted]),
             vocabulary=self._shape.vocabulary,
-            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine]),
+            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine][wanted]),
             group=self._layout.tensor_group,
         )
+        logprobs, entropy = (value.new_zeros(len(states)).index_copy(0, rows, value) for value in values)
         group = self._layout.context_group
         if group is None:
             return logprobs, entropy
@@ -161,10 +178,10 @@ class ModelRunner:
         found: dict[int, Float32] = {}
 
         def collect(
-            indices: Sequence[int], arrays: PackedArrays, logits: torch.Tensor, *, non_loss_data: bool
+            indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor, *, non_loss_data: bool
         ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
             del non_loss_data  # Megatron says so to functions that may also be asked for a loss
-            return indices, arrays, self.token_logprobs(logits, arrays)[0]
+            return indices, arrays, self.token_logprobs(hidden, arrays)[0]
 
         with torch.no_grad():
             outputs = self.run(samples, collect, token_weight=0.0, forward_only=True)
@@ -192,7 +209,7 @@ class ModelRunner:
 
         Args:
             samples: At least one; the same on the ranks that hold shards or stages of one model.
-            function: Called with ``(indices, arrays, logits)`` of each micro-batch. Where gradients are wanted it
+            function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted it
                 returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
                 anything.
             token_weight: See :func:`trinity_bus.training.packing.pack`.
@@ -229,8 +246,8 @@ class ModelRunner:
                     network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
                 )
             tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
-            logits = network(tokens, positions, None, packed_seq_params=packed)
-            return logits, functools.partial(function, indices, arrays)
+            hidden = network(tokens, positions, None, packed_seq_params=packed)
+            return hidden, functools.partial(function, indices, arrays)
 
         iterators = [iter(micro_batches) for _ in self.chunks]
         result: list[Any] = self._schedule(
