@@ -1,15 +1,15 @@
 """Hugging Face model folders: reading their tensors by name, and writing one."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from trinity_bus.training.companions import INDEX
+from trinity_bus.weights.checkpoint.tensor_file import write_tensors
 
 WEIGHTS: Final = "model.safetensors"
 
@@ -31,14 +31,19 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
     return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
 
 
-def write_weights(folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+def write_weights(folder: Path, weights: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
     """Write weights, by name, into a folder that exists already.
 
     Their index says which file of the folder holds them: inference servers read every other file of tensors too where
-    there is none, and a checkpoint has its optimizer's.
+    there is none, and a checkpoint has its optimizer's. Raises as ``write_tensors``, which ``weights`` is for.
     """
-    tensors = {name: tensor.cpu() for name, tensor in weights}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(tensors, WEIGHTS)}
+    names: dict[str, str] = {}
+
+    def named() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights():
+            names[name] = WEIGHTS
+            yield name, tensor
+
+    size = write_tensors(folder / WEIGHTS, named, {"format": "pt"})
+    index = {"metadata": {"total_size": size}, "weight_map": names}
     (folder / INDEX).write_text(json.dumps(index))

@@ -1,15 +1,16 @@
 """Log-probabilities and entropy from the last hidden states, whose vocabulary is split over tensor-parallel ranks.
 
-With hidden states ``h``, the output layer ``W``, logits ``x = W h`` at the temperature ``T`` of their token, ``z = x / T``
-and ``p = softmax(z)``::
+With hidden states ``h``, the output layer ``W``, logits ``x = W h`` at the temperature ``T`` of their token,
+``z = x / T`` and ``p = softmax(z)``::
 
     log p(t)  = z_t - logsumexp(z)                 d log p(t) / d x_j = (1[j = t] - p_j) / T
     H         = logsumexp(z) - sum_j p_j z_j       d H / d x_j        = -p_j (log p_j + H) / T
 
 A token has as many logits as the vocabulary has entries, and they are most of what a small model's step would hold. So
-both passes go through the tokens in chunks: there are never logits of more than one. Saved for the backward pass are the
-hidden states and two numbers a token; the logits are computed again there, unless one chunk is all there is. Rows of
-``W`` at or beyond the vocabulary's size are padding: they have probability zero and gradient zero.
+both passes go through the tokens in chunks: there are never logits of more than one. Saved for the backward pass are
+the hidden states and two numbers a token; the logits are computed again there, unless one chunk is all there is. Rows
+of ``W`` at or beyond the vocabulary's size are padding: they have probability zero and gradient zero. The gradient of
+``W`` can be added to where gradients are summed anyway, in place of one of its own.
 """
 
 from typing import Any, Final
@@ -47,6 +48,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         vocabulary: int,
         temperatures: torch.Tensor | None,
         group: dist.ProcessGroup | None,
+        sums: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         first = len(weight) * (group.rank() if group is not None else 0)
         columns = min(len(weight), vocabulary - first)
@@ -76,7 +78,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             entropies[chunk] = log_sum - weighted / total
             log_sums[chunk] = log_sum + highest
         ctx.save_for_backward(hidden, weight, kept, local, mine, entropies, log_sums, temperatures)
-        ctx.columns, ctx.rows = columns, rows
+        ctx.columns, ctx.rows, ctx.sums = columns, rows, sums
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -87,7 +89,8 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         hidden, weight, kept, local, mine, entropies, log_sums, temperatures = ctx.saved_tensors
         output = weight[: ctx.columns]
         for_hidden = torch.empty_like(hidden)
-        for_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] and ctx.sums is None else None
+        sums = for_weight if ctx.sums is None else ctx.sums
         for start in range(0, len(hidden), ctx.rows):
             chunk = slice(start, start + ctx.rows)
             logits = hidden[chunk] @ output.T if kept is None else kept
@@ -108,9 +111,9 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
                 gradient.div_(temperatures[chunk, None])
             gradient = gradient.to(hidden.dtype)
             torch.mm(gradient, output, out=for_hidden[chunk])
-            if for_weight is not None:
-                for_weight[: ctx.columns].addmm_(gradient.T, hidden[chunk])
-        return for_hidden, for_weight, None, None, None, None
+            if sums is not None:
+                sums[: ctx.columns].addmm_(gradient.T, hidden[chunk])
+        return for_hidden, for_weight, None, None, None, None, None
 
 
 def vocab_parallel_logprobs(
@@ -121,6 +124,7 @@ def vocab_parallel_logprobs(
     vocabulary: int,
     temperatures: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
+    sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target, and the entropy of each distribution; both can be differentiated once.
 
@@ -133,11 +137,12 @@ def vocab_parallel_logprobs(
         vocabulary: True size of the vocabulary, without padding.
         temperatures: [tokens] what the logits of each are divided by, as when it was drawn; None: by 1.
         group: The tensor-parallel ranks; None where this rank has all columns.
+        sums: Of the weight's shape and type: what its gradient is added to. None: it is given to autograd.
 
     Returns:
         Two float32 tensors [tokens]: log-probabilities and entropies in nats.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _VocabParallelLogprobs.apply(
-        hidden, weight, targets, vocabulary, temperatures, group
+        hidden, weight, targets, vocabulary, temperatures, group, sums
     )
     return result

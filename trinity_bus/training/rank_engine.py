@@ -189,6 +189,7 @@ class RankEngine(SavedEngine):
         """Add what the objective needs: log-probabilities of others, values, and advantages from these."""
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
+            self._saver.taken()
             self._exchange_weights(self._reference)
             references = self.logprobs(samples)
             self._exchange_weights(self._reference)
@@ -209,6 +210,8 @@ class RankEngine(SavedEngine):
 
         While the critic warms up it is the only one that learns, and all that is told.
         """
+        if self._critic is not None:
+            self._saver.taken()
         judged = {} if self._critic is None else self._critic.train(update)
         if judged and self.progress.step < self.settings.critic_warmup_steps:
             return judged
@@ -216,6 +219,7 @@ class RankEngine(SavedEngine):
         # What is reported are means over what is trained on, whatever the loss is divided by.
         means = (sums * (update.divisor / update.weight)).tolist()
         metrics: Metrics = dict(zip(self._objective.metrics, means, strict=True))
+        self._saver.taken()
         # All ranks have the same sums, so all skip or none does.
         norm = self._update_weights(learning_rate) if math.isfinite(metrics["loss"]) else math.nan
         if not math.isfinite(norm):

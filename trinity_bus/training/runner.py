@@ -153,6 +153,8 @@ class ModelRunner:
             vocabulary=self._shape.vocabulary,
             temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine][wanted]),
             group=self._layout.tensor_group,
+            # Where ranks sum gradients while others are computed they have to see each.
+            sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),
         )
         logprobs, entropy = (value.new_zeros(len(states)).index_copy(0, rows, value) for value in values)
         group = self._layout.context_group
@@ -209,8 +211,8 @@ class ModelRunner:
 
         Args:
             samples: At least one; the same on the ranks that hold shards or stages of one model.
-            function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted it
-                returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
+            function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted
+                it returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
                 anything.
             token_weight: See :func:`trinity_bus.training.packing.pack`.
             forward_only: Whether to leave out the backward pass. Else gradients are added to the model's, and summed

@@ -100,6 +100,11 @@ def test_the_output_layers_gradient_and_that_of_hidden_states(chunk: int, monkey
         sum((value * seed).sum() for value, seed in zip(result, seeds, strict=True)).backward()
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own.grad, other.grad, atol=1e-5, rtol=1e-5)
+    sums, again = torch.ones(32, 6), [x.clone().requires_grad_() for x in (hidden, weight)]
+    got = vocab_parallel_logprobs(*again, targets, vocabulary=30, sums=sums)
+    sum((value * seed).sum() for value, seed in zip(got, seeds, strict=True)).backward()
+    assert again[1].grad is None
+    torch.testing.assert_close(sums - 1, theirs[1].grad, atol=1e-5, rtol=1e-5)
 
 
 def test_only_one_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_a_written_folder_is_a_hugging_face_model(
     from transformers import AutoModelForCausalLM
 
     write_companions(tmp_path, folder, "torch.float32")
-    write_weights(tmp_path, model.hf_tensors(*loaded, layout))
+    write_weights(tmp_path, lambda: model.hf_tensors(*loaded, layout))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     tokens = torch.arange(10)[None]

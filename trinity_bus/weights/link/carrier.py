@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Work
 
+    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
 _PIECE_S: Final = 10.0
@@ -65,7 +67,7 @@ class LinkCarrier:
         """See ``Carrier``."""
         return "cpu" if self._backend == "gloo" else "cuda"
 
-    def views(self, buffers: "list[torch.Tensor]") -> "list[torch.Tensor]":
+    def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "Sequence[torch.Tensor] | FileBuckets":
         """See ``Carrier``: the very list, in which a buffer may be replaced."""
         return buffers
 
@@ -149,7 +151,13 @@ class LinkSender(_End):
     def whole(self, parts: "Sequence[torch.Tensor]") -> None:
         """See ``Sender``."""
         link = self._open(1)
-        for work in [link.broadcast(part) for part in parts]:
+        under_way: deque[Work] = deque()
+        for part in parts:
+            # What is in files is in memory for as long as it is under way.
+            under_way.append(link.broadcast(part[:]))
+            if len(under_way) >= AHEAD:
+                self._wait(link, under_way.popleft(), self._there, self._channel.timeout_s)
+        for work in under_way:
             self._wait(link, work, self._there, self._channel.timeout_s)
 
     def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
