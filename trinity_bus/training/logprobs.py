@@ -69,10 +69,10 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             z = z - highest[:, None]
             chosen = torch.where(mine[chunk], z.gather(1, local[chunk, None])[:, 0], 0.0)
             p = z.exp()
-            sums = torch.stack([p.sum(1), p.mul_(z).sum(1), chosen])
+            of_ranks = torch.stack([p.sum(1), p.mul_(z).sum(1), chosen])
             if group is not None:
-                dist.all_reduce(sums, group=group)
-            total, weighted, chosen = sums
+                dist.all_reduce(of_ranks, group=group)
+            total, weighted, chosen = of_ranks
             log_sum = total.log()
             logprobs[chunk] = chosen - log_sum
             entropies[chunk] = log_sum - weighted / total

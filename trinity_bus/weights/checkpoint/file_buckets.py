@@ -8,8 +8,8 @@
 A bucket is a part of the transfer (``buckets``), made up when it is asked for: no more of it than is wanted at once, in
 the dtype in which it travels. Once open the files can be had even where their folder has been removed.
 
-Failures: ``TensorFileError`` where a file is not there, or not what it was; ``OSError`` where it cannot be read. Whether
-the bytes are those that were announced, who takes them finds out.
+Failures: ``TensorFileError`` where a file is not what it was; ``OSError`` where it is not there, or cannot be read.
+Whether the bytes are those that were announced, who takes them finds out.
 """
 
 import contextlib
