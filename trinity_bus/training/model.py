@@ -110,8 +110,9 @@ def transformer_config(
         # Weights always come from a model folder.
         perform_initialization=False,
         use_cpu_initialization=on_cpu(),
+        # Its backward pass computes the gate again: of five tensors as wide as the MLP three are kept.
+        bias_activation_fusion=True,
         # These go through torch.compile or Transformer Engine's kernels.
-        bias_activation_fusion=fused,
         bias_dropout_fusion=fused,
         apply_rope_fusion=not local,
         masked_softmax_fusion=False,
