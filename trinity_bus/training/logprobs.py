@@ -13,19 +13,16 @@ of ``W`` at or beyond the vocabulary's size are padding: they have probability z
 ``W`` can be added to where gradients are summed anyway, in place of one of its own.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-CHUNK_ELEMENTS: Final = 1 << 23
-"""Logits handled at once: 32 MiB of float32 a temporary."""
-CHUNK_TEMPORARIES: Final = 4
-"""Of that size, at most, at once."""
+from trinity_bus.training import packing
 
 
 def _rows(columns: int) -> int:
-    return max(1, CHUNK_ELEMENTS // columns)
+    return max(1, packing.LOGITS_AT_ONCE // columns)
 
 
 def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:

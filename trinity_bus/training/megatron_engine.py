@@ -64,6 +64,7 @@ class MegatronEngine(RankEngine):
             self.layout,
             dtype=self.dtype,
             settings=settings,
+            budget=self._budget,
             before_each=self._stop_if_asked,
         )
         self._optimizer = AdamW(self._runner.chunks, settings, self.dtype)

@@ -7,7 +7,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
@@ -15,6 +15,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32, UInt8
+
+LOGITS_AT_ONCE: Final = 1 << 22
+"""That the loss computes: 16 MiB of float32 a temporary. There are never those of a whole micro-batch."""
 
 type Int64 = NDArray[np.int64]
 

@@ -39,6 +39,7 @@ from trinity_bus.training.megatron import (
     get_forward_backward_func,
     mappings,
 )
+from trinity_bus.training.micro_batch import MicroBatchBudget
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.router_replay import RoutesOfModel
 
@@ -51,7 +52,8 @@ class ModelRunner:
         shape: What its configuration says.
         layout: Where this process stands.
         dtype: Of weights and activations.
-        settings: Size of micro-batches, temperature of samples that do not say theirs, and what memory is spent on.
+        settings: Temperature of samples that do not say theirs, and what memory is spent on.
+        budget: Size of micro-batches.
         before_each: Called before each micro-batch; what it raises ends the pass.
     """
 
@@ -63,11 +65,12 @@ class ModelRunner:
         *,
         dtype: torch.dtype,
         settings: TrainerSettings,
+        budget: MicroBatchBudget,
         before_each: Callable[[], None],
     ) -> None:
         self._shape = shape
         self._layout = layout
-        self._budget = settings.micro_batch_tokens
+        self._budget = budget
         self._temperature = settings.temperature
         self._before_each = before_each
         self._model = model.build(
@@ -257,7 +260,7 @@ class ModelRunner:
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks,
             num_microbatches=len(micro_batches),
-            seq_length=max(self._budget, longest),
+            seq_length=max(self._budget.tokens, longest),
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
@@ -280,7 +283,7 @@ class ModelRunner:
                 wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
             return wanted
 
-        micro_batches = packing.micro_batches(samples, self._budget, count)
+        micro_batches = packing.micro_batches(samples, self._budget.tokens, count)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
 

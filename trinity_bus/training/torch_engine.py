@@ -22,7 +22,6 @@ from trinity_bus.training.errors import CheckpointError, ConversionError, Parall
 from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.logprobs import CHUNK_ELEMENTS
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.padding import padded
 from trinity_bus.training.rank_engine import RankEngine
@@ -132,7 +131,7 @@ class TorchEngine(RankEngine):
         Yields:
             Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
         """
-        for indices in packing.micro_batches(samples, self.settings.micro_batch_tokens):
+        for indices in packing.micro_batches(samples, self._budget.tokens):
             self._stop_if_asked()
             arrays = packing.pack(
                 [samples[i] for i in indices], token_weight=token_weight, temperature=self.settings.temperature
@@ -147,7 +146,7 @@ class TorchEngine(RankEngine):
         Rows of logits are computed in chunks, and again in the backward pass where there are several.
         """
         head = self._network.get_output_embeddings()
-        rows, size = self._tensor(np.flatnonzero(arrays.responses)), max(1, CHUNK_ELEMENTS // head.out_features)
+        rows, size = self._tensor(np.flatnonzero(arrays.responses)), max(1, packing.LOGITS_AT_ONCE // head.out_features)
 
         def of(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             logp = (head(hidden[chunk]) / self._tensor(arrays.temperatures)[chunk, None]).log_softmax(-1)

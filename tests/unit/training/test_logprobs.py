@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trinity_bus.training import logprobs
+from trinity_bus.training import packing
 from trinity_bus.training.logprobs import vocab_parallel_logprobs
 
 
@@ -21,7 +21,7 @@ def reference(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -
 @pytest.mark.parametrize("chunk", [1, 7 * 11, 1 << 24])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_values_and_gradients(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", chunk)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 11, generator=generator).mul_(3)
     targets = torch.randint(0, 9, (40,), generator=generator)
@@ -42,7 +42,7 @@ def test_values_and_gradients(temperature: float, chunk: int, monkeypatch: pytes
 
 
 def test_each_token_has_its_own_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 7 * 8)
+    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 7 * 8)
     generator = torch.Generator().manual_seed(3)
     logits, targets = torch.randn(20, 8, generator=generator), torch.randint(0, 8, (20,), generator=generator)
     temperatures = torch.rand(20, generator=generator) + 0.5
@@ -88,7 +88,7 @@ def test_half_precision_logits_keep_their_type() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5 * 30, 1 << 24])
 def test_the_output_layers_gradient_and_that_of_hidden_states(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", chunk)
     generator = torch.Generator().manual_seed(4)
     # Two rows of the output layer are padding.
     hidden, weight = torch.randn(20, 6, generator=generator), torch.randn(32, 6, generator=generator)
@@ -108,7 +108,7 @@ def test_the_output_layers_gradient_and_that_of_hidden_states(chunk: int, monkey
 
 
 def test_only_one_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 10 * 64)
+    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 10 * 64)
     hidden, weight = torch.randn(100, 4, requires_grad=True), torch.randn(64, 4, requires_grad=True)
     largest = 0
 
