@@ -309,7 +309,9 @@ def _trainer(ask: SizingInput) -> TrainerPlan:
             "recompute": recompute,
         }
         trainer = own.model_copy(update=changes)
-        if trainer_memory(shape, ask.settings.model_copy(update={"trainer": trainer}), gpu_bytes).fits:
+        need = trainer_memory(shape, ask.settings.model_copy(update={"trainer": trainer}), gpu_bytes)
+        if need.fits:
+            recompute = need.recompute
             passes = 6 + 2 * recompute + 2 * (own.kl_coef > 0)
             tokens_s = ask.gpu.tflops * 1e12 * TRAINING_SHARE / (passes * active_parameters(shape))
             return TrainerPlan(tensor, pipeline, recompute, ask.train_tokens_s or tokens_s)

@@ -84,6 +84,8 @@ class MemoryNeed:
     available: int | None
     """Bytes of it that may be used; None: not known."""
     notes: Sequence[str] = field(default=())
+    recompute: bool = False
+    """Whether a trainer fits so because it computes activations again."""
 
     @property
     def fixed(self) -> list[MemoryItem]:
@@ -131,7 +133,11 @@ def trainer_need(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None,
     # A sample that is longer than the budget goes alone, and is at most as long as the model takes.
     tokens = -(-max(tokens, longest) // own.context_parallel)
     size, formula = _per_token(shape, own, gpu_bytes, recompute=recompute)
-    return MemoryNeed([*fixed, MemoryItem(_ACTIVATIONS, tokens * size, f"{tokens:,} tokens x {formula}")], available)
+    return MemoryNeed(
+        [*fixed, MemoryItem(_ACTIVATIONS, tokens * size, f"{tokens:,} tokens x {formula}")],
+        available,
+        recompute=recompute,
+    )
 
 
 def micro_batch(
