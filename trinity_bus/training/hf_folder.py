@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from trinity_bus.runtime.plain_files import within
 from trinity_bus.training.companions import INDEX
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape, tensors
+from trinity_bus.weights.checkpoint.tensor_file import write_tensors
 
 WEIGHTS: Final = "model.safetensors"
 _TYPES: Final = ("F64", "F32", "F16", "BF16")
@@ -118,14 +118,19 @@ def _told(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_SHOWN]) + more
 
 
-def write_weights(folder: Path, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+def write_weights(folder: Path, weights: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
     """Write weights, by name, into a folder that exists already.
 
     Their index says which file of the folder holds them: inference servers read every other file of tensors too where
-    there is none, and a checkpoint has its optimizer's.
+    there is none, and a checkpoint has its optimizer's. Raises as ``write_tensors``, which ``weights`` is for.
     """
-    own = {name: tensor.cpu() for name, tensor in named}
-    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
-    size = sum(tensor.nbytes for tensor in own.values())
-    index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(own, WEIGHTS)}
+    names: dict[str, str] = {}
+
+    def named() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights():
+            names[name] = WEIGHTS
+            yield name, tensor
+
+    size = write_tensors(folder / WEIGHTS, named, {"format": "pt"})
+    index = {"metadata": {"total_size": size}, "weight_map": names}
     (folder / INDEX).write_text(json.dumps(index))

@@ -64,6 +64,7 @@ class MegatronEngine(RankEngine):
             self.layout,
             dtype=self.dtype,
             settings=settings,
+            budget=self._budget,
             before_each=self._stop_if_asked,
         )
         self._optimizer = AdamW(self._runner.chunks, settings, self.dtype)
@@ -84,9 +85,9 @@ class MegatronEngine(RankEngine):
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         runner = self._runner
 
-        def loss(indices: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
+        def loss(indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor) -> Any:
             mine = [samples[i] for i in indices]
-            value, metrics = self._loss(mine, arrays, *runner.token_logprobs(logits, arrays))
+            value, metrics = self._loss(mine, arrays, *runner.token_logprobs(hidden, arrays))
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 

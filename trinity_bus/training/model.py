@@ -108,8 +108,9 @@ def transformer_config(
         # Weights always come from a model folder.
         perform_initialization=False,
         use_cpu_initialization=on_cpu(),
+        # Its backward pass computes the gate again: of five tensors as wide as the MLP three are kept.
+        bias_activation_fusion=True,
         # These go through torch.compile or Transformer Engine's kernels.
-        bias_activation_fusion=fused,
         bias_dropout_fusion=fused,
         apply_rope_fusion=not local,
         masked_softmax_fusion=False,
@@ -186,7 +187,16 @@ def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, s
         if axis is not None and not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    if model.post_process:
+        # Logits are computed with the loss, of the tokens that it needs and a part at a time: see ``logprobs``.
+        model.output_layer.forward = lambda hidden, **_: (hidden, None)
     return model.to(layout.device)
+
+
+def output_weight(model: GPTModel) -> torch.Tensor:
+    """Return this rank's part of the output layer of a last stage, [vocabulary, hidden]."""
+    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+    return model.output_layer.weight if weight is None else weight
 
 
 def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Training with transformers' own model and torch's own optimizer, in one process: the numeric reference.
 
-Nothing here is clever: padded batches, ``log_softmax`` and ``gather``, ``clip_grad``, AdamW, all in float32. What
-Megatron's engine computes in any layout is compared with this; and a model that fits into one process can be trained
-with it, where Megatron-core is not wanted.
+Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the responses in chunks of rows,
+``clip_grad``, AdamW, all in float32. What Megatron's engine computes in any layout is compared with this; and a model
+that fits into one process can be trained with it, where Megatron-core is not wanted.
 """
 
 import inspect
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
@@ -140,16 +142,33 @@ class TorchEngine(RankEngine):
         Yields:
             Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
         """
-        for indices in packing.micro_batches(samples, self.settings.micro_batch_tokens):
+        for indices in packing.micro_batches(samples, self._budget.tokens):
             self._stop_if_asked()
             arrays = packing.pack(
                 [samples[i] for i in indices], token_weight=token_weight, temperature=self.settings.temperature
             )
             tokens, real = padded(arrays, self.layout.device)
-            logits = self._network(input_ids=tokens, use_cache=False).logits
-            logp = (logits[real] / self._tensor(arrays.temperatures)[:, None]).log_softmax(-1)
-            logprobs = logp.gather(1, self._tensor(arrays.targets)[:, None])[:, 0]
-            yield indices, arrays, logprobs, -(logp.exp() * logp).sum(1)
+            hidden = self._network.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[real]
+            yield indices, arrays, *self._token_logprobs(hidden, arrays)
+
+    def _token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probability and entropy of each position, [tokens], 0 outside responses.
+
+        Rows of logits are computed in chunks, and again in the backward pass where there are several.
+        """
+        head = self._network.get_output_embeddings()
+        rows, size = self._tensor(np.flatnonzero(arrays.responses)), max(1, packing.LOGITS_AT_ONCE // head.out_features)
+
+        def of(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logp = (head(hidden[chunk]) / self._tensor(arrays.temperatures)[chunk, None]).log_softmax(-1)
+            logprobs = logp.gather(1, self._tensor(arrays.targets)[chunk, None])[:, 0]
+            return logprobs, -(logp.exp() * logp).sum(1)
+
+        chunks = rows.split(size)
+        of_each = [checkpoint(of, chunk, use_reentrant=False) if len(chunks) > 1 else of(chunk) for chunk in chunks]
+        values = (torch.cat(column) for column in zip(*of_each, strict=True))
+        logprobs, entropies = (value.new_zeros(len(hidden)).index_copy(0, rows, value) for value in values)
+        return logprobs, entropies
 
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         self._optimizer.zero_grad()

@@ -189,8 +189,12 @@ def _engine_type(settings: Settings) -> "type[MegatronEngine | TorchEngine]":
 
 
 def _make(settings: Settings, followers: Followers | None) -> TrainingEngine:
-    if followers is None or settings.trainer.engine == "torch":
-        return _engine_type(settings)(settings.trainer)
+    from trinity_bus.training.micro_batch import fitted
+
+    source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
+    trainer = fitted(settings.trainer, read_shape(source), settings.mesh.max_model_len)
+    if followers is None or trainer.engine == "torch":
+        return _engine_type(settings)(trainer)
     from trinity_bus.training.multi_rank_engine import MultiRankEngine
 
-    return MultiRankEngine(settings.trainer, followers)
+    return MultiRankEngine(trainer, followers)

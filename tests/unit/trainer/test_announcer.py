@@ -54,8 +54,11 @@ class Publisher:
     def keep(self, version: int) -> None:
         self.staging.keep(version)
 
-    def stage(self, version: int, named_tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
-        return self.staging.stage(version, named_tensors).checksum
+    def stage(self, version: int, named_tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> str:
+        return self.staging.stage(version, named_tensors, folder).checksum
+
+    def durable(self, version: int) -> None:
+        self.staging.open(version)
 
 
 class Log:
@@ -75,7 +78,7 @@ class Trainer:
         self.engine, self.log, publisher = Engine(), Log(), Publisher()
         self.staging = publisher.staging
         parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher}
-        parts["published"] = MergedWeights(parts["engine"])
+        parts["published"] = MergedWeights(parts["engine"], durable=True)
         self.announcer = Announcer(
             TrainerIdentity("trainer-0", "trainer-0/grpo", "life-1", "policy"),
             directory=directory,
