@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from trinity_bus.rollout.agents import AgentWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
     from trinity_bus.rollout.programs import ProgramWorkflow
-    from trinity_bus.rollout.reused import reused
+    from trinity_bus.rollout.reusable import reused
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
     from trinity_bus.rollout.sandboxed import sandboxed_python
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow

@@ -117,6 +117,9 @@ class ForkServer:
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),
                     template_options=explorer.chat_template_options,
+                    max_tokens=explorer.max_model_len,
+                    parse_special_tokens=explorer.parse_special_tokens,
+                    renderer=explorer.renderer,
                     user=user,
                 )
             )

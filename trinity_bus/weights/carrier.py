@@ -19,6 +19,8 @@ from trinity_bus.weights.held_version import HeldVersion
 if TYPE_CHECKING:
     import torch
 
+    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+
 type Arrived = Callable[[int], None]
 """Told the index of each buffer that is full, in order."""
 
@@ -105,17 +107,12 @@ class Carrier(Protocol):
     """Kind of connection by which bytes of versions come: makes both ends of one."""
 
     @property
-    def device(self) -> str:
-        """Where the bytes must lie."""
-        ...
-
-    @property
     def keeps(self) -> bool:
         """Whether it is worth while to keep a channel, and what was made over it, from version to version."""
         ...
 
-    def views(self, buffers: "list[torch.Tensor]") -> Sequence[Any]:
-        """Return what a ``HeldVersion`` is to be attached to."""
+    def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> Sequence[Any]:
+        """Return what a ``HeldVersion`` is to be attached to, and :meth:`Sender.whole` is given."""
         ...
 
     def sender(self, channel: Channel) -> Sender:

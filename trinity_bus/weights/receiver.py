@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from trinity_bus import awake
+from trinity_bus.runtime.device import host_buffer
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.carriers import carrier_of
@@ -104,7 +105,7 @@ class _Resources:
 
     def chunks_of(self, checksum: str) -> int:
         """How many chunks of a version are in the buffers, from the first on."""
-        if not self.buffers or self.buffers[0].device.type != "cpu":
+        if not self.buffers:
             return 0
         if self.held is not None and self.held.checksum == checksum:
             return len(spans((bucket.nbytes for bucket in self.held.buckets()), self.held.bucket_bytes))
@@ -253,7 +254,7 @@ class _Transfer:
         """Receive all buckets, but for the bytes that are there; also the digest of what is there then."""
         resources = self.resources
         resources.held, resources.begun = None, ("", 0)
-        buffers = self._fit_buffers(layout, transport.device)
+        buffers = self._fit_buffers(layout)
         posted_at, self._waiting_since = time.perf_counter(), awake.now()
         with ContentHash() as hashing:
             hashed, last = 0, posted_at
@@ -304,13 +305,11 @@ class _Transfer:
                 hashing.put(buffer)
         return TransferProgress(received_nbytes=size, posted_at=posted_at, received_at=received_at), hashing.hexdigest()
 
-    def _fit_buffers(self, layout: list[Bucket], device: str) -> "list[torch.Tensor]":
-        import torch
-
-        buffers, sizes = self.resources.buffers, [bucket.nbytes for bucket in layout]
-        if [buffer.numel() for buffer in buffers] != sizes or buffers[0].device.type != device:
+    def _fit_buffers(self, layout: list[Bucket]) -> "list[torch.Tensor]":
+        sizes = [bucket.nbytes for bucket in layout]
+        if [buffer.numel() for buffer in self.resources.buffers] != sizes:
             self.resources.buffers = []  # before there is more
-            self.resources.buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+            self.resources.buffers = [host_buffer(size).zero_() for size in sizes]
         return self.resources.buffers
 
 
@@ -322,7 +321,7 @@ class WeightReceiver:
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
-        device: That the model lies on. Its memory is what NCCL writes to.
+        device: That the model lies on.
     """
 
     def __init__(

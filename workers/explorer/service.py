@@ -109,6 +109,8 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
             await asyncio.gather(_import_engine(settings), _ensure_topics(settings))
             _log.info("the engine starts with %s", settings.explorer.engine_url or settings.explorer.model_path)
             await engine.start()
+            if isinstance(engine, InferenceEngine):
+                _log.info("the engine computes in %s", engine.dtype)
             _log.info("the engine serves; runners load workflows and the tokenizer")
             await fork_server.ready()
             _log.info("connecting")
@@ -206,7 +208,15 @@ class ExplorerService:
             stack.enter_context(watching("the orders", lane.keeps_up))
             http = None
             if self._settings.http_port is not None:
-                load = partial(load_tokenizer, self._settings.model_path or "", self._settings.chat_template_options)
+                own = self._settings
+                load = partial(
+                    load_tokenizer,
+                    own.model_path or "",
+                    own.chat_template_options,
+                    max_tokens=own.max_model_len,
+                    parse_special_tokens=own.parse_special_tokens,
+                    renderer=own.renderer,
+                )
                 side = HttpSide(self._settings, self._engine, self._served, self._bearable, load)
                 http = await stack.enter_async_context(side)
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))

@@ -1,7 +1,8 @@
 """The bytes of a version over links: what ``carrier`` says, over gloo or NCCL.
 
-A version goes as a whole, bucket after bucket; or, where members pass it on, as *pieces*: neighbouring chunks of a
-bucket, which both ends cut alike. Some pieces are under way at once, so that none waits for the way back::
+A version goes as a whole, bucket after bucket, large ones in parts; or, where members pass it on, as *pieces*:
+neighbouring chunks of a bucket, which both ends cut alike. Some pieces are under way at once, so that none waits for
+the way back::
 
     who sends                                            who takes
     piece is proven --broadcast----------------------->  (asked for, ``AHEAD`` at once) --each chunk against its hash-->
@@ -40,8 +41,14 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Work
 
+    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
+_PART: Final = 64 << 20
+"""Bytes that are moved at once of a version that goes as a whole."""
+_PARTS: Final = 2
+"""Of them that are under way: one is copied off or onto a GPU while the other is on the wire."""
 _PIECE_S: Final = 10.0
 """In which a piece must come in any case: ``pull.transport.CHUNK_S``."""
 
@@ -51,7 +58,7 @@ class LinkCarrier:
 
     Args:
         backend: What carries links.
-        gpu: On which the bytes lie, for NCCL.
+        gpu: Which NCCL uses.
     """
 
     keeps = True
@@ -60,12 +67,7 @@ class LinkCarrier:
         self._backend: Backend = backend
         self._gpu = gpu
 
-    @property
-    def device(self) -> str:
-        """See ``Carrier``."""
-        return "cpu" if self._backend == "gloo" else "cuda"
-
-    def views(self, buffers: "list[torch.Tensor]") -> "list[torch.Tensor]":
+    def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "Sequence[torch.Tensor] | FileBuckets":
         """See ``Carrier``: the very list, in which a buffer may be replaced."""
         return buffers
 
@@ -117,6 +119,26 @@ class _End:
             )
         return self._link
 
+    def _move(self, buffers: "Sequence[torch.Tensor] | FileBuckets", done: Arrived) -> None:
+        """Broadcast buffers one after the other, cut alike at both ends."""
+        link = self._open(1)
+        under_way: deque[tuple[Work, int]] = deque()
+
+        def wait() -> None:
+            work, ends = under_way.popleft()
+            self._wait(link, work, self._there, self._channel.timeout_s)
+            if ends >= 0:
+                done(ends)
+
+        for i, buffer in enumerate(buffers):
+            for start in range(0, len(buffer), _PART):
+                if len(under_way) == _PARTS:
+                    wait()
+                ends = i if start + _PART >= len(buffer) else -1
+                under_way.append((link.broadcast(buffer[start : start + _PART]), ends))
+        while under_way:
+            wait()
+
     def _wait(self, link: Link, work: "Work", watch: Callable[[], None], limit_s: float) -> None:
         link.wait(work, awake.now() + limit_s, self._channel.cancelled, watch)
 
@@ -148,9 +170,7 @@ class LinkSender(_End):
 
     def whole(self, parts: "Sequence[torch.Tensor]") -> None:
         """See ``Sender``."""
-        link = self._open(1)
-        for work in [link.broadcast(part) for part in parts]:
-            self._wait(link, work, self._there, self._channel.timeout_s)
+        self._move(parts, lambda _: None)
 
     def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
         """See ``Sender``."""
@@ -215,10 +235,7 @@ class LinkTaker(_End):
 
     def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
         """See ``Taker``."""
-        link = self._open(1)
-        for i, work in enumerate([link.broadcast(buffer) for buffer in buffers]):
-            self._wait(link, work, self._there, self._channel.timeout_s)
-            arrived(i)
+        self._move(buffers, arrived)
 
     def chunks(
         self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
@@ -257,8 +274,7 @@ class LinkTaker(_End):
     def _prove(self, holding: HeldVersion, end: int, arrived: Arrived) -> None:
         """Prove the chunks of a piece, up to before ``end``."""
         chunks, first = holding.chunks, holding.proven
-        # One copy, where it lies on a GPU.
-        piece = memoryview(holding.place(first, end).cpu().numpy())
+        piece = memoryview(holding.place(first, end).numpy())
         origin = chunks[first][1]
         for number in range(first, end):
             bucket, start, stop = chunks[number]

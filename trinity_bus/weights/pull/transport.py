@@ -82,11 +82,6 @@ class PullTransport:
         self._has = has
 
     @property
-    def device(self) -> str:
-        """See ``WeightTransport``."""
-        return self._carrier.device
-
-    @property
     def is_kept(self) -> bool:
         """Whether it is worth while to use it for the next version, too."""
         return self._carrier.keeps
