@@ -10,6 +10,7 @@ import logging
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from schemas import BatchLifecycleState, BatchRecord, StepTrained, TrainerHeartbeat
 from schemas.topics import BATCHES, TRAINER_EVENTS
