@@ -99,7 +99,9 @@ def test_what_costs_a_copy_of_the_model_is_counted() -> None:
 
 def test_less_is_kept_of_what_is_computed_again_and_of_what_is_split() -> None:
     kept, again, split = (
-        sizes(trainer_memory(QWEN25_7B, settings(trainer__micro_batch_tokens=16_384, **change), 80 * GIB))["activations"]
+        sizes(trainer_memory(QWEN25_7B, settings(trainer__micro_batch_tokens=16_384, **change), 80 * GIB))[
+            "activations"
+        ]
         for change in ({}, {"trainer__recompute": True}, {"trainer__tensor_parallel": 4})
     )
     assert again < kept / 10
