@@ -39,15 +39,21 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,source=requirements/images,target=/tmp/locks \
     pip install --no-deps --require-hashes -r /tmp/locks/torch-${DEVICE}.lock
 
-FROM torch-packages AS explorer-packages
+# The CPU build of vLLM binds threads and memory through libnuma. On GPUs, Triton compiles what launches its kernels while
+# engine and trainer run.
+FROM torch-packages AS compute-packages
 ARG DEVICE
-# The CPU build of vLLM binds threads and memory through libnuma; a compiler is what it asks for at run time.
-RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libnuma1 $([ "$DEVICE" = gpu ] && echo gcc libc6-dev) \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM compute-packages AS explorer-packages
+ARG DEVICE
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,source=requirements/images,target=/tmp/locks \
     pip install --no-deps --require-hashes -r /tmp/locks/explorer-${DEVICE}.lock
 
-FROM torch-packages AS trainer-packages
+FROM compute-packages AS trainer-packages
 ARG DEVICE
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,source=requirements/images,target=/tmp/locks \

@@ -6,13 +6,13 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
-# cpu or gpu: which lock file is installed.
-DEVICE ?= cpu
 VENV := .venv
+# cpu or gpu: which lock file is installed. What was installed last stays.
+DEVICE ?= $(patsubst $(VENV)/.trinity-bus-%,%,$(firstword $(wildcard $(VENV)/.trinity-bus-*) $(VENV)/.trinity-bus-cpu))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trinity-bus-$(DEVICE)
 # The longest first, so that no worker is left with a long one at the end.
-TESTS := tests/e2e tests/integration tests/attacks tests/unit
+TESTS := tests/e2e tests/gpu_rehearsal tests/integration tests/attacks tests/unit
 # Files of tests that run at a time, each worker with a broker of its own: two a core, for they wait more than they compute.
 WORKERS ?= 4
 

@@ -57,7 +57,7 @@ def make_tiny_qwen3(folder: Path, *, seed: int, shape: TinyShape = TINY) -> Path
 
     folder.mkdir(parents=True, exist_ok=True)
     config = Qwen3Config(**asdict(shape), eos_token_id=1, bos_token_id=None, pad_token_id=0, dtype="float32")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     model.save_pretrained(folder)

@@ -72,7 +72,7 @@ def too_late(part: Part, left_s: float) -> str | None:
     """Return why a part is not begun any more, and what would help; None where there is time for it."""
     if part.limit_s <= left_s:
         return None
-    return f"it may take {part.limit_s:g} s and {max(left_s, 0):.0f} are left: --minutes 20, or --parts {part.name}"
+    return f"it may take {part.limit_s:g} s and {max(left_s, 0):.0f} are left: --minutes 22, or --parts {part.name}"
 
 
 def look(folder: Path) -> dict[str, Any]:

@@ -2,8 +2,13 @@
 
 Ids, names and arguments are carried as they are, so that a conversation can be continued: a result of a tool names the
 call that it answers. Arguments are the text that the model wrote, which need not be JSON.
+
+Training sets have them otherwise: arguments as objects, calls and their results without ids, a function without the
+object around it, an empty list of calls, tools as one JSON text; from Parquet every object has the fields of all others
+too, as nulls. ``in_one_shape`` makes records of them, at the edge; on the wire there is the one shape.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -111,3 +116,76 @@ def few_items(messages: Any) -> Any:
                 f"{count} tool calls and parts of content in all messages, at most {MAX_MESSAGE_ITEMS} are allowed"
             )
     return messages
+
+
+def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a task or an example with messages and tools as records have them.
+
+    Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls in
+    arguments and descriptions are left out. Whatever else is wrong is for the record to refuse.
+
+    Raises:
+        ValueError: Tools are a text that is no JSON, or arguments cannot be written as JSON.
+    """
+    told = dict(fields)
+    if isinstance(messages := told.get("messages"), list):
+        told["messages"] = _with_ids(messages)
+    if isinstance(tools := told.get("tools"), str):
+        tools = json.loads(tools)
+    if isinstance(tools, list):
+        given = [_without_nulls(one) for one in tools]
+        told["tools"] = [
+            {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one for one in given
+        ]
+    return told
+
+
+def _with_ids(messages: list[Any]) -> list[Any]:
+    told: list[Any] = []
+    count, open_calls = 0, list[Any]()
+    for one in messages:
+        if isinstance(one, Mapping) and isinstance(one.get("tool_calls"), list):
+            calls = [_call(call, number) for number, call in enumerate(one["tool_calls"], count)]
+            count += len(calls)
+            open_calls += [call for call in calls if isinstance(call, Mapping)]
+            told.append({**one, "tool_calls": calls or None})
+        elif isinstance(one, Mapping) and one.get("role") == "tool" and open_calls:
+            names = [one.get("tool_call_id"), one.get("name")]
+            fits = (call for call in open_calls if call.get("id") == names[0] or _name_of(call) == names[1])
+            answered = next(fits, None if names[0] is not None else open_calls[0])
+            if answered is not None:
+                open_calls.remove(answered)
+            told.append(one if answered is None or names[0] is not None else {**one, "tool_call_id": answered["id"]})
+        else:
+            told.append(one)
+    return told
+
+
+def _call(call: Any, number: int) -> Any:
+    """Return a call in the one shape, as far as it is one."""
+    if not isinstance(call, Mapping):
+        return call
+    made = {name: value for name, value in call.items() if value is not None}
+    if "function" not in made and "name" in made:
+        made["function"] = {"name": made.pop("name"), "arguments": made.pop("arguments", {})}
+    function = made.get("function")
+    if isinstance(function, Mapping) and isinstance(arguments := function.get("arguments"), Mapping | list):
+        try:
+            text = json.dumps(_without_nulls(arguments), ensure_ascii=False)
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"arguments of a tool call cannot be written as JSON: {error}") from error
+        made["function"] = {**function, "arguments": text}
+    elif isinstance(function, Mapping):
+        made["function"] = {name: value for name, value in function.items() if value is not None}
+    return {"id": f"call{number:05d}", **made}
+
+
+def _name_of(call: Mapping[str, Any]) -> Any:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value

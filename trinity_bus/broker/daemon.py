@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from trinity_bus import awake
 from trinity_bus.broker import java
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
@@ -23,6 +24,7 @@ from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import Folder, State, read_state, write_state
 from trinity_bus.broker.node import claim, launch, serves, try_lock, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.runtime.process import start_time
 
 _STOP_GRACE_S = 20.0
@@ -134,8 +136,8 @@ def stop(settings: BrokerSettings) -> bool:
         )
     for number, limit_s in ((signal.SIGTERM, _STOP_GRACE_S), (signal.SIGKILL, _STOP_GRACE_S)):
         _signal(state, number)
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
+        deadline = awake.now() + limit_s
+        while awake.now() < deadline:
             if not state.alive and not _locked(folder):
                 return True
             time.sleep(_POLL_S)
@@ -191,7 +193,7 @@ def resolve_bootstrap(
 
 def _locked(folder: Folder) -> bool:
     try:
-        file = folder.lock.open("rb")
+        file = open_plain(folder.lock)
     except (FileNotFoundError, NotADirectoryError):
         return False
     with file:

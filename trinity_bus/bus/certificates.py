@@ -11,6 +11,8 @@ import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trinity_bus import awake
+
 _SEQUENCE = 0x30
 _VERSION = 0xA0
 _UTC_TIME = 0x17
@@ -88,7 +90,7 @@ async def shown_expiry(host: str, port: int, timeout_s: float) -> float:
     # One that has ended must be seen too; this connection carries nothing.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    async with asyncio.timeout(timeout_s):
+    async with awake.timeout(timeout_s):
         _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
     try:
         der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -6,7 +6,6 @@ The first connection is tried here, by hand, because the client library only log
 import asyncio
 import logging
 import ssl
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -15,9 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
-    ConsumerStoppedError,
     GroupAuthorizationFailedError,
-    IllegalOperation,
     InvalidProducerEpoch,
     KafkaConnectionError,
     KafkaError,
@@ -29,6 +26,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
+from trinity_bus import awake
 from trinity_bus.bus.credentials import REFUSED_S, Refusals, doubtful_settings
 from trinity_bus.bus.internals import AIOKafkaConnection, client_of
 from trinity_bus.bus.shutdown import bounded_shutdown, close_connection, to_the_end
@@ -42,6 +40,7 @@ from trinity_bus.errors import (
     ProducerFencedError,
     RecordGoneError,
     RecordTooLargeError,
+    TrinityError,
 )
 
 log = logging.getLogger(__name__)
@@ -164,14 +163,14 @@ async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: floa
         BrokerUnreachableError: None can be reached; the message has every broker's answer.
         CredentialsRefusedError: None has let us in for ``REFUSED_S``, and one refuses the credentials; likewise.
     """
-    until = time.monotonic() + within_s
+    until = awake.now() + within_s
     refusals = Refusals()
     told: type[BrokerUnreachableError] | None = None
     while True:
         try:
             await check_reachable(settings, client_id)
         except BrokerUnreachableError as error:
-            now = time.monotonic()
+            now = awake.now()
             if isinstance(error, CredentialsRefusedError):
                 refusals.refused(now, str(error))
             if now + _AGAIN_S > until or refusals.given_up(now) is not None:
@@ -245,12 +244,22 @@ def _reason(error: BaseException) -> str:
 def kafka_errors(doing: str) -> Iterator[None]:
     """Turn the client library's errors into this project's, with what was being done in front.
 
+    All of them: it also raises ``AssertionError`` where it finds itself in another state than it thought, and
+    ``CancelledError`` where it has cancelled something of its own. None is a fault of what was asked for.
+
     Args:
         doing: Such as ``"send to trinity.tasks"``.
     """
     try:
         yield
-    except (KafkaError, ConsumerStoppedError, IllegalOperation) as error:
+    except TrinityError:
+        raise
+    except Exception as error:
+        raise translated(error, doing) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
         raise translated(error, doing) from error
 
 

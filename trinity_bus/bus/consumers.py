@@ -5,7 +5,6 @@ have passed; one for a topic that does not exist is answered at once.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -13,6 +12,7 @@ from typing import Literal
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
+from trinity_bus import awake
 from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
 from trinity_bus.bus.internals import client_of, written_ends
@@ -89,7 +89,7 @@ async def log_offsets(
         "end": client.end_offsets,
         "written end": partial(written_ends, client),
     }[which]
-    until = time.monotonic() + settings.outage_s
+    until = awake.now() + settings.outage_s
     while True:
         # Each time: of one that is deleted meanwhile, the client would ask for the leader until its time is up.
         await _check_existence(client, {position.topic for position in asked})
@@ -99,7 +99,7 @@ async def log_offsets(
             # As long as it waits for an answer of one that is lost, it does not learn who leads now.
             client_of(client).break_off()
             client_of(client).check_credentials()
-            if time.monotonic() > until:
+            if awake.now() > until:
                 raise BrokerUnreachableError(
                     f"no broker has told the {which} of the log in {settings.outage_s:g} s; is it running?"
                 ) from error
@@ -107,9 +107,9 @@ async def log_offsets(
 
 async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
     """Raise where a topic does not exist: the client itself would ask for its leader until its time is up."""
-    library, until = client_of(client), time.monotonic() + CREATION_S
+    library, until = client_of(client), awake.now() + CREATION_S
     while unknown := {topic for topic in topics if client.partitions_for_topic(topic) is None}:
-        if time.monotonic() > until:
+        if awake.now() > until:
             library.forget(unknown)
             names = ", ".join(sorted(unknown))
             raise UnknownTopicError(f"there is no topic {names}: {HOW_TOPICS_COME}")

@@ -14,8 +14,6 @@ a line for each part, and says which is gone or takes other arguments.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
 """
 
-import asyncio
-import time
 from collections.abc import Iterable
 from contextvars import ContextVar
 from copy import copy
@@ -35,7 +33,7 @@ from aiokafka.partitioner import murmur2
 from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
-from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.producer.transaction_manager import TransactionManager, TransactionState
 from aiokafka.protocol.admin import ApiVersionRequest, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest
@@ -58,6 +56,7 @@ from aiokafka.protocol.types import (
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
+from trinity_bus import awake
 from trinity_bus.bus.credentials import Refusals, doubtful_settings
 
 __all__ = [
@@ -90,6 +89,7 @@ __all__ = [
     "String",
     "TaggedFields",
     "TransactionManager",
+    "TransactionState",
     "abort_transport",
     "add_to_transaction",
     "ask",
@@ -190,14 +190,14 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         self._opened.add(connection)
         try:
             if not self._is_stopped:
-                async with asyncio.timeout(CONNECT_S):
+                async with awake.timeout(CONNECT_S):
                     await connection.connect()
                 self.refusals.forget()
         except TimeoutError as error:
             raise KafkaConnectionError(f"{connection.host}:{connection.port} did not answer in time") from error
         except (OSError, KafkaError) as error:
             if (doubt := doubtful_settings(error)) is not None:
-                self.refusals.refused(time.monotonic(), f"{connection.host}:{connection.port} says {error}; {doubt}")
+                self.refusals.refused(awake.now(), f"{connection.host}:{connection.port} says {error}; {doubt}")
             raise
         finally:
             if was_connected(connection):
@@ -215,7 +215,7 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         Raises:
             AuthenticationFailedError: They have refused them for longer than they may.
         """
-        if (refusal := self.refusals.given_up(time.monotonic())) is not None:
+        if (refusal := self.refusals.given_up(awake.now())) is not None:
             raise AuthenticationFailedError(refusal)
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:

@@ -5,8 +5,9 @@ let through, then one in ten seconds. An exception is one line: whoever called t
 """
 
 import logging
-import time
 from collections.abc import Callable
+
+from trinity_bus import awake
 
 INTERVAL_S = 10.0
 LOGGERS = ("aiokafka", "aiokafka.cluster", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.fetcher")
@@ -15,7 +16,7 @@ LOGGERS = ("aiokafka", "aiokafka.cluster", "aiokafka.conn", "aiokafka.producer.s
 class Throttle(logging.Filter):
     """Lets one record through for each place in the code and interval; debug records are not counted."""
 
-    def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = awake.now) -> None:
         super().__init__()
         self._interval_s = interval_s
         self._clock = clock

@@ -17,11 +17,11 @@ latter counts as an answer, because a broker that is away is waited for like eve
 import asyncio
 import contextlib
 import logging
-import time
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import UnknownTopicOrPartitionError
 
+from trinity_bus import awake
 from trinity_bus.bus.connection import HOW_TOPICS_COME, kafka_errors
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
@@ -56,37 +56,36 @@ async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaS
 
 async def _partition_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
     """Return when a broker has told of a partition that was added lately: not each knows it at once."""
-    until = time.monotonic() + settings.request_timeout_s
+    until = awake.now() + settings.request_timeout_s
     while True:
         with kafka_errors(f"send to {name}"):
             await client.client.force_metadata_update()
         known = client.client.cluster.partitions_for_topic(name) or ()
         if partition in known:
             return
-        if time.monotonic() > until:
+        if awake.now() > until:
             raise SendError(f"send to {name}: it has {len(known)} partitions, there is no {partition}")
         await asyncio.sleep(_AGAIN_S)
 
 
 async def _topic_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings) -> None:
-    # Counted in rounds, not by a clock: a process that was stopped has not waited.
-    waited_s = 0.0
+    began = awake.now()
     while not await _ask(client, name, settings.request_timeout_s):
-        waited_s += settings.request_timeout_s
         with kafka_errors(f"send to {name}"):
             client.client.check_credentials()
+        waited_s = awake.now() - began
         if waited_s >= settings.outage_s:
             raise BrokerUnreachableError(
-                f"send to {name}: no broker has answered for {waited_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
+                f"send to {name}: no broker has answered for {waited_s:.0f} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
             )
-        log.warning("send to %s: no broker has answered for %g s; is it running?", name, waited_s)
+        log.warning("send to %s: no broker has answered for %.0f s; is it running?", name, waited_s)
 
 
 async def _ask(client: AIOKafkaProducer, name: str, limit_s: float) -> bool:
     """Asks for the partitions of a topic; whether anybody answered within the client's limit, or this one."""
     # A client that is closed meanwhile never comes back by itself.
     with kafka_errors(f"send to {name}"), contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2 * limit_s):
+        async with awake.timeout(2 * limit_s):
             try:
                 await client.partitions_for(name)
             except UnknownTopicOrPartitionError as error:

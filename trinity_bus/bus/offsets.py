@@ -1,7 +1,6 @@
 """Where a role's input stands: the offsets that it has committed under its group, and what is still there of it."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from schemas.topic import Topic
+from trinity_bus import awake
 from trinity_bus.bus.connection import translated
 from trinity_bus.errors import BusError
 
@@ -31,7 +31,7 @@ async def committed(
         BusError: The broker refuses, or gives no whole answer in time.
     """
     doing = f"read the committed offsets of {group}"
-    until = time.monotonic() + timeout_s
+    until = awake.now() + timeout_s
     while True:
         try:
             found = await admin.list_consumer_group_offsets(group, partitions=list(wanted))
@@ -41,7 +41,7 @@ async def committed(
             found = {}
         if all(position in found for position in wanted):
             return {position: entry.offset for position, entry in found.items() if entry.offset >= 0}
-        if time.monotonic() > until:
+        if awake.now() > until:
             raise BusError(f"{doing}: the broker has not loaded the group after {timeout_s:g} s")
         await asyncio.sleep(_POLL_S)
 

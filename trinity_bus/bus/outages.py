@@ -16,6 +16,7 @@ import weakref
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError
 
+from trinity_bus import awake
 from trinity_bus.bus.internals import close_sender, fail_all, waits_for
 from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.bus.transactions import make_fatal
@@ -119,11 +120,14 @@ async def give_up(client: AIOKafkaProducer, error: KafkaError) -> None:
     """Fail what is not durable and disconnect."""
     try:
         # The client cannot be stopped while it looks for its coordinator, unless it is told twice.
-        async with asyncio.timeout(LEAVE_S):
+        async with awake.timeout(LEAVE_S):
             await close_sender(client)
     except TimeoutError:
         log.debug("a producer was looking for its coordinator")
-    fail_all(client, error)
-    make_fatal(client, error)
-    async with bounded_shutdown(client.client):
-        await client.client.close()
+    except Exception as fault:  # noqa: BLE001 - whatever ends the task that sends, it has ended
+        log.debug("the task that sends has ended with %r", fault)
+    finally:
+        fail_all(client, error)
+        make_fatal(client, error)
+        async with bounded_shutdown(client.client):
+            await client.client.close()

@@ -23,6 +23,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.event import Position
 from schemas.topic import Topic
+from trinity_bus import awake
 from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
@@ -207,7 +208,7 @@ class PositionReader:
                     f"{topic.name}/{partition}@{min(offsets)} is gone: retention has deleted everything before "
                     f"offset {begin[partition]}; give the topic a longer retention"
                 )
-        until, stalls = time.monotonic() + SETTLE_S, Stalls()
+        until, stalls = awake.now() + SETTLE_S, Stalls()
         while True:
             end = await self.end_offsets(topic)
             early = {p: max(offsets) for p, offsets in wanted.items() if max(offsets) >= end[p]}
@@ -215,13 +216,13 @@ class PositionReader:
                 return
             # Asked for behind the other: of what has been committed between the two, the next look tells.
             written = await self.written_ends(topic)
-            settled = time.monotonic() > until
+            settled = awake.now() > until
             if settled and (absent := [p for p, offset in early.items() if offset >= written[p]]):
                 partition = absent[0]
                 raise RecordGoneError(
                     f"{topic.name}/{partition}@{early[partition]} does not exist: records end at {written[partition]}"
                 )
-            stalls.look(time.monotonic(), (Standing(topic.name, p, end[p], end[p], written[p]) for p in early), ())
+            stalls.look(awake.now(), (Standing(topic.name, p, end[p], end[p], written[p]) for p in early), ())
             for line in stalls.news():
                 log.error("%s", line)
             await asyncio.sleep(_LOOK_S if settled else 0.05)
@@ -235,7 +236,7 @@ class PositionReader:
         self._client.assign(list(left))
         for position, cursor in left.items():
             self._client.seek(position, cursor.next)
-        progress = time.monotonic()
+        progress = awake.now()
         try:
             while left:
                 with kafka_errors(f"fetch from {name}"):
@@ -243,8 +244,8 @@ class PositionReader:
                     if not batches:
                         client_of(self._client).check_credentials()
                 if batches:
-                    progress = time.monotonic()
-                elif time.monotonic() - progress > self._settings.outage_s:
+                    progress = awake.now()
+                elif awake.now() - progress > self._settings.outage_s:
                     raise BusError(f"fetch from {name}: nothing came for {self._settings.outage_s:g} s")
                 for position, records in batches.items():
                     await self._take(topic, left[position], records, types, found)

@@ -15,7 +15,6 @@ than the brokers would allow is said in the log, and no reason to stop: what is 
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 
 from schemas.topic import Topic
 from schemas.topics import TOPICS
+from trinity_bus import awake
 from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.consumers import CREATION_S
 from trinity_bus.bus.internals import client_of
@@ -199,7 +199,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     """
     names = {topic.full_name(settings.namespace): topic for topic in topics}
     created: dict[str, None] = {}
-    until = time.monotonic() + settings.outage_s
+    until = awake.now() + settings.outage_s
     while True:
         try:
             brokers, refused = await _create(admin, settings, names, created)
@@ -209,7 +209,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         # gone, and ends with an error that is none of its own.
         except (TimeoutError, KafkaError) as error:
             is_lost = isinstance(error, TimeoutError) or error.retriable
-            if not is_lost or time.monotonic() >= until:
+            if not is_lost or awake.now() >= until:
                 raise translated(error, "create topics") from error
             log.info("%s; asked again", translated(error, "create topics"))
         await asyncio.sleep(_AGAIN_S)
@@ -362,7 +362,7 @@ async def _described(
         timeout_s: How long the others may take.
     """
     # Between answers: that a broker is slow to give one says nothing about topics.
-    until = time.monotonic() + (min(timeout_s, CREATION_S) if refused else timeout_s)
+    until = awake.now() + (min(timeout_s, CREATION_S) if refused else timeout_s)
     # A created topic reaches each broker's metadata a moment later; nothing tells when. The second question may go to
     # another broker than the first.
     while True:
@@ -378,7 +378,7 @@ async def _described(
             copies = {name: of_each for name, of_each in copies.items() if name in configs}
         if len(copies) == len(names):
             break
-        if time.monotonic() >= until:
+        if awake.now() >= until:
             raise BusError(_lacking(sorted(set(names) - set(copies)), refused, timeout_s))
         await asyncio.sleep(0.05)
     everything = {name: {entry[0]: entry[1] for entry in entries} for name, entries in configs.items()}

@@ -15,6 +15,7 @@ for people, tools and clients, and no token is ever made of it.
 
 ``session``      the rule: which tokens come next, and which samples they make (pure)
 ``messages``     messages of OpenAI's shape, compared by what they mean
+``encoding``     text as tokens: how much, and what in it is a mark
 ``renderer``     how a model writes messages as tokens, and which renderer a tokenizer gets
 ``speech``       the text of a turn while it is drawn
 ``template``     a renderer for any chat template: by the difference that the template makes for what is new

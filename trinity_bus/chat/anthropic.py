@@ -5,19 +5,34 @@ text, tool use and tool results become messages with text, tool calls and tools'
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError
-from trinity_bus.chat.openai import ChatRequest, read_body, read_objects, read_sampling, tool_names
+from trinity_bus.chat.openai import (
+    ChatRequest,
+    read_body,
+    read_flag,
+    read_objects,
+    read_sampling,
+    read_shape,
+    tool_names,
+)
 from trinity_bus.chat.session import ModelReply
 
 _TAKEN: Final = frozenset(
     {"messages", "system", "model", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "thinking"}
+    | {"output_config"}
 )
-_PASSED_OVER: Final = frozenset({"temperature", "top_p", "top_k", "metadata", "service_tier"})
+_PASSED_OVER: Final = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "metadata", "service_tier"),
+        *("anthropic_beta", "betas", "cache_control", "context_management", "inference_geo", "speed"),
+    }
+)
+_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"mcp_servers": ([],)}
 
 
 def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
@@ -30,7 +45,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
     Raises:
         ChatError: It is none, or asks for what cannot be had.
     """
-    asked = read_body(body, _TAKEN | _PASSED_OVER, {})
+    asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
     messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
     if asked.get("system"):
         messages.insert(0, {"role": "system", "content": _text(asked["system"])})
@@ -49,13 +64,20 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
             required = tool_names(tools, name)
         case other:
             raise ChatError(f"tool_choice {json.dumps(other)[:100]} cannot be had here")
+    output = asked.get("output_config", {})
+    if not isinstance(output, dict):
+        raise ChatError("output_config is an object")
+    if (shape := read_shape(output.get("format"), "output_config.format")) is not None:
+        if tools:
+            raise ChatError("output_config.format cannot be had together with tools: the answer could be no call")
+        sampling = sampling.model_copy(update={"structured_outputs": shape})
     return ChatRequest(
         model=str(asked.get("model", "")),
         messages=messages,
         tools=tools or None,
         sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop_sequences")),
         n=1,
-        stream=bool(asked.get("stream")),
+        stream=read_flag(asked, "stream"),
         include_usage=False,
         logprobs=False,
         required=required,
@@ -77,8 +99,10 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ]
     for block in blocks:
         if block.get("type") == "tool_result":
-            result = block.get("content") or ""
-            yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": _text(result)}
+            result = _text(block.get("content") or "")
+            # Templates know no other way to say so.
+            told = f"error: {result}" if read_flag(block, "is_error") else result
+            yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": told}
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result")]
     if rest or calls or not blocks:
@@ -133,7 +157,7 @@ class MessageShape:
         text = [{"type": "text", "text": said.content}] if said.content or not said.tool_calls else []
         return {
             **self._message([*self._thoughts(said.reasoning), *text, *_uses(said)], said.tokens),
-            "stop_reason": _stop_reason(said),
+            **_ended(said),
         }
 
     @property
@@ -173,8 +197,7 @@ class MessageShape:
             delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
             yield {"type": "content_block_delta", "index": index, "delta": delta}
             yield {"type": "content_block_stop", "index": index}
-        ended = {"stop_reason": _stop_reason(said), "stop_sequence": None}
-        yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": said.tokens}}
+        yield {"type": "message_delta", "delta": _ended(said), "usage": {"output_tokens": said.tokens}}
         yield {"type": "message_stop"}
 
     def _thoughts(self, reasoning: str | None) -> list[dict[str, Any]]:
@@ -196,7 +219,12 @@ def _uses(said: ModelReply) -> list[dict[str, Any]]:
     return [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in said.tool_calls]
 
 
-def _stop_reason(said: ModelReply) -> str:
+def _ended(said: ModelReply) -> dict[str, Any]:
+    """Return why an answer ended, in Anthropic's words."""
     if said.tool_calls:
-        return "tool_use"
-    return "max_tokens" if said.finish_reason == "length" else "end_turn"
+        reason = "tool_use"
+    elif said.stopped_by is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": said.stopped_by}
+    else:
+        reason = "max_tokens" if said.finish_reason == "length" else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": None}

@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.sampling import Sampling
+from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.messages import ChatError
-from trinity_bus.chat.openai import PASSED_OVER, read_body, read_n, read_sampling, usage
+from trinity_bus.chat.openai import (
+    PASSED_OVER,
+    read_body,
+    read_flag,
+    read_include_usage,
+    read_n,
+    read_sampling,
+    usage,
+)
 from trinity_bus.chat.protocols import Tokenizer
 
 _TAKEN: Final = frozenset({"prompt", "model", "max_tokens", "stop", "n", "stream", "stream_options"})
@@ -42,21 +51,20 @@ def read_completion_request(body: bytes, sampling: Sampling, tokenizer: Tokenize
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        token_ids = tokenizer.encode(prompt)
+        token_ids = encoder_of(tokenizer).prompt(prompt)
     elif isinstance(prompt, list) and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
         token_ids = prompt
     else:
         raise ChatError("prompt is one text, or one list of token ids")
     if not token_ids:
         raise ChatError("a prompt without a single token")
-    options = asked.get("stream_options", {})
     return CompletionRequest(
         model=str(asked.get("model", "")),
         prompt=token_ids,
         sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop")),
         n=read_n(asked),
-        stream=bool(asked.get("stream")),
-        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        stream=read_flag(asked, "stream"),
+        include_usage=read_include_usage(asked),
     )
 
 

@@ -70,8 +70,8 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
         if isinstance(arguments, str):
             # What is no JSON is as it stands.
             with contextlib.suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments)
-        calls.append((function["name"], arguments))
+                arguments = json.loads(arguments) if arguments.strip() else {}
+        calls.append((function["name"], {} if arguments is None else arguments))
     return calls
 
 

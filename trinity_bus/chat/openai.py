@@ -27,6 +27,8 @@ from trinity_bus.chat.session import ModelReply
 from trinity_bus.errors import TrinityError
 
 MAX_CHOICES: Final = 128
+MAX_PARTS: Final = 1 << 20
+"""Commas and brackets of a request, in texts too: each may become an object of a hundred bytes."""
 OPTIONS: Final = "chat_template_kwargs"
 """As vLLM calls them."""
 _TAKEN: Final = frozenset(
@@ -44,6 +46,7 @@ PASSED_OVER: Final = frozenset(
         *_DRAWING,
         *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls", "verbosity"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
+        *("prediction", "reasoning", "include_reasoning"),
     }
 )
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
@@ -132,8 +135,7 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
     required = _required(asked.get("tool_choice", "auto"), tools)
     if asked.get("tool_choice") == "none":
         tools = []
-    options = asked.get("stream_options", {})
-    if (shape := _structured(asked.get("response_format"))) is not None:
+    if (shape := read_shape(asked.get("response_format"), "response_format")) is not None:
         if tools:
             raise ChatError("response_format cannot be had together with tools: the answer could be no call")
         sampling = (sampling or Sampling()).model_copy(update={"structured_outputs": shape})
@@ -145,9 +147,9 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
             sampling, asked.get("max_completion_tokens", asked.get("max_tokens")), asked.get("stop")
         ),
         n=read_n(asked),
-        stream=bool(asked.get("stream")),
-        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        logprobs=bool(asked.get("logprobs")),
+        stream=read_flag(asked, "stream"),
+        include_usage=read_include_usage(asked),
+        logprobs=read_flag(asked, "logprobs"),
         options=read_options(asked.get(OPTIONS, {})),
         drawing={name: value for name, value in asked.items() if name in _DRAWING},
         required=required,
@@ -178,8 +180,12 @@ def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) ->
     return names
 
 
-def _structured(shape: Any) -> StructuredOutputs | None:
+def read_shape(shape: Any, field: str) -> StructuredOutputs | None:
     """Return what an answer is to look like, as the engine is told it.
+
+    Args:
+        shape: As OpenAI's clients say it, or as Anthropic's do.
+        field: Where they say it.
 
     Raises:
         ChatError: It is nothing that an engine can be told.
@@ -189,9 +195,12 @@ def _structured(shape: Any) -> StructuredOutputs | None:
             return None
         case {"type": "json_object"}:
             return StructuredOutputs(json_object=True)
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
+            "type": "json_schema",
+            "schema": dict(schema),
+        }:
             return _checked(StructuredOutputs, {"json_schema": schema})
-    raise ChatError(f"response_format {json.dumps(shape)[:100]} cannot be had here")
+    raise ChatError(f"{field} {json.dumps(shape)[:100]} cannot be had here")
 
 
 def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -205,10 +214,7 @@ def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequen
     Raises:
         ChatError: It is no request, or asks for what cannot be had.
     """
-    try:
-        asked = msgspec.json.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise ChatError(f"the request is no JSON: {error}") from error
+    asked = read_json(body)
     if not isinstance(asked, dict):
         raise ChatError("the request is no JSON object")
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -218,6 +224,53 @@ def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequen
         if name not in taken | neutral.keys():
             raise ChatError(f"{name} cannot be had here")
     return asked
+
+
+def read_json(body: bytes) -> Any:
+    """Return what a body says: never of so many parts that they would take a hundred times its memory.
+
+    Raises:
+        ChatError: It is no JSON, or has too many parts.
+    """
+    check_parts(body)
+    try:
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ChatError(f"the request is no JSON: {error}") from error
+
+
+def check_parts(body: bytes) -> None:
+    """Refuse JSON of more parts than a conversation can have.
+
+    Raises:
+        ChatError: It has more.
+    """
+    if (parts := sum(map(body.count, (b",", b"[", b"{")))) > MAX_PARTS:
+        raise ChatError(f"the request has {parts} commas and brackets; {MAX_PARTS} are the most")
+
+
+def read_flag(asked: Mapping[str, Any], name: str) -> bool:
+    """Return a field that is true or false: false where it is not there.
+
+    Raises:
+        ChatError: It is something else, such as the text "false".
+    """
+    value = asked.get(name, False)
+    if not isinstance(value, bool):
+        raise ChatError(f"{name} is true or false, not {json.dumps(value)[:100]}")
+    return value
+
+
+def read_include_usage(asked: Mapping[str, Any]) -> bool:
+    """Return whether the end of a stream is to say how many tokens it took.
+
+    Raises:
+        ChatError: The options of the stream are none.
+    """
+    options = asked.get("stream_options", {})
+    if not isinstance(options, dict):
+        raise ChatError("stream_options is an object")
+    return read_flag({name: value for name, value in options.items() if value is not None}, "include_usage")
 
 
 def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any) -> Sampling:
@@ -364,10 +417,14 @@ def error_body(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": None, "param": None}}
 
 
+def model_body(model: str) -> dict[str, Any]:
+    """Return a model that is served."""
+    return {"id": model, "object": "model", "created": 0, "owned_by": "trinity-bus"}
+
+
 def models_body(model: str) -> dict[str, Any]:
     """Return the list of the models that are served, which is one."""
-    served = {"id": model, "object": "model", "created": 0, "owned_by": "trinity-bus"}
-    return {"object": "list", "data": [served]}
+    return {"object": "list", "data": [model_body(model)]}
 
 
 def token_texts(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[float]) -> list[tuple[str, float]]:

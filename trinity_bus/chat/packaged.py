@@ -9,8 +9,9 @@ from typing import Any
 
 from renderers import create_renderer
 from renderers.base import MODEL_RENDERER_MAP, ToolCallParseStatus
-from renderers.configs import AutoRendererConfig
+from renderers.configs import AutoRendererConfig, config_from_name
 
+from trinity_bus.chat.encoding import Encoder, encoder_of
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.options import TemplateOptions
@@ -28,40 +29,42 @@ class PackagedRenderer:
     """Writes messages with the package's renderer for a model.
 
     Args:
-        tokenizer: Its ``name_or_path`` is one that the package knows.
+        tokenizer: Its ``name_or_path`` is one that the package knows, unless the settings name a renderer.
         options: Of the chat template.
 
     Raises:
-        ChatError: The model has no such option.
+        ChatError: The model has no such option, or the package no such renderer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:
+        self._encoder = encoder_of(tokenizer)
         self._options = options
-        keeping = AutoRendererConfig(thinking_retention="all")
+        named = self._encoder.how.renderer
         try:
-            self._renderer = create_renderer(tokenizer, keeping, chat_template_kwargs=options or None)
+            keeping = config_from_name(named or "auto") or AutoRendererConfig()
+            keeping = type(keeping).model_validate({**keeping.model_dump(), "thinking_retention": "all"})
+            self._renderer = create_renderer(self._encoder, keeping, chat_template_kwargs=options or None)
         except (AssertionError, ValueError) as error:
             raise ChatError(str(error)) from error
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.prompt``."""
-        return self._render(messages, tools, prompted=True)
+        return self._render(self._written(messages, tools), tools, prompted=True)
 
     def configured(self, options: TemplateOptions) -> "PackagedRenderer":
         """See ``Renderer.configured``."""
-        return PackagedRenderer(self._tokenizer, {**self._options, **options})
+        return PackagedRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
         """See ``Renderer.turn``."""
-        whole = self._render([OPENING, message], tools, prompted=False)
+        whole = self._render([OPENING, for_template(message)], tools, prompted=False)
         return after(self._render([OPENING], tools, prompted=True), whole)
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """See ``Renderer.extension``."""
         before = [*drawn.prompt, *drawn.token_ids]
         whole = self._renderer.bridge_to_next_turn(
-            list(drawn.prompt), list(drawn.token_ids), [for_template(one) for one in messages], tools=_given(tools)
+            list(drawn.prompt), list(drawn.token_ids), self._written(messages, tools), tools=self._given(tools)
         )
         if whole is None or whole.token_ids[: len(before)] != before:
             return None
@@ -69,27 +72,36 @@ class PackagedRenderer:
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """See ``Renderer.read``."""
-        read = self._renderer.parse_response(list(drawn.token_ids), tools=_given(tools), prompt_ids=list(drawn.prompt))
-        calls, flaws = [], []
+        given = [dict(tool) for tool in tools or ()] or None
+        read = self._renderer.parse_response(list(drawn.token_ids), tools=given, prompt_ids=list(drawn.prompt))
+        calls, flaws, texts = [], [], [read.content] if read.content else []
         for call in read.tool_calls:
-            if call.status is ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict):
+            begin, end = call.token_span or (0, 0)
+            written = self._encoder.model.decode(drawn.token_ids[begin:end]) or call.raw
+            if not tools:
+                texts.append(written)
+            elif call.status is ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict):
                 calls.append(ParsedCall(call.name, call.arguments))
             else:
                 flaws.append(f"this tool call could not be read, {call.status.value}: {call.raw.strip()[:200]!r}")
-        return ParsedTurn(read.content, read.reasoning_content, calls, flaws)
+                texts.append(written)
+        return ParsedTurn("\n".join(texts), read.reasoning_content, calls, flaws)
 
-    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         """See ``Renderer.speech``. What the package reads as text is known at the end of a turn."""
-        del prompt, stop
-        return Speech(self._tokenizer, whole=True)
+        del prompt, stop, tools
+        return Speech(self._encoder.model, whole=True)
+
+    def _written(self, messages: Sequence[ChatMessage], tools: Tools) -> list[dict[str, Any]]:
+        self._encoder.check([messages, tools])
+        return [self._encoder.hidden(for_template(one)) for one in messages]
+
+    def _given(self, tools: Tools) -> list[dict[str, Any]] | None:
+        return self._encoder.hidden_tools(tools) if tools else None
 
     def _render(self, messages: Sequence[ChatMessage], tools: Tools, *, prompted: bool) -> list[int]:
-        written = [for_template(one) for one in messages]
         try:
-            return list(self._renderer.render_ids(written, tools=_given(tools), add_generation_prompt=prompted))
+            return list(self._renderer.render_ids(messages, tools=self._given(tools), add_generation_prompt=prompted))
         except (ValueError, TypeError, KeyError) as error:
-            raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
-
-
-def _given(tools: Tools) -> list[Any] | None:
-    return [dict(tool) for tool in tools] if tools else None
+            told = self._encoder.shown(f"{type(error).__name__}: {error}")
+            raise ChatError(f"the model's renderer cannot write this: {told}") from error

@@ -1,7 +1,8 @@
 """How a model writes messages as tokens: what every renderer does, and which one a tokenizer gets.
 
-A model that the package ``renderers`` knows by its name has that package's renderer, where it is installed; every other
-model, and each that is a folder, its own chat template. See docs/decisions/0015.
+A model that the package ``renderers`` knows by its name has that package's renderer, where it is installed, and so has
+one for which ``mesh.renderer`` names it; every other model, and each that is a folder, its own chat template. See
+docs/decisions/0015.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.options import TemplateOptions
@@ -66,10 +68,13 @@ class Renderer(Protocol):
         ...
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        """Return a turn as it reads. Never raises: what cannot be read is a flaw of it."""
+        """Return a turn as it reads: without tools that the model may call there are no calls, and all is text.
+
+        Never raises: what cannot be read as a call is a flaw of it, and text.
+        """
         ...
 
-    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
         ...
 
@@ -134,9 +139,9 @@ class PromptsOnly:
         del tools
         return ParsedTurn(self._tokenizer.decode(list(drawn.token_ids)), None, (), ())
 
-    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         """Show it as text."""
-        del prompt
+        del prompt, tools
         return Speech(self._tokenizer, stop=stop, plain=True)
 
     def configured(self, options: TemplateOptions) -> "PromptsOnly":
@@ -162,22 +167,26 @@ def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
     """Return the renderer of a model.
 
     Args:
-        tokenizer: The model's; with its ``chat_template_options``, where it has any.
+        tokenizer: The model's, as ``load_tokenizer`` gives it: with what the settings say.
         **options: More of the chat template, such as ``enable_thinking=False``.
 
     Raises:
         ChatError: The model has no chat template, or no such option.
     """
+    encoder = encoder_of(tokenizer)
     options = {**getattr(tokenizer, "chat_template_options", {}), **options}
     name = str(getattr(tokenizer, "name_or_path", ""))
-    if name and not Path(name).is_dir() and importlib.util.find_spec("renderers") is not None:
+    is_there = importlib.util.find_spec("renderers") is not None
+    if encoder.how.renderer is not None and not is_there:
+        raise ChatError(f"mesh.renderer = {encoder.how.renderer!r} needs the package renderers: pip install renderers")
+    if encoder.how.renderer is not None or (name and not Path(name).is_dir() and is_there):
         from trinity_bus.chat.packaged import PackagedRenderer, knows
 
-        if knows(name):
+        if encoder.how.renderer is not None or knows(name):
             _log.debug("the package renderers writes conversations with %s", name)
-            return PackagedRenderer(tokenizer, options)
+            return PackagedRenderer(encoder, options)
     if not tokenizer.chat_template:
         raise ChatError(_NO_TEMPLATE)
     from trinity_bus.chat.template import TemplateRenderer
 
-    return TemplateRenderer(tokenizer, options)
+    return TemplateRenderer(encoder, options)

@@ -152,6 +152,8 @@ class ModelReply:
     flaws: tuple[str, ...] = ()
     """Tool calls that could not be read, in words for the model."""
     finish_reason: str = "stop"
+    stopped_by: str | None = None
+    """Which of the texts has ended it that were to do so."""
     tokens: int = 0
     sample: int = 0
     """In which of the session's samples it is."""
@@ -352,7 +354,7 @@ class Session:
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
         """Return what shows the answer to a prompt while it is drawn."""
-        return prompt.renderer.speech(prompt.token_ids, stop)
+        return prompt.renderer.speech(prompt.token_ids, stop, prompt.tools)
 
     def _said(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int
@@ -360,8 +362,11 @@ class Session:
         ended = completion.finish_reason == "stop"
         read = prompt.renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
         content = read.content
-        for text in stop:
-            content = content.partition(text)[0]
+        found = [(at, text) for text in stop if (at := content.find(text)) >= 0]
+        stopped_by = next((text for text in stop if text in (read.reasoning or "")), None)
+        if found:
+            at, stopped_by = min(found)
+            content = content[:at]
         first, self._calls = self._calls, self._calls + len(read.calls)
         calls = tuple(
             dataclasses.replace(call, id=f"call{number:05d}") for number, call in enumerate(read.calls, first)
@@ -372,6 +377,7 @@ class Session:
             tool_calls=calls,
             flaws=tuple(read.flaws),
             finish_reason=completion.finish_reason,
+            stopped_by=stopped_by,
             tokens=len(completion.token_ids),
             sample=sample,
             turn=turn,

@@ -30,6 +30,7 @@ class Speech:
         object_is_call: Whether a turn that begins with a brace may be a tool call.
         whole: Whether nothing can be shown before the turn has ended.
         plain: Whether it is text and nothing else: no reasoning, no tool calls.
+        called: Whether there are tools to call; without, what looks like a call is text.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Speech:
         object_is_call: bool = False,
         whole: bool = False,
         plain: bool = False,
+        called: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._ends = tuple(stop) if plain else (*_MARKS, *stop)
+        self._ends = (*_MARKS, *stop) if called and not plain else tuple(stop)
         self._object_is_call = object_is_call
         self._reasons: bool | None = False if plain else True if opened else None
         """None while it is not known."""

@@ -10,18 +10,24 @@ before nor what was drawn, and cannot take anything of it back: reasoning that i
 where it was drawn.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from trinity_bus.chat.formats import format_of, read_llama, split_reasoning
+from trinity_bus.chat.encoding import Encoder, encoder_of
+from trinity_bus.chat.formats import Read, calls_only_by_name, format_of, read_llama, split_reasoning
 from trinity_bus.chat.formats.call import OPENING_TOKENS, opens_reasoning
-from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
+from trinity_bus.chat.messages import ChatError, ChatMessage, for_template, text_of
 from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
 from trinity_bus.chat.speech import Speech
+from trinity_bus.runtime.cpu_limit import limited
 
-_MARK = "turn-c0ffee5eed-that-was-drawn"
+_MARK: Final = f"turn-{secrets.token_hex(8)}-that-was-drawn"
+_OPEN: Final = "<think>"
+_LIMIT_S: Final = 10.0
+"""Of the processor's time, for one text: a template is a program, and some never end."""
 
 
 class TemplateRenderer:
@@ -32,48 +38,58 @@ class TemplateRenderer:
         options: Of the template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:
+        self._encoder = encoder_of(tokenizer)
+        self._tokenizer = self._encoder.model
         self._options = options
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._read = format_of(str(tokenizer.chat_template))
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._read = format_of(str(self._tokenizer.chat_template))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.prompt``."""
-        return list(self._apply([for_template(one) for one in messages], tools, tokenize=True))
+        return self._encoder.encode(self._apply(self._written(messages, tools), tools))
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.extension``."""
         said = {"role": "assistant", "content": _MARK}
-        text = self._apply([OPENING, said, *(for_template(one) for one in messages)], tools, tokenize=False)
+        text = self._apply([OPENING, said, *self._written(messages, tools)], tools)
         _, mark, following = text.rpartition(_MARK) if text.count(_MARK) == 1 else ("", "", "")
         if not mark:
             raise ChatError("the model's chat template does not write an assistant's turn as it is said")
-        new = self._tokenizer.encode(following, add_special_tokens=False)
+        new = self._encoder.encode(following)
         return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """See ``Renderer.read``."""
-        del tools
         ids = list(drawn.token_ids)
         while ids and ids[-1] in self._special:
             ids.pop()
         reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=self._opens(drawn.prompt))
-        read = self._read(rest)
+        read = self._read(rest) if tools else Read(rest)
+        if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
+            read = Read(rest)
         return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
 
     def configured(self, options: TemplateOptions) -> "TemplateRenderer":
         """See ``Renderer.configured``."""
-        return TemplateRenderer(self._tokenizer, {**self._options, **options})
+        return TemplateRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """See ``Renderer.turn``."""
-        opening = self._apply([OPENING], tools, tokenize=False)
-        whole = self._apply([OPENING, for_template(message)], tools, tokenize=False, prompted=False)
-        return self._tokenizer.encode(after(opening, whole), add_special_tokens=False)
+        """See ``Renderer.turn``. Where the prompt opens reasoning, a turn begins in it, even where there is none."""
+        opening = self._apply([OPENING], tools)
+        whole = self._apply([OPENING, for_template(message)], tools, prompted=False)
+        if whole.startswith(opening) or not opens_reasoning(opening):
+            return self._encoder.encode(after(opening, whole))
+        # Templates that open it in a prompt leave it out of what was said before, with all that they write of it.
+        _, said = split_reasoning(after(opening[: opening.rindex(_OPEN)], whole), opened=False)
+        inside, _ = split_reasoning(text_of(message), opened=False)
+        reasoning = message.get("reasoning_content") or inside or ""
+        return self._encoder.encode(f"{reasoning.strip()}\n</think>\n\n{said.lstrip()}")
 
-    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         """See ``Renderer.speech``."""
+        if not tools:
+            return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, called=False)
         object_is_call = self._read is read_llama
         return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, object_is_call=object_is_call)
 
@@ -91,17 +107,26 @@ class TemplateRenderer:
         # A model may end a turn with another mark than its template does.
         return end + 1 if drawn.ended or new[end] == last else 0
 
-    def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, tokenize: bool, prompted: bool = True) -> Any:
-        given = {"tools": [dict(tool) for tool in tools]} if tools else {}
+    def _written(self, messages: Sequence[ChatMessage], tools: Tools) -> list[dict[str, Any]]:
+        self._encoder.check([messages, tools])
+        return [self._encoder.hidden(for_template(one)) for one in messages]
+
+    def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, prompted: bool = True) -> str:
+        given = {"tools": self._encoder.hidden_tools(tools)} if tools else {}
         try:
-            return self._tokenizer.apply_chat_template(
-                messages,
-                add_generation_prompt=prompted,
-                tokenize=tokenize,
-                return_dict=False,
-                **given,
-                **self._options,
+            text: str = limited(
+                _LIMIT_S,
+                lambda: self._tokenizer.apply_chat_template(
+                    messages,
+                    add_generation_prompt=prompted,
+                    tokenize=False,
+                    return_dict=False,
+                    **given,
+                    **self._options,
+                ),
             )
         except Exception as error:
             # A template is a program that may raise anything, and the messages are not its own.
-            raise ChatError(f"the model's chat template cannot write this: {type(error).__name__}: {error}") from error
+            told = self._encoder.shown(f"{type(error).__name__}: {error}")
+            raise ChatError(f"the model's chat template cannot write this: {told}") from error
+        return text

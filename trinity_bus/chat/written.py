@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from schemas.examples import Demonstration, Preference
+from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.protocols import EndingTokenizer
 from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools, renderer_for
@@ -49,7 +50,7 @@ class ExampleWriter:
     """
 
     def __init__(self, tokenizer: EndingTokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._encoder = tokenizer, encoder_of(tokenizer)
         self._special = frozenset(tokenizer.all_special_ids)
         self._renderer: Renderer | None = None
 
@@ -77,9 +78,10 @@ class ExampleWriter:
         return self._turns(messages, tools, first=first)
 
     def _plain(self, prompt: str, text: str) -> WrittenAnswer:
-        answer = WrittenAnswer(_some(self._tokenizer.encode(prompt)))
-        answer.add(_some(self._tokenizer.encode(text, add_special_tokens=False)), learned=True)
-        if (end := self._tokenizer.eos_token_id) is not None:
+        answer = WrittenAnswer(_some(self._encoder.prompt(prompt)))
+        answer.add(_some(self._encoder.encode(text)), learned=True)
+        end = self._tokenizer.eos_token_id
+        if end is not None and answer.response[-1] != end:
             answer.add([end], learned=True)
         return answer
 

@@ -29,7 +29,6 @@ import contextlib
 import itertools
 import logging
 import math
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -49,6 +48,7 @@ from schemas import (
 )
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
 from trinity_bus.client.experiences import Published
 from trinity_bus.client.ids import producer_name
@@ -93,7 +93,7 @@ class CommandChannel:
         name: str,
         again_s: float = AGAIN_S,
         silence_s: float = SILENCE_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = awake.now,
     ) -> None:
         self.client = f"{name[:_NAME_CHARS]}-{uuid.uuid4().hex[:12]}"
         self.producer = producer_name(bus.settings, name)
@@ -231,7 +231,7 @@ class CommandChannel:
                 outage_s=self._bus.settings.outage_s,
             )
             while True:
-                await asyncio.wait([answered], timeout=retry.pause(self._clock(), self._heard_at))
+                await awake.wait([answered], retry.pause(self._clock(), self._heard_at))
                 if answered.done():
                     return answered.result()
                 now = self._clock()
@@ -261,7 +261,7 @@ class CommandChannel:
     async def _send(self, command: AnyCommand, topic: Topic = COMMANDS) -> BusError | None:
         """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
         try:
-            async with asyncio.timeout(self._again_s):
+            async with awake.timeout(self._again_s):
                 await (await self._producer.send(topic, command.subject, command))
         except TimeoutError:
             return BusError(f"the broker did not take the command within {self._again_s:g} s")

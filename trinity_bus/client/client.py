@@ -33,6 +33,7 @@ from schemas import BatchResult, ExperienceGroup, Task, TaskResult
 from schemas.experience import join_groups
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
@@ -235,7 +236,7 @@ class BatchHandle:
                 raise self._failure
             self._changed.clear()
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with awake.timeout(SILENCE_S):
                     await self._changed.wait()
             except TimeoutError:
                 await self._connection.channel.ask_whether_present()

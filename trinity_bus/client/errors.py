@@ -1,12 +1,12 @@
 """What a coordinator's refusal is to a caller: the errors, with the texts that callers of the reference know."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
 from schemas import CommandReply
 from schemas.record import BatchType
+from trinity_bus import awake
 from trinity_bus.client.ids import BatchId
 from trinity_bus.errors import NotOwnerError, RefusedError, TimedOutError, UnknownBatchError
 
@@ -48,7 +48,7 @@ async def within(seconds: float, why: str) -> AsyncIterator[None]:
     Raises:
         TimedOutError: They are over; the message says why that matters.
     """
-    limit = asyncio.timeout(seconds)
+    limit = awake.timeout(seconds)
     try:
         async with limit:
             yield

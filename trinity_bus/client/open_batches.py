@@ -23,6 +23,7 @@ from typing import Any
 from schemas import Position, Task, TaskResult
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
+from trinity_bus import awake
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.client.batch_tracker import BatchTracker
 from trinity_bus.client.connection import Connection
@@ -165,7 +166,7 @@ class OpenBatches:
             if batch.failure is not None:
                 raise batch.failure
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with awake.timeout(pause_s):
                 await self._changed.wait()
 
     async def take_completed(self, batch: ScheduledBatch, *, payloads: bool) -> list[CompletedTaskResult]:

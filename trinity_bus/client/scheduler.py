@@ -43,9 +43,10 @@ from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
-from trinity_bus.client.connection import Connection
+from trinity_bus.client.connection import Connection, tell_unused
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
@@ -64,11 +65,22 @@ class Scheduler:
 
     Args:
         settings: Where the log is. Read from the environment where absent.
+        rollout_model: Not used, with a line in the log: the mesh's explorers answer.
+        auxiliary_models: Likewise: they are explorers of pools.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
     """
 
-    def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "scheduler") -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        rollout_model: object = None,
+        auxiliary_models: object = None,
+        *,
+        bus: Bus | None = None,
+        name: str = "scheduler",
+    ) -> None:
+        tell_unused(rollout_model, auxiliary_models)
         self._settings = settings if settings is not None else Settings()
         self._bus = bus
         self._name = name
@@ -237,9 +249,9 @@ class Scheduler:
             TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
         limit = timeout or self._default_timeout()
-        wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
-        while (over := wait.over([batch.tracker for batch in self._batches.all], _now())) is None:
-            await self._batches.change(wait.pause(_now()), self._batches.all)
+        wait = WaitAll([batch.tracker for batch in self._batches.all], awake.now(), limit)
+        while (over := wait.over([batch.tracker for batch in self._batches.all], awake.now())) is None:
+            await self._batches.change(wait.pause(awake.now()), self._batches.all)
         if over is WaitOutcome.COMPLETE:
             return
         outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
@@ -257,9 +269,17 @@ class Scheduler:
     # -------------------------------------------------------------------------------------------------------- states
 
     def dynamic_timeout(self, timeout: float | None = None) -> float:
-        """Limit of an attempt that starts now, in seconds: the coordinator's, at most ``timeout`` unless that is 0."""
-        limit = self._coordinator().dynamic_timeout_s
-        return min(timeout or limit, limit)
+        """Limit of an attempt that starts now, in seconds.
+
+        Args:
+            timeout: What it would be without measurements; absent, or 0: ``coordinator.task_timeout_s``. That is the
+                limit as long as the coordinator has not measured enough attempts, or is not to; else it bounds theirs.
+        """
+        coordinator = self._coordinator()
+        measured = coordinator.dynamic_timeout_s
+        if not timeout:
+            return measured
+        return timeout if measured == coordinator.max_timeout_s else min(timeout, measured)
 
     def get_key_state(self, key: str) -> dict[str, Any]:
         """Return one value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""
@@ -298,7 +318,7 @@ class Scheduler:
         await connection.stack.enter_async_context(mesh)
         self._batches.connect(connection, results.caught_up)
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with awake.timeout(SILENCE_S):
                 while mesh.state.coordinator is None:
                     await mesh.changed(SILENCE_S)
         except TimeoutError:
@@ -325,9 +345,9 @@ class Scheduler:
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
         limit = timeout_s or self._default_timeout()
-        wait = Wait(tracker, _now(), limit, self._coordinator().wait_after_min_s, min_num)
-        while (over := wait.over(_now())) is None:
-            await self._batches.change(wait.pause(_now()), [batch])
+        wait = Wait(tracker, awake.now(), limit, self._coordinator().wait_after_min_s, min_num)
+        while (over := wait.over(awake.now())) is None:
+            await self._batches.change(wait.pause(awake.now()), [batch])
         if over is WaitOutcome.TIMEOUT:
             log.error("batch %s: %d tasks have no result after %g s", batch_id, tracker.unfinished, limit)
         if over is not WaitOutcome.COMPLETE and clear:
@@ -349,10 +369,6 @@ class Scheduler:
     def _fleet(self) -> MeshState:
         """As it is now; empty before the first start."""
         return MeshState() if self._mesh is None else self._mesh.state
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _split(results: Sequence[CompletedTaskResult]) -> tuple[list[Status], list[bytes]]:

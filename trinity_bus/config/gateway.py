@@ -28,8 +28,11 @@ class GatewaySettings(Section):
     """Folder of the Hugging Face model of its pool, for the tokenizer. Unset: that of ``mesh``."""
     temperature: float = Field(default=1.0, ge=0, le=10)
     """At which all is drawn, whatever clients ask for: what is contributed was drawn as the trainer takes it to be."""
+    max_model_len: Count = of_mesh("max_model_len")
     max_tokens: Count = of_mesh("max_tokens")
     chat_template_options: TemplateOptions = of_mesh("chat_template_options")
+    parse_special_tokens: bool = of_mesh("parse_special_tokens")
+    renderer: str | None = of_mesh("renderer")
     timeout_s: Seconds = 600.0
     """How long an answer may take."""
     engine_wait_s: Seconds = 2.0
@@ -40,6 +43,9 @@ class GatewaySettings(Section):
     """Requests of one client at once; one more is refused, with ``Retry-After``."""
     max_body_mib: Count = 16
     """Largest request."""
+    max_waiting_mib: Count = 64
+    """What requests of all clients may take together until they are written as tokens, those of up to 64 KiB aside; a
+    client's at most half of it. Others wait, and are refused after ``body_timeout_s``."""
     body_timeout_s: Seconds = 60.0
     """How long a request may take to come whole, before it is refused."""
     max_sessions: Count = 10_000

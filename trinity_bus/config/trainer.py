@@ -1,16 +1,42 @@
 """The section ``trainer``: its model, its algorithm and its checkpoints."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, JsonValue, SecretStr, field_validator
 
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.free_form import MAX_ITEMS
 from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, HostName, InstanceName, PortRange, Seconds, Size, ports_of
+from trinity_bus.config.values import (
+    Count,
+    HostName,
+    InstanceName,
+    Options,
+    PortRange,
+    Seconds,
+    Size,
+    allowed_options,
+    ports_of,
+)
+
+REFUSED_OPTIMIZER_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
+    ("lr", "min_lr", "decoupled_"): "set trainer.learning_rate, trainer.warmup_steps and trainer.decay_steps",
+    ("weight_decay",): "set trainer.weight_decay",
+    ("betas", "adam_beta1", "adam_beta2"): "set trainer.adam_beta1 and trainer.adam_beta2",
+    ("clip_grad",): "set trainer.max_grad_norm",
+    ("params_dtype", "bf16", "fp16", "fp8_", "loss_scale", "initial_loss_scale", "min_loss_scale"): "set mesh.dtype",
+    ("use_distributed_optimizer", "overlap_", "reuse_grad_buf_"): "set trainer.distributed_optimizer",
+    ("optimizer", "sgd_", "muon_"): "checkpoints keep the state of AdamW",
+    ("use_precision_aware_optimizer", "store_param_remainders", "main_", "exp_avg_", "optimizer_", "use_torch_"): (
+        "checkpoints keep the optimizer's state whole and in float32, to be gone on from in any layout"
+    ),
+    ("maximize", "differentiable", "capturable", "timers"): "the step would be another one",
+}
+"""Arguments of Megatron's and torch's optimizers that are not passed through, and why."""
 
 
 class TrainerSettings(Section):
@@ -73,6 +99,10 @@ class TrainerSettings(Section):
     """Of AdamW: decay of the mean of gradients."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Of AdamW: decay of the mean of squared gradients."""
+    optimizer_options: Options = Field(default={})
+    """Any other arguments of the engine's optimizer: of Megatron's ``OptimizerConfig``, such as ``{adam_eps = 1e-6}``,
+    or, with ``trainer.engine = "torch"``, of torch's ``AdamW``, such as ``{eps = 1e-6}``; but for those that a setting
+    here decides, and those that would break what the mesh promises, which are refused with the reason."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     max_skipped_updates: Count = 5
@@ -89,6 +119,8 @@ class TrainerSettings(Section):
     al., arXiv:2402.03300, eq. 3). ``constant``: as many tokens as the samples of the batch could have had at most,
     ``mesh.max_tokens`` each, in equal parts (Dr. GRPO's, Liu et al., arXiv:2503.20783)."""
     max_tokens: Count = of_mesh("max_tokens")
+    parse_special_tokens: bool = of_mesh("parse_special_tokens")
+    renderer: str | None = of_mesh("renderer")
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
     weights at the start of the step, with importance weights between the two; one more forward pass where
@@ -244,6 +276,12 @@ class TrainerSettings(Section):
     number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the shuffling of samples; each step derives its own from it."""
+
+    @field_validator("optimizer_options")
+    @classmethod
+    def _keeps_promises(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        allowed_options(value, REFUSED_OPTIMIZER_OPTIONS)
+        return value
 
     @property
     def ranks(self) -> int:

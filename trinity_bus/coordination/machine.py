@@ -50,9 +50,9 @@ from schemas import (
     SetPace,
     UnservedPool,
 )
+from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
-from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
@@ -90,7 +90,7 @@ from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
 LONGEST_STEP = 0.25
-"""Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
+"""Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.awake`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class CoordinatorMachine:
 
         Args:
             given: The input.
-            now: Seconds of any clock; see :mod:`trinity_bus.coordination.clock` for what becomes of jumps.
+            now: Seconds of any clock; see :mod:`trinity_bus.awake` for what becomes of jumps.
 
         Returns:
             What is to be done, in order.

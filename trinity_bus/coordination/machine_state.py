@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.ledger import Ledger
-from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.effects import Effects
 from trinity_bus.coordination.requests.batch_waiters import BatchWaiters

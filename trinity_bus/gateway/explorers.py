@@ -25,7 +25,6 @@ Failures: ``NoEngineError``, ``EngineSlowError``, ``RequestRefusedError``, ``Gen
 import asyncio
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -38,6 +37,7 @@ import aiohttp
 from schemas import ExplorerHeartbeat
 from schemas.experience import UInt8
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
@@ -166,7 +166,7 @@ class Explorers:
     @property
     def usable(self) -> list[ServingExplorer]:
         """Those that can be asked now."""
-        return self._fleet.usable(time.monotonic())
+        return self._fleet.usable(awake.now())
 
     @property
     def requests(self) -> dict[str, int]:
@@ -224,12 +224,12 @@ class Explorers:
 
     def heard(self, beat: ExplorerHeartbeat) -> None:
         """Take a heartbeat into account."""
-        self._fleet.heard(beat, time.monotonic(), own=self._requests[beat.explorer])
+        self._fleet.heard(beat, awake.now(), own=self._requests[beat.explorer])
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with awake.timeout(self._timeout_s) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():
@@ -251,7 +251,7 @@ class Explorers:
         try:
             yield explorer
         except _BusyError as error:
-            now = time.monotonic()
+            now = awake.now()
             self.busy += 1
             self._busy[explorer.name] = now + _BUSY_S
             tries.busy_since = now if tries.busy_since is None else tries.busy_since
@@ -311,15 +311,15 @@ class Explorers:
 
     async def _choose(self, prompt: Sequence[int], failed: set[str]) -> ServingExplorer:
         """Wait until there is somebody to ask; first those that have not failed on this request."""
-        until = time.monotonic() + self._wait_s
+        until = awake.now() + self._wait_s
         while True:
-            now = time.monotonic()
+            now = awake.now()
             usable = [one for one in self.usable if self._busy.get(one.name, 0.0) <= now]
             fresh = [one for one in usable if one.name not in failed]
             chosen = self._router.choose(prompt, fresh or usable, self._requests)
             if chosen is not None:
                 return chosen
-            if time.monotonic() >= until:
+            if awake.now() >= until:
                 raise NoEngineError("there is no explorer that could answer")
             await asyncio.sleep(_LOOK_S)
 
@@ -390,13 +390,13 @@ class Explorers:
             _CutOffError: It does not.
         """
         arrival, proved_at = self._met.get(explorer.name, (-1, 0.0))
-        asked_at = time.monotonic()
+        asked_at = awake.now()
         if arrival == explorer.arrival and asked_at - proved_at < _PROVED_S:
             return
         nonce = secrets.token_hex(16)
         try:
             async with (
-                asyncio.timeout(_CONNECT_S),
+                awake.timeout(_CONNECT_S),
                 client.get(
                     f"http://{explorer.address}{wire.PROOF_PATH}", params={"nonce": nonce}, allow_redirects=False
                 ) as response,

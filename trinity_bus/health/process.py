@@ -2,11 +2,11 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from trinity_bus import awake
 from trinity_bus.bus.outages import what_waits
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health.server import BrokerCheck, HealthServer
@@ -60,7 +60,7 @@ async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterat
         yield
         return
     state = _state = HealthState(
-        time.monotonic(), wedged_s=settings.wedged_s, start_s=settings.start_s, unread_s=settings.unread_s
+        awake.now(), wedged_s=settings.wedged_s, start_s=settings.start_s, unread_s=settings.unread_s
     )
     server = HealthServer(settings, state, BrokerCheck(kafka))
     turning = asyncio.create_task(_turn(state), name="health")
@@ -75,9 +75,9 @@ async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterat
 
 async def _turn(state: HealthState) -> None:
     while True:
-        state.turned(time.monotonic())
+        state.turned(awake.now())
         state.waiting = what_waits()
         for what, is_read in (await readings()).items():
             if what in _watched:
-                state.reading(what, time.monotonic(), keeps_up=is_read)
+                state.reading(what, awake.now(), keeps_up=is_read)
         await asyncio.sleep(_TURN_S)

@@ -18,10 +18,10 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from trinity_bus import awake
 from trinity_bus.bus.connection import check_reachable
 from trinity_bus.config import HealthSettings, KafkaSettings, env_name
 from trinity_bus.errors import ConfigError, TrinityError
@@ -49,14 +49,14 @@ class BrokerCheck:
     def __call__(self) -> str | None:
         """Why it cannot be reached; None if it can."""
         with self._turn:
-            if time.monotonic() - self._asked_at >= _BROKER_EVERY_S:
+            if awake.now() - self._asked_at >= _BROKER_EVERY_S:
                 self._answer = asyncio.run(self._ask())
-                self._asked_at = time.monotonic()
+                self._asked_at = awake.now()
             return self._answer
 
     async def _ask(self) -> str | None:
         try:
-            async with asyncio.timeout(_BROKER_LIMIT_S):
+            async with awake.timeout(_BROKER_LIMIT_S):
                 await check_reachable(self._settings, "health")
         except TimeoutError:
             return f"the broker has not answered for {_BROKER_LIMIT_S:g} s"
@@ -112,7 +112,7 @@ class _Server(http.server.ThreadingHTTPServer):
         with self._lock:
             while len(self._open) >= MAX_CONNECTIONS:
                 self._hang_up(next(iter(self._open)))
-            self._open[request] = time.monotonic() + CONNECTION_S
+            self._open[request] = awake.now() + CONNECTION_S
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -123,7 +123,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Hang up on whoever has taken too long. Called twice a second."""
-        now = time.monotonic()
+        now = awake.now()
         with self._lock:
             for request in [request for request, until in self._open.items() if until < now]:
                 self._hang_up(request)
@@ -149,9 +149,9 @@ def _handler(state: HealthState, broker: Callable[[], str | None]) -> type[http.
         def do_GET(self) -> None:
             match self.path:
                 case "/livez":
-                    self._answer(state.alive(time.monotonic()))
+                    self._answer(state.alive(awake.now()))
                 case "/readyz":
-                    self._answer(state.ready(time.monotonic(), broker()))
+                    self._answer(state.ready(awake.now(), broker()))
                 case _:
                     self.send_error(404)
 

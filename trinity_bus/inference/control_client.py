@@ -15,6 +15,7 @@ import tempfile
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
+from trinity_bus import awake
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runtime.frames import FrameStream, ProtocolError
 from trinity_bus.weights.errors import WeightTransferError
@@ -117,7 +118,7 @@ class ControlClient:
         """
         token = next(self._tokens)
         try:
-            async with asyncio.timeout(limit_s):
+            async with awake.timeout(limit_s):
                 for worker in self._workers:
                     worker.say(AskProgress(token))
                 for worker in self._workers:
@@ -137,7 +138,7 @@ class ControlClient:
         """Wait for the end of a worker's transfer; all of its own waits have limits, so it comes."""
         while True:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with awake.timeout(_LOOK_S):
                     told = await worker.hear()
             except TimeoutError:
                 worker.say(AskProgress(token))

@@ -13,20 +13,27 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import secrets
+import signal
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.optional_columns import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
+from trinity_bus.config.mesh import computed_dtype
+from trinity_bus.config.values import unknown_options
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
+from trinity_bus.runtime.device import is_installed_for_cpu
 from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.process import how_ended
 from trinity_bus.weights.vllm.plugin import BACKEND
 
 if TYPE_CHECKING:
@@ -57,6 +64,9 @@ _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """By which a user has vLLM go beyond a model's positions."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for adapters of."""
+_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
+_FAILED = re.compile(r"Failed core proc\(s\): \{'\w+': (-?\d+)")
+"""Where vLLM tells the exit code of an engine core that has ended while it started."""
 _KV_BLOCK_TOKENS = 128
 """Tokens of a KV cache block on CPUs, vLLM's own choice there."""
 
@@ -80,8 +90,8 @@ def prepare_environment(settings: ExplorerSettings) -> None:
         # The tokenizer's threads would not survive the fork, and it says so at length.
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if settings.tensor_parallel_size == 1:
-        # The engine core is a process of its own in any case; this keeps the worker inside it.
+    if settings.tensor_parallel_size == 1 and is_installed_for_cpu():
+        # The engine core is a process of its own in any case; this keeps the worker inside it, as it is on a GPU.
         defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if settings.model_path is not None and Path(settings.model_path).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
@@ -110,14 +120,12 @@ def private_sockets() -> Iterator[None]:
 def check_model(settings: ExplorerSettings) -> None:
     """Look at the model's folder before vLLM is imported, which takes long, and says it in its own terms.
 
-    The name of a model on a hub is for vLLM to look up, and so is how far positions can be stretched (RoPE scaling).
+    How far positions can be stretched (RoPE scaling) is for vLLM to say.
 
     Raises:
         ConfigError: There is no model in the folder, or it has fewer positions than sequences are to have.
     """
     folder = Path(required(settings.model_path, "mesh.model_path", "to start the inference engine"))
-    if not folder.is_dir() and not folder.is_absolute():
-        return
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
@@ -207,6 +215,7 @@ def _launched(
 
     # An engine before this one, in this process, may have left what it read.
     disable_envs_cache()
+    config = None
     try:
         config = _configuration(settings, model_path)
         with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):
@@ -222,7 +231,29 @@ def _launched(
             return llm
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
-        raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}") from error
+        failed = _FAILED.search(str(error))
+        why = "" if failed is None else cause_of_death([int(failed[1])], config)
+        raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}{why}") from error
+
+
+def cause_of_death(codes: Iterable[int], config: "VllmConfig | None") -> str:
+    """Return what is known of why an engine has ended, and what to do about it, to be put behind that it has.
+
+    Args:
+        codes: Exit codes of its processes; minus the signal's number where one ended it.
+        config: VLLM's; None where it was not made.
+    """
+    if not (found := [code for code in codes if code]):
+        return ""
+    code = min(found)
+    advice = ""
+    if -code == signal.SIGKILL:
+        advice = "; if nobody did that, memory was short: lower explorer.max_num_seqs or explorer.cpu_kvcache_gib"
+    elif -code in _CRASHES and config is not None and config.device_config.device_type == "cpu":
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        if dtype != "float32":
+            advice = f"; vLLM's {dtype} on CPUs does so on some processors: there, set mesh.dtype to float32"
+    return f": it {how_ended(code)}{advice}"
 
 
 def _spare_front_end(llm: "AsyncLLM") -> None:
@@ -250,6 +281,7 @@ def _go_on_unless(abandoned: threading.Event) -> None:
 def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
 
     on_cpu = current_platform.is_cpu()
     if settings.capture_routes and on_cpu:
@@ -257,10 +289,12 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
             "explorer.capture_routes is set: vLLM tells routes where its second model runner runs, which needs Triton, "
             "and so a GPU"
         )
+    # Who follows the trainer computes in its type; what is served for good, in its own, but for CPUs.
+    free = settings.follows == "none" and not on_cpu
     eager = settings.compilation == "off" or (settings.compilation == "auto" and on_cpu)
     arguments: dict[str, Any] = {
         "model": model_path,
-        "dtype": settings.dtype,
+        "dtype": settings.dtype if free else computed_dtype(settings.dtype, on_cpu=on_cpu),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
         "quantization": settings.quantization,
@@ -288,11 +322,13 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    _add_options(arguments, settings, [field.name for field in fields(AsyncEngineArgs)], on_cpu=on_cpu)
     if eager and on_cpu:
         _disable_compiler()
     if on_cpu:
         _inspect_here(Path(model_path))
-    config = AsyncEngineArgs(**arguments).create_engine_config()
+    # A server: without that, vLLM computes 2,048 tokens a step where it would compute 8,192 on an H100.
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     if settings.capture_routes and (experts := config.model_config.get_num_experts()) > MAX_ROUTED_EXPERTS:
         raise EngineStartError(
             f"explorer.capture_routes is set: this model has {experts} experts, and routes can name no more than "
@@ -307,6 +343,24 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         scheduler.enable_chunked_prefill = False
         scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     return config
+
+
+def _add_options(
+    arguments: dict[str, Any], settings: ExplorerSettings, known: Collection[str], *, on_cpu: bool
+) -> None:
+    """Add what the settings pass through to the arguments of vLLM's engine.
+
+    Raises:
+        EngineStartError: One is no argument, or is decided here.
+    """
+    options = settings.engine_options
+    decided = {*arguments, *(["enable_chunked_prefill"] if on_cpu else [])}
+    wrong = unknown_options(options, known) or next(
+        (f"{name} cannot be set on {'a CPU' if on_cpu else 'a GPU'}" for name in options if name in decided), None
+    )
+    if wrong is not None:
+        raise EngineStartError(f"explorer.engine_options: {wrong}, as an argument of vLLM's engine")
+    arguments |= options
 
 
 def _inspect_here(model: Path) -> None:
@@ -364,16 +418,16 @@ def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | Non
 @contextlib.contextmanager
 def _starting(method: str | None) -> Iterator[None]:
     """Have vLLM start its processes by ``method``."""
-    if method is None:
-        yield
-        return
     import torch
     import vllm.plugins
 
+    # A forked process inherits "plugins are loaded", and ours has work to do in it. vLLM's own choice may be to fork.
+    vllm.plugins.plugins_loaded = False
+    if method is None:
+        yield
+        return
     # vLLM overwrites the variable when it makes a configuration for a CPU, and reads it when it starts processes.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
-    # A forked process inherits "plugins are loaded", and ours has work to do in it.
-    vllm.plugins.plugins_loaded = False
     threads = torch.get_num_threads()
     if method == "fork":
         # Whoever has imported torch before ``OMP_NUM_THREADS`` was set has a thread for each core.

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
+from trinity_bus import awake
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
@@ -80,7 +81,7 @@ async def sync_weights(
         WeightTransferError: It did not arrive whole; the engine serves what it served before.
         EngineDeadError: The engine is gone, or its weights are a mix of two versions.
     """
-    began = time.monotonic()
+    began = time.perf_counter()
     session = _Session(llm, timeout_s, keep_caches=keep_caches)
     try:
         progress = await control.receive(source_of(announced, member, timeout_s, cafile, fan_out=fan_out))
@@ -135,7 +136,7 @@ class _Session:
             # readers before it returns: each output carries its version in any case.
             await self._ask(core.pause_scheduler_async(mode="keep", clear_cache=not self._keep_caches))
             # Until now, steps went on; from now on, none does.
-            stopped_at = time.monotonic()
+            stopped_at = time.perf_counter()
             await self._ask(self._llm.collective_rpc("trinity_transfer_load", args=(info,)))
         except WeightTransferError as error:
             if await self._is_torn():
@@ -146,7 +147,7 @@ class _Session:
         await self._ask(
             asyncio.gather(core.set_weight_version_async(str(announced.version)), core.resume_scheduler_async())
         )
-        return time.monotonic() - stopped_at
+        return time.perf_counter() - stopped_at
 
     async def _is_torn(self) -> bool:
         """End the session, and tell whether the weights are a mix.
@@ -174,7 +175,7 @@ class _Session:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with awake.timeout(self._timeout_s):
                 return await call
         except TimeoutError as error:
             raise EngineDeadError(f"the engine gave no answer within {self._timeout_s:g} s") from error

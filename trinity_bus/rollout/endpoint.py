@@ -42,6 +42,7 @@ from trinity_bus.chat.openai import (
     Choices,
     UnknownModelError,
     error_body,
+    model_body,
     models_body,
     read_request,
     token_texts,
@@ -85,6 +86,7 @@ class Endpoint:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._models)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S)
 
     @property
@@ -185,7 +187,12 @@ class Endpoint:
     async def _models(self, request: web.Request) -> web.Response:
         if not self._knows(request):
             return _error(401, "this is not the key of this run", "authentication_error")
-        return web.json_response(models_body("policy"))
+        asked = request.match_info.get("model")
+        if asked is None:
+            return web.json_response(models_body("policy"))
+        if asked not in (*_POLICY, self.ctx.model):
+            return _error(404, f"the model {asked[:200]!r} is not served here", "not_found_error")
+        return web.json_response(model_body(asked))
 
     def _knows(self, request: web.Request) -> bool:
         return shows_key(request, self.api_key)

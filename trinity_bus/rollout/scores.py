@@ -22,6 +22,7 @@ from string import Template
 from typing import Any, Final
 
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_number, reference
@@ -215,7 +216,7 @@ def judged(
 @asynccontextmanager
 async def _within(limit_s: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(limit_s):
+        async with awake.timeout(limit_s):
             yield
     except TimeoutError as error:
         raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
@@ -227,14 +228,14 @@ async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) ->
 
     if url not in os.environ:
         raise RewardError(f"nobody can be asked to judge: {url} is not set; see explorer.runner_environment")
-    limit = aiohttp.ClientTimeout(total=timeout_s)
     body = {"model": model, "messages": [{"role": "user", "content": text}]}
     headers = {"Authorization": f"Bearer {os.environ.get(key, '')}"}
     address = f"{os.environ[url].rstrip('/')}/chat/completions"
     raw = bytearray()
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
+            awake.timeout(timeout_s),
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), headers=headers) as session,
             session.post(address, json=body, allow_redirects=False) as answer,
         ):
             async for piece in answer.content.iter_any():

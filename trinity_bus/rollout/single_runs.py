@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from schemas.experience import Rollout
 from schemas.task import Task
+from trinity_bus import awake
 from trinity_bus.rollout.metrics import RUN_TIME
 from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, WorkflowError
 
@@ -64,7 +65,7 @@ class SingleRunWorkflow(ABC):
 
     async def _timed(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         began = time.perf_counter()
-        async with asyncio.timeout(self.run_timeout_s):
+        async with awake.timeout(self.run_timeout_s):
             of_run = ctx.of_run(run_id)
             given = await self.run_once(task, of_run, run_id)
             await of_run.settle()

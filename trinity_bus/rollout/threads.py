@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self
 
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.chat import Completion
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext
@@ -78,7 +79,7 @@ async def within[**P](
         Exception: What the function raises.
     """
     try:
-        async with asyncio.timeout(limit_s) as limit:
+        async with awake.timeout(limit_s) as limit:
             if inspect.iscoroutinefunction(function):
                 return await function(*args, **kwargs)
             return await in_thread(function, *args, **kwargs)

@@ -12,15 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from trinity_bus.chat import EndingTokenizer
+from trinity_bus.chat.encoding import Encoder, Writing
 from trinity_bus.chat.options import TemplateOptions, read_options
 
 
-def load_tokenizer(model_path: str, options: TemplateOptions | None = None) -> EndingTokenizer:
+def load_tokenizer(
+    model_path: str,
+    options: TemplateOptions | None = None,
+    *,
+    max_tokens: int | None = None,
+    parse_special_tokens: bool = False,
+    renderer: str | None = None,
+) -> EndingTokenizer:
     """Return the tokenizer of a Hugging Face model.
 
     Args:
         model_path: A folder, or the name of a model.
-        options: Of its chat template (``mesh.chat_template_options``), for ``renderer_for`` to find.
+        options: Of its chat template (``mesh.chat_template_options``), for ``renderer_for`` to find, as the others.
+        max_tokens: Of the longest prompt (``mesh.max_model_len``): what is surely longer is not tokenized.
+        parse_special_tokens: Whether special tokens in what users and tools say are tokens.
+        renderer: Name of the package's renderer (``mesh.renderer``).
 
     Raises:
         OSError, ValueError: There is none.
@@ -34,8 +45,10 @@ def load_tokenizer(model_path: str, options: TemplateOptions | None = None) -> E
     with without_torch():
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        # Left out, it asks at the terminal whether code of the folder may run.
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     tokenizer.chat_template_options = options
+    tokenizer.encoder_of_text = Encoder(tokenizer, Writing(max_tokens, parse_special_tokens, renderer))
     loaded: EndingTokenizer = tokenizer
     return loaded
 

@@ -27,6 +27,7 @@ from schemas.record import BatchType
 from schemas.sampling import Sampling
 from schemas.task import Task
 from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
+from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
@@ -356,7 +357,10 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} has messages but {error}") from error
     else:
-        token_ids = tokenizer.encode(task.prompt or "")
+        try:
+            token_ids = encoder_of(tokenizer).prompt(task.prompt or "")
+        except ChatError as error:
+            raise WorkflowError(f"task {task.task_id!r} has a prompt but {error}") from error
     if not token_ids:
         raise WorkflowError(f"task {task.task_id!r} has a prompt without a single token")
     return token_ids

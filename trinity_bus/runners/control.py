@@ -26,7 +26,7 @@ class LoadWorkflows(Struct, tag="load", frozen=True):
     """What all runners have in common."""
 
     tokenizer: str
-    """What loads it, as ``module:function``; it is called with ``model_path`` and ``template_options``."""
+    """What loads it, as ``module:function``; called as ``trinity_bus.rollout.tokenizer.load_tokenizer`` is."""
     model_path: str
     model: str
     """Its name, for the experiences."""
@@ -40,6 +40,10 @@ class LoadWorkflows(Struct, tag="load", frozen=True):
     """``TelemetrySettings`` as JSON."""
     template_options: dict[str, Any] = {}
     """Of the model's chat template."""
+    max_tokens: int | None = None
+    """Of the longest prompt."""
+    parse_special_tokens: bool = False
+    renderer: str | None = None
     user: str | None = None
     """User, by name or number, to become before anything of the workflows' is imported; None: to stay."""
 

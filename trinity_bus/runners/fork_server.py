@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from schemas import Sampling
+from trinity_bus import awake
 from trinity_bus.config import Settings, env_name
 from trinity_bus.errors import ConfigError
 from trinity_bus.runners.confinement import environment
@@ -116,6 +117,9 @@ class ForkServer:
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),
                     template_options=explorer.chat_template_options,
+                    max_tokens=explorer.max_model_len,
+                    parse_special_tokens=explorer.parse_special_tokens,
+                    renderer=explorer.renderer,
                     user=user,
                 )
             )
@@ -140,7 +144,7 @@ class ForkServer:
         readable = asyncio.Event()
         loop.add_reader(self._channel.fileno(), readable.set)
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with awake.timeout(self._limit_s):
                 await readable.wait()
         except TimeoutError as error:
             raise RunnersError(f"the runners' fork server did not start within {self._limit_s:g} s") from error

@@ -31,6 +31,7 @@ from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
 from schemas.turn import Answer, Turn
 from schemas.vectors import FLOAT32, INT32
+from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference import errors as engine_errors
@@ -399,7 +400,7 @@ class _TurnsOf:
         longer than ``_SETTLE_S``: the failure is to be told.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_S):
+            async with awake.timeout(_SETTLE_S):
                 ended = await asyncio.gather(*(one.durable() for one in self._given), return_exceptions=True)
                 for error in filter(None, ended):
                     _log.warning("a turn of a run that failed is not kept: %s", error)

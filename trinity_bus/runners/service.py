@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from schemas import Dispatch
 from schemas.event import RunnerState
+from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import messages, request_rules
@@ -142,7 +143,7 @@ class Runners:
         """Look after them until cancelled."""
         while True:
             await asyncio.sleep(self._tick_s)
-            self._do(self._pool.tick(time.monotonic(), {serial: rss_mib(pid) for serial, pid in self._pids.items()}))
+            self._do(self._pool.tick(awake.now(), {serial: rss_mib(pid) for serial, pid in self._pids.items()}))
 
     async def roll_out(
         self, order: Dispatch, raw: bytes, traceparent: str | None, *, keep: Keep, turns: Sequence[bytes] = ()
@@ -170,7 +171,7 @@ class Runners:
         try:
             return await pending.answer
         except asyncio.CancelledError:
-            self._do(self._pool.cancel(job, time.monotonic(), at_once=pending.at_once))
+            self._do(self._pool.cancel(job, awake.now(), at_once=pending.at_once))
             raise
         finally:
             del self._pending[job]
@@ -210,7 +211,7 @@ class Runners:
 
     async def _all_dead(self, limit_s: float) -> bool:
         try:
-            async with asyncio.timeout(limit_s):
+            async with awake.timeout(limit_s):
                 while self._dying and not self._orphaned:
                     self._changed.clear()
                     await self._changed.wait()
@@ -321,12 +322,12 @@ class Runners:
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)
                 if answer.worn:
-                    self._do(self._pool.worn(link.serial, time.monotonic()))
+                    self._do(self._pool.worn(link.serial, awake.now()))
 
     def broken(self, link: RunnerLink, why: str) -> None:
         """Note that a runner has said what it must not say, or has hung up."""
         if self._links.get(link.serial) is link:
-            self._do(self._pool.broken(link.serial, why, time.monotonic()))
+            self._do(self._pool.broken(link.serial, why, awake.now()))
 
     def hung_up(self, link: RunnerLink) -> None:
         """Note that a runner's end of the socket is closed.
@@ -342,7 +343,7 @@ class Runners:
             self._answer(how.job, AttemptResult(how.group, how.error))
         elif isinstance(how, RunFailed):
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
-        self._do(self._pool.ended(how.job, time.monotonic()))
+        self._do(self._pool.ended(how.job, awake.now()))
 
     async def _serve(self, link: RunnerLink, asked: Asked) -> None:
         request = (asked.job, asked.request)

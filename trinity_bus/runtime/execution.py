@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trinity_bus import awake
 from trinity_bus.runtime import guard
 
 type Process = asyncio.subprocess.Process
@@ -117,7 +118,7 @@ async def execute(
         _keep(process.stderr, errors, output_bytes),
     )
     try:
-        async with asyncio.timeout(wall_s):
+        async with awake.timeout(wall_s):
             await asyncio.shield(talk)
             await process.wait()
     except TimeoutError:
@@ -127,7 +128,7 @@ async def execute(
         running.discard(process)
         try:
             # Its processes are dead, and so its pipes are at their ends; unless one has got away.
-            async with asyncio.timeout(_STOP_S):
+            async with awake.timeout(_STOP_S):
                 _, more_output, more_errors = await talk
         except TimeoutError:
             more_output = more_errors = True
@@ -144,7 +145,7 @@ async def _ended(process: Process, stop: Stop) -> int:
     if process.returncode is None:
         await stop(process)
         try:
-            async with asyncio.timeout(_STOP_S):
+            async with awake.timeout(_STOP_S):
                 return await process.wait()
         except TimeoutError:
             await kill(process)

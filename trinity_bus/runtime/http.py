@@ -4,17 +4,28 @@
 
     listening --set up--> BOUND, ``host:port`` --left, however--> cleaned up: requests under way have ``shutdown_s``
                   '--the port cannot be had--> ConfigError, cleaned up
+
+    a large request --its client has room, and all together--> read, made into tokens --> its room is free
+                       '--no room--> waits, as long as its caller lets it
+
+A request's body takes many times its memory while it is read and made into tokens. So large ones share room: a client
+has at most half of it, so that no client's requests hold up all of another's.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from aiohttp import web
 
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.secrecy import same_secret
 
+SMALL: Final = 64 << 10
+"""Bytes of a request that needs no room."""
 _IDLE_S: Final = 75.0
 """How long a connection is kept on which no whole head of a request comes."""
 
@@ -51,6 +62,90 @@ async def listening(
         yield f"{named}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+class Room:
+    """For large requests.
+
+    Args:
+        most: Bytes of all of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: Counter[str] = Counter()
+        self._freed = asyncio.Event()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that are taken."""
+        return self._taken.total()
+
+    async def take(self, request: web.Request, owner: str, largest: int) -> "TakenRoom":
+        """Wait for room for a request; of one that does not say how large it is, for the largest.
+
+        Args:
+            request: Of which nothing was read.
+            owner: Whose it is.
+            largest: Bytes of any request.
+        """
+        length = None if "Content-Encoding" in request.headers else request.content_length
+        size = min(largest if length is None else length, largest, self._most // 2)
+        if size <= SMALL and length is not None:
+            size = 0
+        while size and (self.taken + size > self._most or self._taken[owner] + size > self._most // 2):
+            self._freed.clear()
+            await self._freed.wait()
+        self._taken[owner] += size
+        return TakenRoom(self, owner, size)
+
+    def give_back(self, owner: str, size: int) -> None:
+        """Take note that so much is free again."""
+        self._taken[owner] -= size
+        if not self._taken[owner]:
+            del self._taken[owner]
+        self._freed.set()
+
+
+class TakenRoom:
+    """The room of one request.
+
+    Args:
+        room: That it is of.
+        owner: Whose it is.
+        size: Bytes.
+    """
+
+    def __init__(self, room: Room, owner: str, size: int) -> None:
+        self._room, self._owner, self._size = room, owner, size
+
+    def free(self) -> None:
+        """Let others have it; again changes nothing."""
+        size, self._size = self._size, 0
+        if size:
+            self._room.give_back(self._owner, size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.free()
+
+
+async def read_body(request: web.Request, most: int) -> bytes:
+    """Return what a request says; unlike ``request.read``, nothing keeps it but the caller.
+
+    Raises:
+        HTTPRequestEntityTooLarge: It has more bytes than ``most``.
+    """
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body))
+    return bytes(body)
 
 
 def shows_key(request: web.Request, key: str) -> bool:

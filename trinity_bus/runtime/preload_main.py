@@ -174,12 +174,20 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[
         _tell_log("importing")
         for function in functions:
             named(function)()
+            _check_gpu_is_untouched(function)
     _tell_log("imported")
     # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
     gc.freeze()
     preloaded = Preloaded(channel)
     preloaded.loaded()
     return preloaded.run()
+
+
+def _check_gpu_is_untouched(function: str) -> None:
+    """Raise where an import has begun to use CUDA: nothing that is forked from this process could use it then."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError(f"{function} has begun to use CUDA, which no fork of this process can use now")
 
 
 def _tell_log(what: str) -> None:

@@ -13,10 +13,12 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
+
+from trinity_bus import awake
 
 GRACE_S = 30.0
 """How long a shutdown may take, beside what it waits for on purpose."""
@@ -57,7 +59,7 @@ class _Stop:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._timer: threading.Timer | None = None
+        self._timer: awake.Alarm | None = None
         self.received: signal.Signals | None = None
 
     async def guard(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -77,9 +79,7 @@ class _Stop:
         self.received = number
         # A thread, because a service that hangs may hang its event loop.
         message = f"did not stop within {self._grace_s:g} s of {number.name}"
-        self._timer = threading.Timer(self._grace_s, _exit, (message, number))
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer = awake.Alarm(self._grace_s, partial(_exit, message, number))
         task.cancel()
 
     def over(self) -> None:

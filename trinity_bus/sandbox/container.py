@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from trinity_bus import awake
 from trinity_bus.runtime.execution import Executed, Process, execute, kill
 from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
 
@@ -116,7 +117,7 @@ class ContainerSandbox(Sandbox):
             self._docker, "kill", *names, stdout=nowhere, stderr=nowhere, start_new_session=True
         )
         try:
-            async with asyncio.timeout(_KILL_S):
+            async with awake.timeout(_KILL_S):
                 await killing.wait()
         except TimeoutError:
             log.warning(

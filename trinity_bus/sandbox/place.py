@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from trinity_bus import awake
 from trinity_bus.sandbox.removal import remove_tree
 
 _PREFIX: Final = "trinity-bus-sandbox-"
@@ -164,7 +165,7 @@ class LeftPlaces:
 
     def remove(self) -> None:
         """Remove it, unless this process has done so within the last minute."""
-        now = time.monotonic()
+        now = awake.now()
         if now - self._removed_at < _NEW_S:
             return
         self._removed_at = now

@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
@@ -240,7 +241,7 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
         gpu_bytes: Memory of each; None: it is on CPUs.
     """
     own, t = settings.explorer, settings.explorer.tensor_parallel_size
-    width = 4 if settings.mesh.dtype == "float32" else 2
+    width = 4 if computed_dtype(settings.mesh.dtype, on_cpu=gpu_bytes is None) == "float32" else 2
     count = rank_parameters(shape, tensor=t, pipeline=1, expert=1)
     per_token = 2 * shape.layers * -(-shape.groups // t) * shape.head_dim * width
     length = settings.mesh.max_model_len
@@ -270,6 +271,4 @@ def _room(cache: int, per_token: int, length: int) -> str:
 
 
 def _trained_bytes(own: TrainerSettings, gpu_bytes: int | None) -> int:
-    if own.engine == "torch" or own.dtype == "float32" or (own.dtype == "auto" and gpu_bytes is None):
-        return 4
-    return 2
+    return 4 if own.engine == "torch" or computed_dtype(own.dtype, on_cpu=gpu_bytes is None) == "float32" else 2

@@ -31,7 +31,7 @@ class Occupancy:
         clock: Seconds, steady.
     """
 
-    def __init__(self, idle: str, units: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, idle: str, units: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
         self._idle = idle
         self._clock = clock
         self._busy: dict[str, int] = {}

@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import NoOpTracer, Tracer
 
+from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
@@ -103,11 +104,11 @@ def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[s
     They are left behind in threads that do not keep the process: the SDK cannot be told to give up an export.
     """
     threads = {what: threading.Thread(target=end, name=f"end of {what}", daemon=True) for what, end in ends.items()}
-    deadline = time.monotonic() + limit_s
+    deadline = awake.now() + limit_s
     for thread in threads.values():
         thread.start()
     for thread in threads.values():
-        thread.join(max(0.0, deadline - time.monotonic()))
+        awake.join(thread, deadline - awake.now())
     return [what for what, thread in threads.items() if thread.is_alive()]
 
 

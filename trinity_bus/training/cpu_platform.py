@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import torch
 
+from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.runtime.heap import importing
 
 CPU: Final = torch.device("cpu")
@@ -95,6 +96,10 @@ JIT_REASON: Final = (
     "Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of "
     "the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is."
 )
+
+_BEGINS_CUDA: Final = "flashinfer"
+"""Megatron's inference imports it where it can, and its import asks the GPU for its properties. That takes 20 s, and a
+process that is forked afterwards cannot use CUDA. Training has no use for it."""
 
 _MODULES: Final = (
     "megatron.core.distributed",
@@ -210,9 +215,22 @@ def _no_compilation() -> Iterator[None]:
         torch.compile = genuine
 
 
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Within, a module that is not imported yet cannot be."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # as ``import`` documents it
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 def on_cpu() -> bool:
-    """Return True where Megatron runs on the CPU because there is no CUDA device."""
-    return not torch.cuda.is_available()
+    """Return True where Megatron runs on the CPU: there is no CUDA device, or it is not to be used."""
+    return not uses_gpu()
 
 
 def replace_function(module: str, path: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -242,7 +260,7 @@ def prepare() -> _TorchView | None:
     with warnings.catch_warnings(), importing():
         for message in _IMPORT_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        with _no_compilation() if on_cpu() else contextlib.nullcontext():
+        with _without(_BEGINS_CUDA), _no_compilation() if on_cpu() else contextlib.nullcontext():
             for name in _MODULES:
                 importlib.import_module(name)
     vars(sys.modules[UNDEFINED[0]]).setdefault(UNDEFINED[1], None)

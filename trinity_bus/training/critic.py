@@ -65,7 +65,12 @@ class Critic:
         self._settings, self._layout, self._before_each = settings, layout, before_each
         self._budget = budget
         trunk = AutoModel.from_pretrained(
-            source, local_files_only=True, use_safetensors=True, dtype=torch.float32, attention_dropout=0.0
+            source,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attention_dropout=0.0,
         )
         head = torch.nn.Linear(trunk.config.hidden_size, 1)
         torch.nn.init.zeros_(head.weight)

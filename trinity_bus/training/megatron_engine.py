@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.training import parallel
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError, TrainingError
@@ -50,11 +51,10 @@ class MegatronEngine(RankEngine):
     @staticmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
         """See :class:`RankEngine`."""
-        if settings.dtype == "auto":
-            return torch.float32 if on_cpu() else torch.bfloat16
         if settings.dtype == "bfloat16" and on_cpu():
             raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+        dtype: torch.dtype = getattr(torch, computed_dtype(settings.dtype, on_cpu=on_cpu()))
+        return dtype
 
     def _build(self) -> None:
         settings = self.settings

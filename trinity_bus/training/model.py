@@ -6,7 +6,6 @@ them inside, where an adapter cannot see its result. Only the CPU path is exerci
 """
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,13 +13,12 @@ from typing import Final
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from safetensors import SafetensorError
 
 from trinity_bus.training.attention import SDPAttention
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape, tensors
-from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import (
     GPTModel,
@@ -205,16 +203,13 @@ def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: 
     """Fill a model, in place, from the safetensors of a Hugging Face folder.
 
     Raises:
-        ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
+        ConversionError: The folder does not hold this model and nothing else (see ``hf_folder``), or a tensor has
+            another shape than the configuration says.
     """
-    try:
-        with torch.no_grad():
-            for parameter, shard in shards_of(chunks, shape, layout, reader(folder), folder):
-                parameter.copy_(shard)
-    except (OSError, SafetensorError, RuntimeError, json.JSONDecodeError) as error:
-        raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
-    except KeyError as error:
-        raise ConversionError(f"{folder} lacks the tensor {error}") from error
+    read = weights(folder, shape)
+    with torch.no_grad(), readable(folder):
+        for parameter, shard in shards_of(chunks, shape, layout, read, folder):
+            parameter.copy_(shard)
 
 
 def shards_of(

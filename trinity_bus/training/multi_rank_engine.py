@@ -97,6 +97,11 @@ class MultiRankEngine(TrainingEngine):
         return self._engine.device_type
 
     @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`TrainingEngine`."""
+        return self._engine.dtype
+
+    @property
     def progress(self) -> TrainingProgress:
         """See :class:`TrainingEngine`. The others learn all but the step when a checkpoint is written."""
         return self._engine.progress

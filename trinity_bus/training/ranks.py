@@ -30,16 +30,18 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NoReturn, Protocol
 
+from trinity_bus import awake
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.runtime.ports import LOOPBACK
-from trinity_bus.runtime.process import Child
+from trinity_bus.runtime.process import Child, how_ended
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_lines import PairLine, RankLine
-from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls, how_ended
+from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls
 from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
@@ -164,7 +166,7 @@ class Followers:
         self._roll = PendingCalls(world_size)
         self._changed = threading.Condition()
         self._ending = False
-        self._abort: threading.Timer | None = None
+        self._abort: awake.Alarm | None = None
         self._followers = source.start(world_size)
         self._readers = [
             threading.Thread(target=self._read, args=(follower,), name=f"rank {follower.rank}", daemon=True)
@@ -207,7 +209,7 @@ class Followers:
             yield
         except RuntimeError as error:  # what collectives raise
             with self._changed:
-                self._changed.wait_for(lambda: self._roll.lost, _WORDS_S)
+                self._wait(lambda: self._roll.lost, _WORDS_S)
                 if self._roll.lost is not None:
                     raise RankError(self._roll.lost) from error
             raise
@@ -223,7 +225,7 @@ class Followers:
         """
         roll = self._roll
         with self._changed:
-            if not self._changed.wait_for(lambda: roll.lost is not None or roll.settled, LIMIT_S):
+            if not self._wait(lambda: roll.lost is not None or roll.settled, LIMIT_S):
                 raise RankError(roll.late(LIMIT_S))
             if roll.lost is not None:
                 raise RankError(roll.lost)
@@ -259,7 +261,7 @@ class Followers:
             self._changed.notify_all()
         for follower, reader in zip(self._followers, self._readers, strict=True):
             if leaving:
-                reader.join(GRACE_S)
+                awake.join(reader, GRACE_S)
             # The reader takes this for the rank's end, and sees to that.
             follower.line.end()
             reader.join()
@@ -269,21 +271,23 @@ class Followers:
         if self._abort is not None:
             self._abort.cancel()
 
+    def _wait(self, has_come: Callable[[], object], limit_s: float) -> bool:
+        """With the lock held: whether it has come in time."""
+        return awake.wait_in_thread(partial(self._changed.wait_for, has_come), limit_s)
+
     def _until_lost(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._roll.lost or self._ending)
             if self._ending or self._roll.lost is None:
                 return
             reason = self._roll.lost
-            self._abort = threading.Timer(ABORT_S, end_by_force, (reason,))
-            self._abort.daemon = True
-            self._abort.start()
+            self._abort = awake.Alarm(ABORT_S, partial(end_by_force, reason))
         log.error("%s: the trainer ends, and goes on from its checkpoint when it is started again", reason)
         raise RankError(reason)
 
     def _explain(self, error: OSError, otherwise: str) -> NoReturn:
         with self._changed:
-            self._changed.wait_for(lambda: self._roll.lost, _WORDS_S)
+            self._wait(lambda: self._roll.lost, _WORDS_S)
             raise RankError(self._roll.lost or otherwise) from error
 
     def _read(self, follower: Follower) -> None:

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ class ModelRunner:
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         """The model's stages on this rank."""
+        self._options: Final = {"fp32_output": False} if bf16 else {}
         self._routes = RoutesOfModel(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
@@ -251,7 +252,8 @@ class ModelRunner:
                     network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
                 )
             tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
-            hidden = network(tokens, positions, None, packed_seq_params=packed)
+            # Float16Module would make float32 of them; whoever computes with them does so in chunks.
+            hidden = network(tokens, positions, None, packed_seq_params=packed, **self._options)
             return hidden, functools.partial(function, indices, arrays)
 
         iterators = [iter(micro_batches) for _ in self.chunks]

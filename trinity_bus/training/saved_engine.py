@@ -44,7 +44,7 @@ class SavedEngine(TrainingEngine):
     """In ``trainer.engine`` and in checkpoints."""
 
     def __init__(self, settings: TrainerSettings, layout: Layout) -> None:
-        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
+        self.settings, self.layout, self._dtype = settings, layout, self.dtype_of(settings)
         self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
         self._progress = TrainingProgress()
         self._critic: Critic | None = None
@@ -104,6 +104,11 @@ class SavedEngine(TrainingEngine):
     def device_type(self) -> str:
         """See :class:`TrainingEngine`."""
         return str(self.layout.device.type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`TrainingEngine`."""
+        return self._dtype
 
     @property
     def progress(self) -> TrainingProgress:
@@ -196,7 +201,7 @@ class SavedEngine(TrainingEngine):
             self._load_weights(folder)
         self._load_optimizer_state(optimizer, folder)
         torch.set_rng_state(rng["torch"])
-        if self.device_type == "cuda":
+        if self.device_type == "cuda" and "cuda" in rng:  # It is not where a CPU has trained before.
             torch.cuda.set_rng_state(rng["cuda"])
         if self._critic is not None:
             self._critic.load_state(SavedState(folder, "critic."))

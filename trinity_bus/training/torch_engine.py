@@ -5,22 +5,23 @@ Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the re
 that fits into one process can be trained with it, where Megatron-core is not wanted.
 """
 
-import json
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.values import unknown_options
+from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.training import adapters, packing
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
-from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.padding import padded
@@ -45,7 +46,7 @@ class TorchEngine(RankEngine):
     def __init__(self, settings: TrainerSettings) -> None:
         if settings.ranks > 1:
             raise ParallelError(f"trainer.engine=torch trains on one rank, not on {settings.ranks}")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device("cuda" if uses_gpu() else "cpu")
         super().__init__(settings, layout=Layout.alone(device))
 
     @staticmethod
@@ -59,7 +60,13 @@ class TorchEngine(RankEngine):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         settings = self.settings
-        config = AutoConfig.from_pretrained(self.source, local_files_only=True, attention_dropout=0.0)
+        try:
+            config = AutoConfig.from_pretrained(
+                self.source, local_files_only=True, trust_remote_code=False, attention_dropout=0.0
+            )
+        # Its own errors have no common base; what is wrong is in the file.
+        except Exception as error:
+            raise ConversionError(f"{self.source}: transformers cannot read its config.json: {error}") from error
         self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
         self._load_weights(self.source)
         self._adapted: dict[str, Any] = {}
@@ -71,6 +78,9 @@ class TorchEngine(RankEngine):
             self._network.gradient_checkpointing_enable()
             if settings.lora_rank:
                 self._network.enable_input_require_grads()
+        options: dict[str, Any] = dict(settings.optimizer_options)
+        if wrong := unknown_options(options, inspect.signature(torch.optim.AdamW).parameters):
+            raise TrainingError(f"trainer.optimizer_options: {wrong}, as an argument of torch's AdamW")
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -78,6 +88,7 @@ class TorchEngine(RankEngine):
             ],
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
+            **options,
         )
 
     def _adapt(self) -> None:
@@ -182,20 +193,15 @@ class TorchEngine(RankEngine):
         return (parameter for parameter in self._network.parameters() if parameter.requires_grad)
 
     def _load_weights(self, folder: Path) -> None:
-        try:
-            read = reader(folder)
-            with torch.no_grad():
-                for name, own in self._hf_views():
-                    tensor = read(name)
-                    if tensor.shape != own.shape:
-                        raise ConversionError(
-                            f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(own.shape)}"
-                        )
-                    own.copy_(tensor)
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
-            raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
-        except KeyError as error:
-            raise ConversionError(f"{folder} lacks the tensor {error}") from error
+        read = weights(folder, self.shape)
+        with torch.no_grad(), readable(folder):
+            for name, own in self._hf_views():
+                tensor = read(name)
+                if tensor.shape != own.shape:
+                    raise ConversionError(
+                        f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(own.shape)}"
+                    )
+                own.copy_(tensor)
 
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         with torch.no_grad():

@@ -1,12 +1,12 @@
 """Transactions that somebody has left open, behind which a mesh waits."""
 
 import asyncio
-import time
 from collections.abc import Collection
 from typing import Final
 
 from schemas.topic import Topic
 from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
+from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.bus.stalls import HELD_S, Stalls, Standing
 
@@ -38,7 +38,7 @@ class HeldBack:
         for topic in self._topics:
             stable, written = await self._bus.end_offsets(topic), await self._bus.written_ends(topic)
             standings += [Standing(topic.name, p, end, end, written.get(p)) for p, end in stable.items()]
-        self._stalls.look(time.monotonic(), standings, ())
+        self._stalls.look(awake.now(), standings, ())
         return self._stalls.lines
 
     async def certain(self) -> list[str]:
@@ -48,9 +48,9 @@ class HeldBack:
             BusError: The broker does not answer in time.
         """
         # Where one transaction follows the other there is always one that has just begun.
-        until = time.monotonic() + 2 * HELD_S
+        until = awake.now() + 2 * HELD_S
         lines = await self.look()
-        while self._stalls.doubtful and time.monotonic() <= until:
+        while self._stalls.doubtful and awake.now() <= until:
             await asyncio.sleep(_LOOK_S)
             lines = await self.look()
         return lines

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Start, TopicFollower
 from trinity_bus.bus.offsets import recent
 from trinity_bus.view.state import MeshState
@@ -53,7 +54,7 @@ class MeshFollower:
         state: MeshState | None = None,
         expect: Sequence[type] | None = None,
         on_end: Callable[[BaseException], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = awake.now,
         gather_s: float | None = None,
     ) -> None:
         self._state = MeshState() if state is None else state
@@ -110,7 +111,7 @@ class MeshFollower:
         """
         self._changed.clear()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake.timeout(timeout_s):
                 await self._changed.wait()
         except TimeoutError:
             pass
@@ -155,7 +156,7 @@ async def follow(
     topics: Sequence[Topic] = (BATCHES, MODEL_VERSIONS, *EVENTS),
     whole: bool = False,
     state: MeshState | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = awake.now,
     gather_s: float | None = None,
 ) -> AsyncIterator[MeshFollower]:
     """Provide a follower whose state holds what the log holds at entry.

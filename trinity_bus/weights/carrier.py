@@ -107,11 +107,6 @@ class Carrier(Protocol):
     """Kind of connection by which bytes of versions come: makes both ends of one."""
 
     @property
-    def device(self) -> str:
-        """Where the bytes must lie."""
-        ...
-
-    @property
     def keeps(self) -> bool:
         """Whether it is worth while to keep a channel, and what was made over it, from version to version."""
         ...

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.weights.carrier import Carrier
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.frames import FrameCarrier
@@ -31,7 +32,7 @@ def carrier_of(method: Method, device: "torch.device | None" = None) -> Carrier:
     if device is None:
         import torch
 
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        device = torch.device("cuda", torch.cuda.current_device()) if uses_gpu() else torch.device("cpu")
     if device.type != "cuda":
         raise WeightTransferError(
             f"nccl carries versions from GPU to GPU, and here they would lie on {device.type}: "

@@ -24,9 +24,9 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable
 
+from trinity_bus import awake
 from trinity_bus.weights import proof
 from trinity_bus.weights.errors import LinkError, OtherProtocolError, WireError
 from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Handshake, Side
@@ -44,7 +44,7 @@ MEETING_S = 10.0
 """Most that may pass until both have proven themselves: the trainer may read the announcement after the member."""
 
 type FindSecret = Callable[[str, Callable[[bytes], bool], float], bytes | None]
-"""Who, whether a secret is the right one, until when (``time.monotonic``): the secret, or None where there is none."""
+"""Who, whether a secret is the right one, until when (``awake.now``): the secret, or None where there is none."""
 
 
 class Channel:
@@ -100,7 +100,7 @@ class Channel:
 
         Args:
             limit: Most bytes that it may have.
-            deadline: By ``time.monotonic``, however much moves; unset: as long as something does.
+            deadline: By ``awake.now``, however much moves; unset: as long as something does.
 
         Raises:
             LinkError: It does not come, or is of somebody else.
@@ -129,7 +129,7 @@ class Channel:
             LinkError: The other side closed, is silent for too long, or the transfer was cancelled.
         """
         filled = 0
-        silent_at = time.monotonic() + self._timeout_s
+        silent_at = awake.now() + self._timeout_s
         try:
             self._connection.settimeout(_SLICE_S)
             while filled < len(view):
@@ -142,14 +142,14 @@ class Channel:
                     if error.errno == errno.ETIMEDOUT:
                         # Not this slice: the kernel has given the other machine up.
                         raise LinkError("the other side is not reached any more") from error
-                    if time.monotonic() > (silent_at if deadline is None else min(silent_at, deadline)):
+                    if awake.now() > (silent_at if deadline is None else min(silent_at, deadline)):
                         raise LinkError("the deadline passed while the other side was silent") from None
                     continue
                 if count == 0:
                     raise LinkError("the other side closed the connection")
                 filled += count
-                silent_at = time.monotonic() + self._timeout_s
-                if deadline is not None and time.monotonic() > deadline:
+                silent_at = awake.now() + self._timeout_s
+                if deadline is not None and awake.now() > deadline:
                     raise LinkError("the deadline passed while the other side was slow")
         except (OSError, ValueError) as error:
             if isinstance(error, LinkError):
@@ -163,8 +163,14 @@ class Channel:
             LinkError: They are not taken.
         """
         try:
-            self._connection.settimeout(self._timeout_s)
-            self._connection.sendall(data)
+            self._connection.settimeout(_SLICE_S)
+            left, until = memoryview(data).cast("B"), awake.now() + self._timeout_s
+            while left:
+                try:
+                    left = left[self._connection.send(left) :]
+                except (TimeoutError, ssl.SSLWantWriteError) as error:
+                    if error.errno == errno.ETIMEDOUT or awake.now() > until:
+                        raise
         except (OSError, ValueError) as error:
             raise LinkError(f"the connection broke: {error}") from error
 
@@ -182,11 +188,20 @@ class Channel:
 
     def waits_for_more(self) -> bool:
         """Whether the other side says something more, rather than to close or to be silent for the time limit."""
-        try:
-            self._connection.settimeout(self._timeout_s)
-            return self._connection.recv(1, socket.MSG_PEEK) != b""
-        except (OSError, ValueError):
-            return False
+        more = False
+
+        def has_come(limit_s: float) -> bool:
+            nonlocal more
+            self._connection.settimeout(max(limit_s, _SLICE_S))
+            try:
+                more = self._connection.recv(1, socket.MSG_PEEK) != b""
+            except TimeoutError as error:
+                return error.errno == errno.ETIMEDOUT
+            return True
+
+        with contextlib.suppress(OSError, ValueError):
+            awake.wait_in_thread(has_come, self._timeout_s)
+        return more
 
     def wait(self) -> None:
         """Wait, however long, until the other side says something, or the connection ends in whatever way."""
@@ -262,7 +277,7 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
     where = f"{source.host}:{source.port}"
     if not source.secret:
         raise LinkError("the announcement carries no secret: its coordinator is older than this explorer; upgrade it")
-    deadline = time.monotonic() + min(source.timeout_s, MEETING_S)
+    deadline = awake.now() + min(source.timeout_s, MEETING_S)
     try:
         connection = socket.create_connection((source.host, source.port), timeout=source.timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -316,7 +331,7 @@ def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str
         LinkError: It is no member.
         WireError: It says something else.
     """
-    deadline = time.monotonic() + min(timeout_s, MEETING_S)
+    deadline = awake.now() + min(timeout_s, MEETING_S)
     challenge = os.urandom(NONCE_BYTES)
     channel.write(_GREETING.pack(_MAGIC, PROTOCOL) + challenge)
     (length,) = _LENGTH.unpack(channel.read(_LENGTH.size, deadline))

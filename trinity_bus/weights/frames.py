@@ -1,9 +1,9 @@
 """The bytes of a version on the channel itself: what ``carrier`` says, over TCP. Frames of chunks: ``held_version``."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trinity_bus import awake
 from trinity_bus.weights.carrier import Arrived
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import WireError
@@ -31,7 +31,6 @@ class _View:
 class FrameCarrier:
     """A ``Carrier``. What is said and the bytes follow each other, so nothing is made and nothing kept."""
 
-    device = "cpu"
     keeps = False
 
     def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "list[_View]":
@@ -91,7 +90,7 @@ class FrameTaker:
         """See ``Taker``. What has been read is there, so no buffer is ever replaced."""
         del buffers
         channel, chunks = self._channel, holding.chunks
-        deadline = None if limit_s is None else time.monotonic() + limit_s
+        deadline = None if limit_s is None else awake.now() + limit_s
         while holding.proven < len(chunks):
             (left,) = FRAME.unpack(channel.read(FRAME.size, deadline))
             if left == LEAVE:
@@ -104,7 +103,7 @@ class FrameTaker:
                 channel.read_into(view, deadline)
                 holding.prove(view)
                 left -= len(view)
-                deadline = None if limit_s is None else time.monotonic() + limit_s
+                deadline = None if limit_s is None else awake.now() + limit_s
                 if holding.ends_bucket(number):
                     arrived(chunks[number][0])
         return True

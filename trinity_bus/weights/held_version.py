@@ -16,8 +16,10 @@ import contextlib
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
+from trinity_bus import awake
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import HASH_BYTES, Span, behind_piece, chunk_hash
 from trinity_bus.weights.errors import LinkError, WeightTransferError
@@ -111,7 +113,8 @@ class HeldVersion:
             LinkError: It is retired.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._retired or self.proven > proven, limit_s)
+            grown = partial(self._changed.wait_for, lambda: self._retired or self.proven > proven)
+            awake.wait_in_thread(grown, limit_s)
             if self._retired:
                 raise LinkError(f"version {self.version} is not passed on any more")
             return self.proven

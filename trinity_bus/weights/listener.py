@@ -21,7 +21,6 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from typing import Protocol
 
 from schemas.errors import printable
 from schemas.model_version import ModelVersion
+from trinity_bus import awake
 from trinity_bus.weights.channel import MEETING_S, Channel, admit
 from trinity_bus.weights.errors import LinkError, WeightTransferError
 
@@ -84,7 +84,7 @@ class AwaitedSecrets(ABC):
                 found = next(filter(is_right, self._secrets(who)), None)
                 if found is not None:
                     return found
-                left = deadline - time.monotonic()
+                left = deadline - awake.now()
                 if left <= 0:
                     break
                 self._changed.wait(left)
@@ -198,9 +198,9 @@ class PeerListener:
         self._listener.close()
         with self._lock:
             threads = self._threads - {threading.current_thread()}
-        until = time.monotonic() + _ENDING_S
+        until = awake.now() + _ENDING_S
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            awake.join(thread, until - awake.now())
 
     def cut(self) -> None:
         """Close the connections of all members, and go on listening."""
@@ -281,7 +281,7 @@ class PeerListener:
 
     def _say(self, line: str) -> None:
         with self._lock:
-            now = time.monotonic()
+            now = awake.now()
             if now < self._silent_until:
                 return
             self._silent_until = now + _LINE_S

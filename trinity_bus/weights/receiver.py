@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from trinity_bus import awake
+from trinity_bus.runtime.device import host_buffer
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.carriers import carrier_of
@@ -68,7 +70,7 @@ type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferProgress:
-    """What a receiver says about itself. Times are ``time.monotonic`` of this machine, 0.0 where not reached."""
+    """What a receiver says about itself. Times are ``time.perf_counter`` of this machine, 0.0 where not reached."""
 
     state: ReceiverState = "idle"
     error: str = ""
@@ -103,7 +105,7 @@ class _Resources:
 
     def chunks_of(self, checksum: str) -> int:
         """How many chunks of a version are in the buffers, from the first on."""
-        if not self.buffers or self.buffers[0].device.type != "cpu":
+        if not self.buffers:
             return 0
         if self.held is not None and self.held.checksum == checksum:
             return len(spans((bucket.nbytes for bucket in self.held.buckets()), self.held.bucket_bytes))
@@ -140,14 +142,14 @@ class _Transfer:
         self.manifest: TransferManifest | None = None
         self._ended = ended
         self._progress = TransferProgress(state="receiving")
-        self._waiting_since: float | None = time.monotonic()
+        self._waiting_since: float | None = awake.now()
         """For the other side; None while it computes."""
 
     @property
     def progress(self) -> TransferProgress:
         """Where it stands; failed where it has not moved for too long."""
         progress, since, limit_s = self._progress, self._waiting_since, _WAITS * self.source.timeout_s + _GRACE_S
-        if progress.state == "receiving" and since is not None and time.monotonic() - since > limit_s:
+        if progress.state == "receiving" and since is not None and awake.now() - since > limit_s:
             return TransferProgress(state="failed", error=f"WeightTransferError: nothing has moved for {limit_s:g} s")
         return progress
 
@@ -158,7 +160,7 @@ class _Transfer:
 
     def wait_over(self, limit_s: float) -> bool:
         """Wait until its thread will not touch ``resources`` any more. Return whether that is so."""
-        return self._over.wait(limit_s)
+        return awake.wait_in_thread(self._over.wait, limit_s)
 
     def run(self) -> None:
         """Body of the thread."""
@@ -229,7 +231,7 @@ class _Transfer:
                 f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
             )
         resources.held = offer.manifest
-        verified_at = time.monotonic()
+        verified_at = time.perf_counter()
         if self._prepare is not None:
             self._prepare(offer.manifest, self._unless_cancelled(_views(layout, resources.buffers)))
         self.manifest = offer.manifest
@@ -239,7 +241,7 @@ class _Transfer:
             checksum=offer.manifest.checksum,
             nbytes=size,
             verified_at=verified_at,
-            prepared_at=time.monotonic(),
+            prepared_at=time.perf_counter(),
         )
 
     def _unless_cancelled(self, tensors: "Iterator[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":
@@ -252,15 +254,15 @@ class _Transfer:
         """Receive all buckets, but for the bytes that are there; also the digest of what is there then."""
         resources = self.resources
         resources.held, resources.begun = None, ("", 0)
-        buffers = self._fit_buffers(layout, transport.device)
-        posted_at = self._waiting_since = time.monotonic()
+        buffers = self._fit_buffers(layout)
+        posted_at, self._waiting_since = time.perf_counter(), awake.now()
         with ContentHash() as hashing:
             hashed, last = 0, posted_at
 
             def arrived(index: int) -> None:
                 nonlocal hashed, last
-                took_s, last = time.monotonic() - last, time.monotonic()
-                self._waiting_since = last
+                took_s, last = time.perf_counter() - last, time.perf_counter()
+                self._waiting_since = awake.now()
                 if self.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
                     for buffer in buffers[hashed : index + 1]:
                         hashing.put(buffer)
@@ -272,7 +274,7 @@ class _Transfer:
                 if isinstance(transport, PullTransport):
                     resources.begun = (self.source.checksum, transport.proven)
                 raise
-            received_at = time.monotonic()
+            received_at = time.perf_counter()
             self._waiting_since = None
             for buffer in buffers[hashed:]:
                 hashing.put(buffer)
@@ -293,9 +295,9 @@ class _Transfer:
         if size > sum(bucket.nbytes for bucket in layout):
             raise WeightTransferError(f"a delta of {size} bytes is larger than the version")
         payload = torch.empty(size, dtype=torch.uint8)
-        posted_at = self._waiting_since = time.monotonic()
+        posted_at, self._waiting_since = time.perf_counter(), awake.now()
         transport.fill([payload], lambda _: None)
-        received_at = time.monotonic()
+        received_at = time.perf_counter()
         self._waiting_since = resources.held = None
         delta.apply(layout, [buffer.numpy() for buffer in resources.buffers], changes, payload.numpy())
         with ContentHash() as hashing:
@@ -303,13 +305,11 @@ class _Transfer:
                 hashing.put(buffer)
         return TransferProgress(received_nbytes=size, posted_at=posted_at, received_at=received_at), hashing.hexdigest()
 
-    def _fit_buffers(self, layout: list[Bucket], device: str) -> "list[torch.Tensor]":
-        import torch
-
-        buffers, sizes = self.resources.buffers, [bucket.nbytes for bucket in layout]
-        if [buffer.numel() for buffer in buffers] != sizes or buffers[0].device.type != device:
+    def _fit_buffers(self, layout: list[Bucket]) -> "list[torch.Tensor]":
+        sizes = [bucket.nbytes for bucket in layout]
+        if [buffer.numel() for buffer in self.resources.buffers] != sizes:
             self.resources.buffers = []  # before there is more
-            self.resources.buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+            self.resources.buffers = [host_buffer(size).zero_() for size in sizes]
         return self.resources.buffers
 
 
@@ -321,7 +321,7 @@ class WeightReceiver:
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
-        device: That the model lies on. Its memory is what NCCL writes to.
+        device: That the model lies on.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity_bus.runtime.device import host_buffer, uses_gpu
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
 from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
 from trinity_bus.weights.chunks import Span, spans
@@ -75,17 +76,13 @@ class Staging:
     Args:
         bucket_bytes: Size of one bucket.
         retain: How many of the newest versions can be leased, besides the one that is to be kept.
-        device: Where the buffers lie.
         dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
         chunks: Whether to hash each chunk, too, for members that pass versions on.
     """
 
-    def __init__(
-        self, *, bucket_bytes: int, retain: int, device: str = "cpu", dtype: str | None = None, chunks: bool = False
-    ) -> None:
+    def __init__(self, *, bucket_bytes: int, retain: int, dtype: str | None = None, chunks: bool = False) -> None:
         self._bucket_bytes = bucket_bytes
         self._retain = retain
-        self._device = device
         self._dtype = dtype
         self._chunks = chunks
         self._lock = threading.Lock()
@@ -108,8 +105,8 @@ class Staging:
             version: Its number.
             named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order. They are
                 looked at one by one, each before the next is asked for.
-            folder: Whose files have the very same tensors when the version is first read; None: there are none. What
-                lies on a GPU is copied in any case.
+            folder: Whose files have the very same tensors when the version is first read; None: there are none. Where
+                there is a GPU it is copied in any case: pinned memory is read faster than files.
 
         Returns:
             What there is to be said about it; its checksum covers names, dtypes, shapes and bytes.
@@ -118,7 +115,7 @@ class Staging:
             WeightTransferError: There are no tensors.
             ManifestError: They are too many to be announced.
         """
-        is_kept = folder is None or self._device != "cpu"
+        is_kept = folder is None or uses_gpu()
         packing = _Packing(self, is_kept=is_kept)
         with ContentHash(bucket_bytes=self._bucket_bytes if self._chunks else None) as digest:
             for name, tensor in named_tensors:
@@ -186,14 +183,12 @@ class Staging:
 
     def buffer(self, nbytes: int) -> "torch.Tensor":
         """Memory of this size; used before where there is some, because fresh memory costs page faults."""
-        import torch
-
         with self._lock:
             # The last that came: it is the likeliest to be in a cache.
             for i in reversed(range(len(self._spare))):
                 if self._spare[i].numel() == nbytes:
                     return self._spare.pop(i)
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        return host_buffer(nbytes)
 
     def give_back(self, memory: "torch.Tensor") -> None:
         """Take what :meth:`buffer` gave for the next who asks."""

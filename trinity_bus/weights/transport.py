@@ -84,11 +84,6 @@ class Offer:
 class WeightTransport(Protocol):
     """One way on which versions come."""
 
-    @property
-    def device(self) -> str:
-        """Where buffers must lie that it fills."""
-        ...
-
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
         """Meet the other side.
 

@@ -1,11 +1,11 @@
 """``trinity-bus abort``: give a batch up."""
 
-import time
 from typing import Annotated, Final
 
 import typer
 
 from schemas.errors import one_line
+from trinity_bus import awake
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
 from trinity_bus.runtime.wording import counted
@@ -44,8 +44,8 @@ def abort(
             async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
                 await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
             # It may have ended by itself in the last moment; its record tells which.
-            until = time.monotonic() + _WAIT_S
-            while not found.ended and time.monotonic() < until:
+            until = awake.now() + _WAIT_S
+            while not found.ended and awake.now() < until:
                 await follower.changed(1.0)
             _say(batch, found)
             if found.state != "aborted":

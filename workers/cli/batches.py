@@ -1,7 +1,6 @@
 """``trinity-bus batches``: what became of each batch; and passing over one that cannot be trained on."""
 
 import json
-import time
 from dataclasses import asdict
 from typing import Annotated, Final
 
@@ -10,6 +9,7 @@ from rich.console import RenderableType
 
 from schemas import BatchRecord, StepTrained
 from schemas.topics import TRAINER_EVENTS
+from trinity_bus import awake
 from trinity_bus.bus import Reader
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
@@ -82,8 +82,8 @@ def skip(
 
 async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
     """Return the step that a batch took, or that has gone past it; None if none did in time."""
-    until = time.monotonic() + timeout_s
-    while (left := until - time.monotonic()) > 0:
+    until = awake.now() + timeout_s
+    while (left := until - awake.now()) > 0:
         for received in await events.batch(min(left, 1.0)):
             step = received.record
             if isinstance(step, StepTrained) and (

@@ -1,6 +1,7 @@
 """``trinity-bus produce``: tasks, demonstrations or preferences, a JSON object a line, to the log."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,11 +16,10 @@ from schemas.examples import Demonstration, Preference
 from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS
-from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
-from trinity_bus.errors import ConfigError
+from trinity_bus.hub import model_folder
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
@@ -78,7 +78,8 @@ def produce(
     asyncio.run(_produce(settings, topic, records))
     out.print(f"Sent {counted(len(records), one)} to [bold]{topic.full_name(settings.kafka.namespace)}[/]")
     if isinstance(records[0], Task) and (run_dir := settings.telemetry.run_dir) is not None:
-        out.print(f"Follow one: {program()} trace {records[0].task_id} --run-dir {run_dir}", soft_wrap=True)
+        words = shlex.join(["trace", records[0].task_id, "--run-dir", str(run_dir)])
+        out.print(f"Follow one: {program()} {words}", soft_wrap=True, markup=False, highlight=False)
     if bad:
         raise typer.Exit(1)
 
@@ -114,17 +115,10 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     if settings.mesh.model_path is None:
         out.print("The lines are not written as tokens of a model: set mesh.model_path to have that checked too")
         return lambda _: None
-    from trinity_bus.rollout.tokenizer import load_tokenizer
-    from trinity_bus.training.examples import ExampleError, ExampleReader
-    from trinity_bus.training.families import read_shape
+    from trinity_bus.training.examples import ExampleError
+    from workers.trainer.examples import example_reader
 
-    folder = settings.mesh.model_path
-    shape = read_shape(Path(folder))
-    try:
-        tokenizer = load_tokenizer(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"mesh.model_path: {folder} has no tokenizer that can be read: {error}") from error
-    reader = ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
+    reader = example_reader(model_folder(settings.mesh.model_path, weights=False), settings.mesh)
 
     def flaw(record: _Record) -> str | None:
         try:

@@ -1,12 +1,12 @@
 """``trinity-bus runners``: every process that runs workflows, in every explorer."""
 
 import json
-import time
 from typing import Annotated, Final
 
 import typer
 from rich.console import RenderableType
 
+from trinity_bus import awake
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import MeshFollower, MeshState, follow, runner_values
 from workers.cli.connection import bus_of_mesh, connected_settings
@@ -44,8 +44,8 @@ def runners(
 
 
 async def _print(follower: MeshFollower, *, as_json: bool) -> None:
-    until = time.monotonic() + _REPORT_S
-    while (left := until - time.monotonic()) > 0 and _silent(follower.state):
+    until = awake.now() + _REPORT_S
+    while (left := until - awake.now()) > 0 and _silent(follower.state):
         await follower.changed(left)
     view = follower.state
     if as_json:

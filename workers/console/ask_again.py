@@ -23,7 +23,6 @@ the old answer cannot be weighed    the new one, and why
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +33,7 @@ from pydantic import ValidationError
 from schemas import ExperienceGroup, ExplorerHeartbeat
 from schemas.experience import Sample, SampledWith
 from schemas.sampling import MAX_TEMPERATURE, Sampling
+from trinity_bus import awake
 from trinity_bus.console.web.rollouts import turns_of, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
@@ -95,7 +95,7 @@ class AskAgain:
         _, sample = await self._sample(request)
         trouble, versions = "", dict[int, list[str]]()
         try:
-            for one in self._fleet().usable(time.monotonic()):
+            for one in self._fleet().usable(awake.now()):
                 versions.setdefault(one.version, []).append(one.name)
             trouble = "" if versions else "No explorer that can be asked over HTTP serves the model now."
         except CannotAskError as error:
@@ -139,7 +139,7 @@ class AskAgain:
 
     async def _answer(self, version: int, sample: Sample, sampling: Sampling) -> _Answered:
         fleet = self._fleet(version)
-        if not fleet.usable(time.monotonic()):
+        if not fleet.usable(awake.now()):
             raise CannotAskError(f"no explorer that can be asked serves version {version} any more")
         prompt = sample.tokens[: sample.prompt_length].tolist()
         async with self._places, Explorers(fleet, key=self._key(), wait_s=0.0, timeout_s=_TIMEOUT_S) as explorers:
@@ -210,7 +210,7 @@ class AskAgain:
         fleet = ServingFleet(model, model=model, key=self._key(), silence_s=math.inf)
         for one in self._feed.state.alive():
             if one.model_version >= 0 and version in {None, one.model_version}:
-                fleet.heard(_beat(one), time.monotonic())
+                fleet.heard(_beat(one), awake.now())
         return fleet
 
 

@@ -3,11 +3,12 @@
 The framework would decode one as its sender says, and there are encodings that take the square of its length.
 """
 
-import asyncio
 from typing import Final
 from urllib.parse import parse_qsl
 
 from aiohttp import web
+
+from trinity_bus import awake
 
 _FORM: Final = web.RequestKey("form", dict[str, str])
 _MOST_FIELDS: Final = 500
@@ -37,7 +38,7 @@ async def form(request: web.Request, most: int = SMALL) -> dict[str, str]:
 async def _body(request: web.Request, most: int) -> bytes:
     body = bytearray()
     try:
-        async with asyncio.timeout(WHOLE_S):
+        async with awake.timeout(WHOLE_S):
             async for chunk in request.content.iter_any():
                 body += chunk
                 if len(body) > most:

@@ -18,6 +18,7 @@ from typing import Final
 
 from schemas.errors import one_line
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index import PastRecords
@@ -106,7 +107,7 @@ class MeshWatcher:
     async def news(self, seen: int, timeout_s: float) -> int:
         """Wait until there is something newer than what was seen, or the time is up; its serial number."""
         try:
-            async with asyncio.timeout(timeout_s), self._news:
+            async with awake.timeout(timeout_s), self._news:
                 await self._news.wait_for(lambda: self.serial != seen)
         except TimeoutError:
             pass

@@ -19,10 +19,10 @@ over reads from there.
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.topics import TASKS
+from trinity_bus import awake
 from trinity_bus.bus.offsets import BeyondEnd, Readable
 from trinity_bus.health.process import watching
 from workers.coordinator.changelog import Positions
@@ -60,8 +60,8 @@ async def resolved(found: Readable, remembered: int, live: Callable[[], Awaitabl
     said = float("-inf")
     with watching("tasks, of which it is not known what was read", _never):
         while open_:
-            if time.monotonic() - said > _SAY_EVERY_S:
-                said = time.monotonic()
+            if awake.now() - said > _SAY_EVERY_S:
+                said = awake.now()
                 log.error(
                     "%s: tasks may be lost, or done twice; nothing is read until you decide: %s",
                     "; ".join(map(str, open_)),

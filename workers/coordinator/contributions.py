@@ -29,6 +29,7 @@ import msgspec
 
 from schemas import Contribute, ExperienceGroup
 from schemas.topics import EXPERIENCES
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
 from trinity_bus.coordination.requests.examination import Examination
@@ -94,7 +95,7 @@ class ContributionReader:
 
     async def _look_at(self, command: Contribute) -> Finding:
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with awake.timeout(LIMIT_S):
                 return await self._examined(command)
         except RecordGoneError as error:
             return Uncountable("beyond_the_log", str(error))

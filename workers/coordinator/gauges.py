@@ -1,7 +1,6 @@
 """Gauges of the coordinator's state, for whoever collects metrics; only the one that works tells of the mesh."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -9,6 +8,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from schemas import BatchLifecycleState, BatchRecord
+from trinity_bus import awake
 from trinity_bus.coordination import CoordinatorMachine
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.dispatch.explorer import Explorer
@@ -25,7 +25,7 @@ class BatchAges:
         clock: Seconds, steady.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = awake.now) -> None:
         self._clock = clock
         self._since: dict[str, tuple[str, str, float]] = {}
         self._lock = threading.Lock()

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from schemas.topics import COMMANDS, COORDINATOR_INPUTS, TASKS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from trinity_bus.health.process import watching
@@ -111,6 +112,6 @@ async def _any(readers: list[Reader], until: Sequence[asyncio.Future[Any]], time
     if len(waits) < len(readers) + len(until):
         return
     if waits:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await awake.wait(waits, timeout_s, return_when=asyncio.FIRST_COMPLETED)
     else:
         await asyncio.sleep(timeout_s)

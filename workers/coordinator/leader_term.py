@@ -8,7 +8,8 @@
 
 When to read, to count time and to commit is decided by :class:`~trinity_bus.coordination.CommitSchedule`; what to do,
 by the machine. A transaction commits all that was decided since the last one or nothing. What fails of the log ends the
-term; nothing of it is known after that but what is committed.
+term; nothing of it is known after that but what is committed. So does a commit without an answer, after this process
+stood still for instance: what it was to commit is decided upon again only by a term that has read whether it is there.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from typing import Any
 
 from schemas import CoordinatorHeartbeat, TrainerHeartbeat
 from schemas.topics import BATCHES, COORDINATOR_INPUTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings, told_settings
@@ -190,7 +192,7 @@ class LeaderTerm:
     async def _say_left(self) -> None:
         self._leadership.leave(self._clock())
         try:
-            async with asyncio.timeout(LEAVE_S), self._producer.transaction():
+            async with awake.timeout(LEAVE_S), self._producer.transaction():
                 await Outputs(self._producer).tell_leader(self._leadership.entry("left"))
         except (TimeoutError, BusError) as error:
             log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")
@@ -304,6 +306,16 @@ class LeaderTerm:
                 await self._carry_out(outputs, pending)
                 if plan.marks:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+        try:
+            self._take_note(plan, changes, positions)
+        except Exception as error:
+            # Never an upset: what is committed must not be decided upon again.
+            log.exception("it is committed, and cannot be taken note of")
+            raise BusError(f"after a commit: {type(error).__name__}: {error}") from error
+
+    def _take_note(
+        self, plan: CommitPlan, changes: list[tuple[str, bytes | None]], positions: changelog.Positions
+    ) -> None:
         self._changelog.committed(changes, positions)
         now = self._clock()
         self._commits.made(positions, self._newest_ms)

@@ -23,6 +23,8 @@ a record upsets the machine     a dead letter, and all is as it was: see :mod:`w
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
+a commit gets no answer in      nobody knows whether it counts: likewise, with a new producer, whose start settles it
+time
 the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
@@ -37,10 +39,10 @@ records lost to retention       they are skipped, with an error in the log; an e
 
 import logging
 import random
-import time
 import uuid
 from collections.abc import Callable
 
+from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.bus.cluster_gauges import cluster_gauges
 from trinity_bus.config import Settings
@@ -88,7 +90,7 @@ class Coordinator:
         clock: Seconds, steady.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = awake.now) -> None:
         self._settings = settings
         self._bus = bus
         self._clock = clock
@@ -127,12 +129,7 @@ class Coordinator:
                 await self._term.work()
             except ProducerFencedError as error:
                 self._leadership.fenced(self._clock())
-                if self._leadership.role is Role.FENCED:
-                    raise ProducerFencedError(
-                        f"another coordinator of namespace {self._settings.kafka.namespace!r} has taken over; "
-                        f"{self._settings.coordinator.name} stops, and has written nothing since"
-                    ) from error
-                log.info("another coordinator was faster to take over")
+                log.info("fenced: another one takes over, or a transaction was open for too long (%s)", error)
             except LASTING:
                 raise
             except BusError as error:

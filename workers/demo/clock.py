@@ -15,14 +15,14 @@ class Clock:
 
     def __init__(self, display: Display) -> None:
         self._display = display
-        self._began = time.monotonic() - age_s()
+        self._began = time.perf_counter() - age_s()
         self.stages: dict[str, float] = {}
         self.first_reward_s: float | None = None
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the start of this process."""
-        return time.monotonic() - self._began
+        return time.perf_counter() - self._began
 
     def saw(self, view: "MeshState") -> None:
         """Note when the first reward is seen."""
@@ -36,7 +36,7 @@ class Clock:
     def begin(self, name: str) -> float:
         """Show that a stage begins; returns when, for who measures it."""
         self._display.stage(name)
-        return time.monotonic()
+        return time.perf_counter()
 
 
 class _Stage:
@@ -49,4 +49,4 @@ class _Stage:
         self._began = self._clock.begin(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._clock.stages[self._name] = time.monotonic() - self._began
+        self._clock.stages[self._name] = time.perf_counter() - self._began

@@ -28,6 +28,8 @@ from pydantic import SecretStr
 from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
+from trinity_bus.runtime.device import is_installed_for_cpu
+from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
 from workers.demo.options import MAX_STEPS, DemoOptions
 from workers.runs import program
@@ -37,13 +39,22 @@ BATCH_SIZE: Final = 64
 GROUP_SIZE: Final = 16
 """Samples a task."""
 LEARNING_RATE: Final = 7e-4
+_ENGINES_SHARE: Final = 0.6
+"""Of a GPU's memory, all engines together."""
 
 
 def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:
     """Return what the demo decides for all services, by the places of the settings."""
     # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
     slots = math.ceil(BATCH_SIZE / options.explorers)
+    # On one GPU for all: NCCL refuses two ranks there, and each engine would take nine tenths of its memory.
+    shared_gpu = {
+        "synchronizer.sync_method": "memory",
+        "explorer.gpu_memory_utilization": round(_ENGINES_SHARE / options.explorers, 3),
+        "explorer.compilation": "off",
+    }
     return {
+        **({} if is_installed_for_cpu() else shared_gpu),
         "mesh.namespace": kafka.namespace,
         "mesh.model_path": options.model_dir.resolve(),
         "mesh.dtype": "float32",
@@ -76,26 +87,30 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
     }
 
 
-def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
-    """Write the settings of this run: those that the user has given, where the demo does not decide."""
+def given_settings() -> dict[str, object]:
+    """Return what the user has set, from wherever it came, by the places of the settings; secrets are left out."""
     settings, origins = Settings(), Origins(Settings)
-    given = {
+    return {
         path: getattr(getattr(settings, section), name)
         for path, field in setting_fields().items()
         for section, _, name in [path.partition(".")]
         if origins.of(path) is not None and not is_secret(field)
     }
+
+
+def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
+    """Write the settings of this run: those that the user has given, where the demo does not decide."""
     head = (
         "The settings of this run, as the demo has written them. Each explorer has been given a name and a core "
         "beside: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
         "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
     )
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    options.mesh_file.write_text(rendered(head, given | mesh_settings(options, kafka)), encoding="utf-8")
+    write_plain(options.mesh_file, rendered(head, given_settings() | mesh_settings(options, kafka)))
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
-    """Return what one explorer alone is told; each engine computes on a core of its own while there are enough.
+    """Return what one explorer alone is told; each engine on a CPU has a core of its own while there are enough.
 
     Args:
         options: The user's.
@@ -103,7 +118,8 @@ def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> 
         cores: The cores that this process may use.
     """
     name, core = options.explorer_names[index], cores[index % len(cores)]
-    own = (f"explorer.name={name}", f"explorer.cpu_cores={core}", "explorer.http_port=0")
+    bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() else ()
+    own = (f"explorer.name={name}", *bound, "explorer.http_port=0")
     return [word for setting in own for word in ("--set", setting)]
 
 

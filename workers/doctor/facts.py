@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,7 @@ from typing import Final
 
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
-from trinity_bus.broker.archive import archive_path
+from trinity_bus.broker.archive import archive_path, is_ours
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.bus import Bus
@@ -74,8 +75,9 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         folders=list(_folders(settings)),
         java=java_version,
         java_error=java_error,
-        prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
+        prepared=java_version is not None and is_ours(archive_path(cache_dir(settings.broker))),
         gpus=gpus,
+        can_compile=_can_compile(),
         gpu_error=gpu_error,
         broker=await _broker(settings, [service for service in services if service in ROLES]),
         settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),
@@ -140,6 +142,11 @@ def _java() -> tuple[str | None, str | None]:
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"it does not run: {error}"
     return said.splitlines()[0], None
+
+
+def _can_compile() -> bool:
+    """Look for a C compiler, and for what it needs of Python."""
+    return shutil.which("cc") is not None and Path(sysconfig.get_paths()["include"], "Python.h").exists()
 
 
 def _gpus() -> tuple[list[str], str | None]:

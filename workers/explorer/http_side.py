@@ -36,7 +36,9 @@ from pydantic import ValidationError
 
 from schemas import ExplorerHeartbeat
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, Renderer, Session, Tokenizer, renderer_for
+from trinity_bus import awake
+from trinity_bus.chat import ChatError, Prompt, Renderer, Session, Tokenizer, renderer_for
+from trinity_bus.chat.openai import check_parts
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
@@ -45,12 +47,14 @@ from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
-from trinity_bus.runtime.http import listening, shows_key
+from trinity_bus.runtime.http import Room, listening, read_body, shows_key
 from workers.explorer.served_version import ServedVersion
 
 _CLOSE_S: Final = 0.1
 """How long requests may still take when it is closed; 0 would be without end."""
 
+_FEW: Final = 1 << 16
+"""Tokens that are left to the engine to refuse."""
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 
 type _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -85,6 +89,8 @@ class HttpSide:
         """What was told of this one last."""
         self._renderer: Renderer | None = None
         self._writing = asyncio.Lock()
+        self._room = Room(2 * wire.MAX_ASK_BYTES)
+        self._longest = settings.max_model_len
         self._draining = False
         self._under_way: set[asyncio.Task[object]] = set()
         app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
@@ -126,7 +132,7 @@ class HttpSide:
         """Take no more requests; return when those under way are answered, or their time is up."""
         self._draining = True
         if self._under_way and limit_s > 0:
-            await asyncio.wait(self._under_way, timeout=limit_s)
+            await awake.wait(self._under_way, limit_s)
 
     def _guarded(self, answer: _Answer) -> _Answer:
         """Return what answers a request of one kind, or says why not."""
@@ -171,30 +177,51 @@ class HttpSide:
             return web.Response(status=400, text=str(error))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        ask = wire.ASKS.decode(await request.read())
+        ask = wire.ASKS.decode(await self._read(request))
+        self._check(ask.prompt)
         sampling = Sampling.model_validate(ask.sampling)
         return await (self._streamed(request, ask, sampling) if ask.stream else self._whole(ask, sampling))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        ask = wire.CHATS.decode(await request.read())
-        sampling = Sampling.model_validate(ask.sampling)
-        try:
-            messages: list[dict[str, Any]] = _MESSAGES.decode(ask.messages)
-        except UNREADABLE as error:
-            raise ProtocolError(f"no conversation: {error}") from error
-        # A tokenizer is not to be used by several threads at once.
-        async with self._writing:
-            if self._renderer is None:
-                self._renderer = renderer_for(await asyncio.to_thread(self._load))
-            session = Session(self._renderer)
-            prompt = await asyncio.to_thread(session.prompt, messages)
+        session, prompt, sampling = await self._opened(request)
         (drawn,) = await self._engine.generate(prompt.token_ids, sampling)
         async with self._writing:
             said = await asyncio.to_thread(session.add, prompt, drawn, sampling.stop or ())
         return _body(wire.SaidFrame(text=said.content))
 
+    async def _opened(self, request: web.Request) -> tuple[Session, Prompt, Sampling]:
+        """Return a conversation as tokens; nothing keeps what it came as."""
+        with await self._room.take(request, "", wire.MAX_ASK_BYTES):
+            ask = wire.CHATS.decode(await read_body(request, wire.MAX_ASK_BYTES))
+            sampling = Sampling.model_validate(ask.sampling)
+            check_parts(ask.messages)
+            try:
+                messages: list[dict[str, Any]] = _MESSAGES.decode(ask.messages)
+            except UNREADABLE as error:
+                raise ProtocolError(f"no conversation: {error}") from error
+            # A tokenizer is not to be used by several threads at once.
+            async with self._writing:
+                if self._renderer is None:
+                    self._renderer = renderer_for(await asyncio.to_thread(self._load))
+                session = Session(self._renderer)
+                return session, await asyncio.to_thread(session.prompt, messages), sampling
+
+    async def _read(self, request: web.Request) -> bytes:
+        with await self._room.take(request, "", wire.MAX_ASK_BYTES):
+            return await read_body(request, wire.MAX_ASK_BYTES)
+
+    def _check(self, tokens: bytes) -> None:
+        """Refuse what is longer than any prompt, before there is an object for each token.
+
+        Raises:
+            RequestRefusedError: It is.
+        """
+        if (count := len(tokens) // 4) > max(self._longest, _FEW):
+            raise RequestRefusedError(f"{count} tokens, and the model takes {self._longest}")
+
     async def _score(self, request: web.Request) -> web.StreamResponse:
-        ask = wire.SCORES.decode(await request.read())
+        ask = wire.SCORES.decode(await self._read(request))
+        self._check(ask.tokens)
         logprobs = await self._engine.score(wire.tokens_of(ask.tokens), ask.start)
         return _body(wire.ScoredFrame(logprobs=wire.logprob_bytes(logprobs)))
 

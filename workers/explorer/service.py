@@ -48,6 +48,7 @@ from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState, Follows
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.errors import SupersededError
@@ -108,6 +109,8 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
             await asyncio.gather(_import_engine(settings), _ensure_topics(settings))
             _log.info("the engine starts with %s", settings.explorer.engine_url or settings.explorer.model_path)
             await engine.start()
+            if isinstance(engine, InferenceEngine):
+                _log.info("the engine computes in %s", engine.dtype)
             _log.info("the engine serves; runners load workflows and the tokenizer")
             await fork_server.ready()
             _log.info("connecting")
@@ -205,7 +208,15 @@ class ExplorerService:
             stack.enter_context(watching("the orders", lane.keeps_up))
             http = None
             if self._settings.http_port is not None:
-                load = partial(load_tokenizer, self._settings.model_path or "", self._settings.chat_template_options)
+                own = self._settings
+                load = partial(
+                    load_tokenizer,
+                    own.model_path or "",
+                    own.chat_template_options,
+                    max_tokens=own.max_model_len,
+                    parse_special_tokens=own.parse_special_tokens,
+                    renderer=own.renderer,
+                )
                 side = HttpSide(self._settings, self._engine, self._served, self._bearable, load)
                 http = await stack.enter_async_context(side)
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))
@@ -349,7 +360,7 @@ class ExplorerService:
             await asyncio.sleep(self._settings.heartbeat_s)
             before, load = bearable.limit, self._engine.load
             in_flight = len(executor.running) + (0 if http is None else http.requests)
-            if load is not None and bearable.observe(load, in_flight, time.monotonic()) != before:
+            if load is not None and bearable.observe(load, in_flight, awake.now()) != before:
                 _log.info("the engine bears %d at once, before %d: %s", bearable.limit, before, load)
                 SLOTS_OFFERED.set(bearable.limit)
                 heartbeats.tell()

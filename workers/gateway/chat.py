@@ -17,7 +17,7 @@ from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing
-from workers.gateway.request_gate import json_response, status_of
+from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
 from workers.gateway.request_run import Events, RequestContext, RequestRun
 
 _DONE: Final = b"[DONE]"
@@ -35,11 +35,7 @@ class OpenAI:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        body = await request.read()
-        asked = read_request(body, self._context.sampling)
-        self._context.check_model(asked.model)
-        talk = self._context.begin(request, "chatcmpl-")
-        prompt = await talk.prompt(len(body), asked)
+        asked, talk, prompt = await self._context.opened(request, "chatcmpl-", read_request)
         if asked.stream:
             return await self._stream_chat(request, talk, asked, prompt)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
@@ -51,8 +47,10 @@ class OpenAI:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer a prompt."""
-        body, context = await request.read(), self._context
+        body, context = request.pop(BODY), self._context
         asked = await context.written(len(body), read_completion_request, body, context.sampling, context.tokenizer)
+        del body
+        request[PLACE].free()
         self._context.check_model(asked.model)
         talk = self._context.begin(request, "cmpl-")
         shape = CompletionShape(talk.id, talk.created, self._context.model, len(asked.prompt))

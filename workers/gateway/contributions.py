@@ -17,7 +17,6 @@ answered here needs neither.
 
 import asyncio
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -31,13 +30,14 @@ from schemas.experience import build_group
 from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from schemas.topic import ROOM
+from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.chat import ChatError
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.experiences import publish
 from trinity_bus.gateway.sessions import Contribution, Sessions
 from trinity_bus.rollout.answer import with_routes_of_all
-from workers.gateway.request_gate import OWNER, json_response, log
+from workers.gateway.request_gate import BODY, OWNER, json_response, log
 from workers.gateway.turn_finder import TurnFinder
 
 WORKFLOW: Final = "gateway"
@@ -105,7 +105,7 @@ class Contributor:
 
     async def feedback(self, request: web.Request) -> web.StreamResponse:
         """Give answers a reward."""
-        said = read_said(await request.read(), Feedback)
+        said = read_said(request[BODY], Feedback)
         session = request.match_info.get("session", said.session)
         if not math.isfinite(said.reward):
             raise ChatError("a reward is a finite number")
@@ -128,17 +128,15 @@ class Contributor:
         Raises:
             BusError: It could not be looked for.
         """
-
-        async def take(answer_id: str) -> None:
-            found = await self._recall.request(f"{owner}/{answer_id}", answer_id)
-            if found is not None:
-                self._sessions.take(owner, answer_id, found.prompt, found.responses, time.monotonic())
-
-        await asyncio.gather(*map(take, self._sessions.missing(owner, answers)))
+        missing = self._sessions.missing(owner, answers)
+        recalled = await self._recall.requests(owner, missing)
+        for answer_id in missing:
+            if (found := recalled.get(answer_id)) is not None:
+                self._sessions.take(owner, answer_id, found.prompt, found.responses, awake.now())
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""
-        said = read_said(await request.read() or b"{}", Commit)
+        said = read_said(request[BODY] or b"{}", Commit)
         contributed: dict[str, int] = {}
         refused: dict[str, str] = {}
         # Two at once would contribute the same.

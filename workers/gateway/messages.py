@@ -8,7 +8,7 @@ from aiohttp import web
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
 from trinity_bus.chat.renderer import DrawnTurn
 from trinity_bus.errors import TrinityError
-from workers.gateway.request_gate import json_response, status_of
+from workers.gateway.request_gate import BODY, json_response, status_of
 from workers.gateway.request_run import Events, RequestContext
 
 
@@ -24,12 +24,8 @@ class Anthropic:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        body = await request.read()
-        asked = read_messages_request(body, self._context.sampling)
-        self._context.check_model(asked.model)
-        talk = self._context.begin(request, "msg_")
+        asked, talk, prompt = await self._context.opened(request, "msg_", read_messages_request)
         stop = asked.sampling.stop or ()
-        prompt = await talk.prompt(len(body), asked)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
         shape = MessageShape(talk.id, self._context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
         if not asked.stream:
@@ -62,7 +58,7 @@ class Anthropic:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """Say how many tokens a conversation has."""
-        body = await request.read()
+        body = request.pop(BODY)
         asked = read_messages_request(body, self._context.sampling)
         self._context.check_model(asked.model)
         prompt = await self._context.written(

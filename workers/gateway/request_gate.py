@@ -10,7 +10,8 @@ refuses                         ``gateway.body_timeout_s``: 408
 a model that is not served, an  404
 answer that is not known
 no explorer; no coordinator,    503, with ``Retry-After``
-for a commit
+for a commit; no room for a
+large request
 an explorer that is slow        504
 explorers that fail             502
 a fault of this program         500; the traceback is in the log
@@ -19,7 +20,6 @@ a fault of this program         500; the traceback is in the log
 A client that goes away takes its request along, to the engine. What goes wrong amid a stream is its last event.
 """
 
-import asyncio
 import hashlib
 import logging
 import time
@@ -33,16 +33,22 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from trinity_bus import awake
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import UnknownModelError, error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
+from trinity_bus.runtime.http import Room, TakenRoom, read_body
 
 log = logging.getLogger("workers.gateway")
 
 OWNER: Final = web.RequestKey("owner", str)
 """By which name the client of a request is known."""
+BODY: Final = web.RequestKey("body", bytes)
+"""What it says, for who answers it to take."""
+PLACE: Final = web.RequestKey("place", TakenRoom)
+"""Its room, which is free at its end, or before: once it is written as tokens."""
 BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
 """Between the buckets of durations: from what needs no engine to what no client waits for."""
 _RETRY_S: Final = 1
@@ -72,6 +78,10 @@ class Durations:
         ]
 
 
+class NoRoomError(TrinityError):
+    """There are more large requests than may be at once."""
+
+
 class RequestGate:
     """Lets requests in.
 
@@ -80,6 +90,7 @@ class RequestGate:
         open_paths: That need no key.
         most: Requests of one client at once.
         max_body_mib: Of one request.
+        max_waiting_mib: Of all large ones together that are not tokens yet.
         body_timeout_s: In which it has to come.
     """
 
@@ -90,6 +101,7 @@ class RequestGate:
         *,
         most: int,
         max_body_mib: int,
+        max_waiting_mib: int,
         body_timeout_s: float,
     ) -> None:
         # Looked up by digest, so that the time it takes tells nothing of a key.
@@ -98,6 +110,7 @@ class RequestGate:
         self._most = most
         self._max_body_mib = max_body_mib
         self._body_timeout_s = body_timeout_s
+        self._room = Room(max_waiting_mib << 20)
         self._requests: Counter[str] = Counter()
         self.answered: Counter[tuple[str, int]] = Counter()
         """Requests by path and status."""
@@ -112,12 +125,12 @@ class RequestGate:
     @web.middleware
     async def let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, or say why not."""
-        began = time.monotonic()
+        began = time.perf_counter()
         response = await self._answer(request, handler)
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
         self.answered[path, response.status] += 1
-        self.durations.setdefault(path, Durations()).add(time.monotonic() - began)
+        self.durations.setdefault(path, Durations()).add(time.perf_counter() - began)
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -131,19 +144,30 @@ class RequestGate:
         request[OWNER] = owner
         self._requests[owner] += 1
         try:
-            await self._receive(request)
-            return await handler(request)
+            with await self._receive(request, owner):
+                return await handler(request)
         except Exception as error:  # noqa: BLE001 (each has its answer; what is a fault of this program is logged)
             return self._failed(request, error)
         finally:
             self._requests[owner] -= 1
 
-    async def _receive(self, request: web.Request) -> None:
+    async def _receive(self, request: web.Request, owner: str) -> TakenRoom:
         """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
+        largest, place = self._max_body_mib << 20, None
+        if (told := request.content_length or 0) > largest:
+            raise web.HTTPRequestEntityTooLarge(largest, told)
         try:
-            async with asyncio.timeout(self._body_timeout_s):
-                await request.read()
-        except TimeoutError:
+            async with awake.timeout(self._body_timeout_s):
+                place = request[PLACE] = await self._room.take(request, owner, largest)
+                request[BODY] = await read_body(request, largest)
+                return place
+        except BaseException as error:
+            if place is not None:
+                place.free()
+            if not isinstance(error, TimeoutError):
+                raise
+            if place is None:
+                raise NoRoomError("the gateway has all the large requests that it takes at once") from None
             raise web.HTTPRequestTimeout(reason=f"the request did not come within {self._body_timeout_s:g} s") from None
 
     def _failed(self, request: web.Request, error: Exception) -> web.Response:
@@ -164,7 +188,7 @@ def status_of(error: Exception) -> tuple[int, str]:
             return 400, _REFUSED
         case UnknownModelError() | UnknownAnswerError():
             return 404, "not_found_error"
-        case NoEngineError() | BusError() | NoCoordinatorError():
+        case NoEngineError() | BusError() | NoCoordinatorError() | NoRoomError():
             return 503, "overloaded_error"
         case EngineSlowError():
             return 504, "timeout_error"

@@ -11,20 +11,21 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from schemas.sampling import Sampling
+from trinity_bus import awake
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.answer_ids import new_answer_id
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
-from workers.gateway.request_gate import OWNER
+from workers.gateway.request_gate import BODY, OWNER, PLACE
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder
 from workers.gateway.turns import TurnLog
 
@@ -52,6 +53,8 @@ class RequestContext:
     recall: TurnFinder
     tokens: Counter[str] = field(default_factory=Counter)
     """Of prompts, and of responses."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a large one is written."""
     flaws: Counter[str] = field(default_factory=Counter)
     """Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read."""
 
@@ -65,8 +68,29 @@ class RequestContext:
             raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self.model!r} is")
 
     async def written[*A, R](self, size: int, write: Callable[[*A], R], *given: *A) -> R:
-        """Return what writes a request of so many bytes as tokens; others go on while a large one is written."""
-        return await asyncio.to_thread(write, *given) if size >= LARGE else write(*given)
+        """Return what writes a request of so many bytes as tokens; others go on while a large one is, one at a time."""
+        if size < LARGE:
+            return write(*given)
+        async with self.writing:
+            return await asyncio.to_thread(write, *given)
+
+    async def opened(
+        self, request: web.Request, kind: str, read: Callable[[bytes, Sampling], ChatRequest]
+    ) -> tuple[ChatRequest, "RequestRun", Prompt]:
+        """Begin to answer a conversation: return what is asked for, its messages aside, and its prompt.
+
+        Raises:
+            ChatError: It cannot be read, or written.
+            UnknownModelError: It is for another model.
+            ConversationFullError: Its session has as many answers as it may have.
+        """
+        body = request.pop(BODY)
+        asked = read(body, self.sampling)
+        self.check_model(asked.model)
+        talk = self.begin(request, kind)
+        prompt = await talk.prompt(len(body), asked)
+        request[PLACE].free()
+        return replace(asked, messages=()), talk, prompt
 
     def begin(self, request: web.Request, kind: str) -> "RequestRun":
         """Begin to answer a request; its id begins with ``kind``.
@@ -81,7 +105,7 @@ class RequestContext:
         if name is not None and not _SESSION.fullmatch(name):
             raise ChatError("a session's name has up to 128 letters, digits and ._:-")
         conversation = self.sessions.open(
-            request[OWNER], answer_id if name is None else name, time.monotonic(), single=name is None
+            request[OWNER], answer_id if name is None else name, awake.now(), single=name is None
         )
         return RequestRun(self, answer_id, int(now), conversation, conversation.session)
 

@@ -30,6 +30,7 @@ this process                  its clients' requests fail; what was not contribut
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -39,7 +40,7 @@ from schemas.sampling import Sampling
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
-from trinity_bus.chat.openai import models_body
+from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
 from trinity_bus.chat.renderer import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
@@ -77,7 +78,13 @@ async def run(settings: Settings) -> None:
     ensure("gateway", settings)
     own = settings.gateway
     model = str(gateway_model_path(settings))
-    tokenizer = await asyncio.to_thread(load_tokenizer, model, own.chat_template_options)
+    load = partial(
+        load_tokenizer,
+        max_tokens=own.max_model_len,
+        parse_special_tokens=own.parse_special_tokens,
+        renderer=own.renderer,
+    )
+    tokenizer = await asyncio.to_thread(load, model, own.chat_template_options)
     telemetry = setup_telemetry("gateway", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
         async with Bus(settings.kafka, client_id=own.name, patient=True) as bus:
@@ -112,6 +119,7 @@ class Gateway:
             _OPEN,
             most=own.max_requests,
             max_body_mib=own.max_body_mib,
+            max_waiting_mib=max(own.max_waiting_mib, 2 * own.max_body_mib),
             body_timeout_s=own.body_timeout_s,
         )
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -166,6 +174,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/v1/messages", anthropic.messages)
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", anthropic.count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)
         app.router.add_post("/commit", contributions.commit)
         app.router.add_get("/health", self._health)
@@ -175,6 +184,11 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         del request
         return json_response(models_body(self._own.served))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if (asked := request.match_info["model"]) != self._own.served:
+            raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self._own.served!r} is")
+        return json_response(model_body(asked))
 
     async def _health(self, request: web.Request) -> web.Response:
         """Say whether there is an explorer to ask, and of which version each is."""

@@ -227,6 +227,8 @@ class Announcer:
             seconds=last.seconds,
             skipped=[batch for batch in progress.skipped if again is None or batch.step <= again],
             rollback=self._who.rollback,
+            dtype=str(self._engine.dtype).removeprefix("torch."),
+            source=progress.source,
         )
         if publish and again is None:
             self._published = step

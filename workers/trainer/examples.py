@@ -27,7 +27,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
-from trinity_bus.config import TrainerSettings
+from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.training.epochs import chosen
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 1.0
 
 
-def example_reader(source: Path) -> ExampleReader:
-    """Return what makes samples of examples, for a model.
+def example_reader(source: Path, own: TrainerSettings | MeshSettings) -> ExampleReader:
+    """Return what makes samples of examples, for a model, written as these settings say.
 
     Raises:
         ConfigError: It has no tokenizer.
@@ -50,7 +50,12 @@ def example_reader(source: Path) -> ExampleReader:
     """
     shape = read_shape(source)
     try:
-        tokenizer = load_tokenizer(str(source))
+        tokenizer = load_tokenizer(
+            str(source),
+            max_tokens=shape.max_positions,
+            parse_special_tokens=own.parse_special_tokens,
+            renderer=own.renderer,
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{source} has no tokenizer that can be read: {error}") from error
     return ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
@@ -74,7 +79,7 @@ async def examples_of(
     """
     if topic is BATCHES and settings.strategy != "mix":
         return None
-    reader = await asyncio.to_thread(example_reader, source)
+    reader = await asyncio.to_thread(example_reader, source, settings)
     shown = DEMONSTRATIONS if topic is BATCHES else topic
     return ExampleLog(shown, settings, reader, bus=bus, producer=producer)
 

@@ -27,6 +27,7 @@ from typing import Final, Self
 from schemas import Position, StepBegun, TokenFigures
 from schemas.token_figures import FLOAT16
 from schemas.topics import TOKEN_FIGURES
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.errors import BusError, EncodeError, RecordTooLargeError
 from trinity_bus.telemetry.metrics import TOKEN_FIGURES_DROPPED
@@ -115,7 +116,7 @@ class FigureLog:
         try:
             if kind is None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(DRAIN_S):
+                    async with awake.timeout(DRAIN_S):
                         await self._empty.wait()
         finally:
             self._task.cancel()

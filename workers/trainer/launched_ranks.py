@@ -35,9 +35,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Final
 
+from trinity_bus import awake
 from trinity_bus.config import Settings
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
@@ -199,7 +201,8 @@ class LaunchedRanks:
                 "for as many as trainer.tensor_parallel, .pipeline_parallel, .context_parallel and .data_parallel make"
             )
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._missing(), self._limit_s)
+            come = partial(self._changed.wait_for, lambda: self._closed or not self._missing())
+            awake.wait_in_thread(come, self._limit_s)
             if missing := self._missing():
                 raise RankError(
                     f"rank {', '.join(map(str, missing))} of {world_size} did not connect to "
@@ -363,14 +366,14 @@ def _come(host: str, port: int, rank: int, key: str, limit_s: float, *, again: b
     Raises:
         LinkError: Of the last try.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = awake.now() + limit_s
     while True:
         try:
             return _connect(host, port, rank, key)
         except LinkError as error:
             pause_s = random.uniform(0, _PAUSE_S)  # noqa: S311 - so that not all come together again
             ended = again and isinstance(error.__cause__, ConnectionRefusedError)
-            if ended or time.monotonic() + pause_s > deadline:
+            if ended or awake.now() + pause_s > deadline:
                 raise
             log.warning("%s: tried again; do trainer.ranks_key and trainer.ranks_host fit rank 0's?", error)
         time.sleep(pause_s)
@@ -392,7 +395,7 @@ def _connect(host: str, port: int, rank: int, key: str) -> _PeerLine:
 def _end_with(line: _PeerLine, over: threading.Event) -> None:
     """Body of a thread: end this process with rank 0, also where a collective waits for that."""
     line.wait_for_end()
-    if not over.wait(ABORT_S):
+    if not awake.wait_in_thread(over.wait, ABORT_S):
         end_by_force("rank 0 is gone")
 
 

@@ -256,6 +256,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
         batches = await bus.identity(BATCHES)
         log.info("loading %s", settings.trainer.model_path)
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
+        log.info("training in %s on %s", str(engine.dtype).removeprefix("torch."), engine.device_type)
         try:
             async with bus.producer() as producer, FigureLog(bus) as figures:
                 steps = StepLog.of(

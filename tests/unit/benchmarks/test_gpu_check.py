@@ -29,9 +29,9 @@ def test_all_up_to_the_demo_end_within_ten_minutes_and_what_would_not_is_not_beg
     demo = [part.name for part in PARTS].index("demo")
     first, more = PARTS[: demo + 1], PARTS[demo + 1 :]
     assert sum(part.limit_s for part in (MACHINE, *first)) < TEN_MINUTES_S
-    assert sum(part.limit_s for part in (MACHINE, *PARTS)) < 2 * TEN_MINUTES_S
+    assert sum(part.limit_s for part in (MACHINE, *PARTS)) < 2.2 * TEN_MINUTES_S
     assert gpu.too_late(more[0], more[0].limit_s) is None
-    assert "--minutes 20" in (gpu.too_late(more[0], more[0].limit_s - 1) or "")
+    assert "--minutes 22" in (gpu.too_late(more[0], more[0].limit_s - 1) or "")
 
 
 def test_each_part_is_for_this_machine_or_says_why_not() -> None:
@@ -45,7 +45,16 @@ def test_each_part_is_for_this_machine_or_says_why_not() -> None:
     assert for_cpus is not None
     assert "computes on CPUs" in for_cpus
     bare = {part.name: why for part in PARTS if (why := why_not(part, machine(2, {})))}
-    assert list(bare) == ["training", "engine", "demo", "transformer_engine", "fp8", "moe_routes", "engine_tp"]
+    assert list(bare) == [
+        "training",
+        "engine",
+        "demo",
+        "numbers",
+        "transformer_engine",
+        "fp8",
+        "moe_routes",
+        "engine_tp",
+    ]
     without = {name: version for name, version in ALL.items() if name != "transformer-engine"}
     found = why_not(NAMED["transformer_engine"], machine(1, without))
     assert found is not None

@@ -1,5 +1,6 @@
 """Examples as tokens: what stands before an answer is what an explorer prompts with, and only answers are learned."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -119,3 +120,37 @@ def test_what_cannot_be_written_is_refused(example: Demonstration | Preference, 
 def test_a_response_ends_where_the_model_has_a_token_for_that() -> None:
     (answer,) = ExampleWriter(Untemplated()).write(demonstration(prompt="6 * 7", response="42"))  # type: ignore[arg-type]  # all that is used
     assert answer.response == [ord("4"), ord("2")]
+
+
+OPENING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""As those of models that always think: the prompt opens reasoning, and history is written without."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "drawn"),
+    [
+        ({"content": "four"}, "\n</think>\n\nfour<|im_end|>"),
+        ({"content": "four", "reasoning_content": "2+2"}, "2+2\n</think>\n\nfour<|im_end|>"),
+        ({"content": "<think>\n2+2\n</think>\n\nfour"}, "2+2\n</think>\n\nfour<|im_end|>"),
+    ],
+)
+def test_a_turn_begins_in_the_reasoning_that_its_prompt_has_opened(answer: dict[str, Any], drawn: str) -> None:
+    tokenizer = copy.copy(tokenizer_of("qwen3"))
+    tokenizer.chat_template = OPENING
+    said = {"role": "assistant", **answer}
+    (one,) = ExampleWriter(tokenizer).write(demonstration(messages=[ASK, said, MORE, said]))
+    assert tokenizer.decode(one.prompt).endswith("<|im_start|>assistant\n<think>\n")
+    assert tokenizer.decode(learned(one)) == drawn * 2
+    session = Session(renderer_for(tokenizer))
+    told = session.add(session.prompt([ASK]), Drawn(tokenizer.encode(drawn), [], "stop", []))
+    assert (told.content, told.reasoning) == ("four", "2+2" if "2+2" in drawn else "")
+
+
+def test_a_response_that_has_its_end_already_gets_no_second_one() -> None:
+    tokenizer = tokenizer_of("qwen25")
+    (answer,) = ExampleWriter(tokenizer).write(demonstration(prompt="6 * 7", response="42<|im_end|>"))
+    assert answer.response.count(tokenizer.eos_token_id) == 1

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import Task
+from trinity_bus.awake import SteadyClock
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
 from trinity_bus.coordination.batches.parts import Attempt, split
 from trinity_bus.coordination.batches.tasks import OpenTask
-from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.inputs import Origin

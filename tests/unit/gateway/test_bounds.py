@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import aiohttp
+import openai
 import pytest
 
 from schemas.topics import TURNS
 from tests.support.fakes.log import FakeLog, FakeProducer
-from tests.support.gateway.rig import KEY, rig
+from tests.support.gateway.rig import KEY, OTHERS_KEY, rig
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.bus import Producer
@@ -67,3 +70,39 @@ async def test_others_are_answered_while_a_large_conversation_is_written(monkeyp
         finally:
             go_on.set()
         assert (await asked).choices[0].message.content == "42"
+
+
+async def test_large_requests_of_all_clients_share_room_and_small_ones_need_none() -> None:
+    """A client sends the heads of large requests and no more: it has half of the room, and others go on."""
+    async with rig(max_body_mib=1, max_waiting_mib=2, body_timeout_s=3.0) as here:
+        host, _, port = here.gateway.address.rpartition(":")
+        held = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+            writer.write(f"{head}Content-Length: 1048576\r\n\r\n".encode())
+            held.append((reader, writer))
+        await until(lambda: here.gateway._door._room.taken == 1 << 20, 10)
+        large: list[Any] = [{"role": "user", "content": "x" * 100_000}]
+        async with here.client() as client, here.client(OTHERS_KEY) as other:
+            await client.chat.completions.create(model="policy", messages=ASKED)
+            with pytest.raises(openai.BadRequestError, match="the model takes"):
+                await other.chat.completions.create(model="policy", messages=large)
+        told = [await reader.readline() for reader, _ in held]
+        # One waited for the other's room, and had what was left of its time for its body.
+        assert {line.split()[1] for line in told} <= {b"408", b"503"}
+        for _, writer in held:
+            writer.close()
+        await until(lambda: here.gateway._door._room.taken == 0, 10)
+
+
+async def test_a_request_of_no_length_is_held_to_the_largest() -> None:
+    async with rig(max_body_mib=1) as here, aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as http:
+
+        async def endless() -> AsyncIterator[bytes]:
+            for _ in range(40):
+                yield b"x" * (1 << 16)
+
+        async with http.post(f"{here.url}/v1/chat/completions", data=endless()) as response:
+            assert response.status == 413
+        assert here.gateway._door._room.taken == 0

@@ -14,6 +14,7 @@ from trinity_bus.gateway import wire
 from trinity_bus.inference.concurrency import ConcurrencyController, EngineLoad
 
 ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
+ADD: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
 async def test_a_conversation_is_answered_with_what_an_explorer_draws() -> None:
@@ -48,7 +49,9 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
         engine.answer = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
         engine.hang_after = 5
         text = ""
-        async with await client.chat.completions.create(model="policy", messages=ASKED, stream=True) as stream:
+        async with await client.chat.completions.create(
+            model="policy", messages=ASKED, tools=ADD, stream=True
+        ) as stream:
             async for chunk in stream:
                 text += chunk.choices[0].delta.content or ""
                 if text == "So:":
@@ -59,7 +62,7 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
         engine.hang_after = None
         text, calls, reasons, usage = "", list[Any](), list[str](), None
         async for chunk in await client.chat.completions.create(
-            model="policy", messages=ASKED, stream=True, stream_options={"include_usage": True}
+            model="policy", messages=ASKED, tools=ADD, stream=True, stream_options={"include_usage": True}
         ):
             for choice in chunk.choices:
                 text += choice.delta.content or ""
@@ -254,3 +257,10 @@ async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> 
         await here.sides["explorer-0"].drain(1)
         async with http.post(url, data=ask, headers=right) as response:
             assert response.status == 503
+
+
+async def test_a_model_is_told_of_by_its_name() -> None:
+    async with rig() as here, here.client() as client:
+        assert (await client.models.retrieve("policy")).id == "policy"
+        with pytest.raises(openai.NotFoundError, match="'other/model' is not served here"):
+            await client.models.retrieve("other/model")

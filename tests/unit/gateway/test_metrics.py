@@ -1,10 +1,13 @@
 """What Prometheus reads of a gateway."""
 
+from functools import partial
+
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateway.rig import Rig, rig
 from tests.unit.gateway.test_feedback import ASKED, ask, post
+from tests.unit.gateway.test_gateway import ADD
 from trinity_bus.health.process import readings
 
 
@@ -43,9 +46,10 @@ async def test_rewritten_histories_branches_and_unreadable_calls_are_counted_as_
     async with rig() as here:
         here.engines["explorer-0"].answer = "<tool_call>{</tool_call>"
         async with here.client(session="s-1") as client:
-            answers = [await client.chat.completions.create(model="policy", messages=ASKED) for _ in range(2)]
+            say = partial(client.chat.completions.create, model="policy", tools=ADD)
+            answers = [await say(messages=ASKED) for _ in range(2)]
             changed = [{"role": "user", "content": "Other?"}, *ASKED]
-            answers.append(await client.chat.completions.create(model="policy", messages=changed))
+            answers.append(await say(messages=changed))
         await post(here, "/feedback", reward=1, session="s-1")
         (contribution,) = here.gateway._sessions.pending("me")
         found = await figures(here)

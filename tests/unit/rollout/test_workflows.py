@@ -60,11 +60,11 @@ class WordTokenizer:
         **options: Any,
     ) -> Any:
         assert add_generation_prompt
-        assert tokenize
         assert not return_dict
         text = " ".join(f"{message['role']} {message['content']}" for message in conversation)
         text = "".join(f"tool {tool['function']['name']} " for tool in tools or []) + text
-        return self.encode(text + " assistant", add_special_tokens=False)
+        text += " assistant"
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
 class ScriptedEngine:

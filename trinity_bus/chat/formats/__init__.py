@@ -1,14 +1,14 @@
 """How models write reasoning and tool calls. Read for people and tools; no token is ever made of what is read.
 
 A format is a file with one function, from a turn's text to its content and its calls. Which one a model uses is seen in
-its chat template. A call that cannot be read is a flaw, in words that the model can be told; it is never passed over.
+its chat template. A call that cannot be read is a flaw, in words that the model can be told, and stays in the text.
 """
 
 from collections.abc import Callable
 
 from trinity_bus.chat.formats.call import ParsedCall, Read, split_reasoning
 from trinity_bus.chat.formats.hermes import read_hermes
-from trinity_bus.chat.formats.llama import read_llama
+from trinity_bus.chat.formats.llama import calls_only_by_name, read_llama
 from trinity_bus.chat.formats.mistral import read_mistral
 from trinity_bus.chat.formats.xml import read_xml
 
@@ -38,6 +38,7 @@ __all__ = [
     "Format",
     "ParsedCall",
     "Read",
+    "calls_only_by_name",
     "format_of",
     "read_hermes",
     "read_llama",

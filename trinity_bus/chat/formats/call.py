@@ -36,8 +36,8 @@ class Read:
     flaws: list[str] = field(default_factory=list)
     """Calls that could not be read, in words for the model."""
 
-    def add(self, name: Any, arguments: Any, written: str) -> None:
-        """Take a call, or note what is wrong with it.
+    def add(self, name: Any, arguments: Any, written: str) -> bool:
+        """Take a call, or note what is wrong with it; return whether it is one.
 
         Args:
             name: Of the tool.
@@ -46,38 +46,35 @@ class Read:
         """
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = json.loads(arguments) if arguments.strip() else {}
             except UNREADABLE as error:
-                self.flaw(written, f"its arguments are no JSON: {error}")
-                return
+                return self.flaw(written, f"its arguments are no JSON: {error}")
         if not isinstance(name, str) or not name:
-            self.flaw(written, "it names no tool")
-        elif not isinstance(arguments, dict):
-            self.flaw(written, "its arguments are no JSON object")
-        elif len(self.calls) == MAX_CALLS:
-            self.flaw(written, f"there are more than {MAX_CALLS} calls")
-        elif (why := _unsendable(name, arguments)) is not None:
-            self.flaw(written, why)
-        else:
-            self.calls.append(ParsedCall(name, arguments))
+            return self.flaw(written, "it names no tool")
+        if not isinstance(arguments, dict):
+            return self.flaw(written, "its arguments are no JSON object")
+        if len(self.calls) == MAX_CALLS:
+            return self.flaw(written, f"there are more than {MAX_CALLS} calls")
+        if (why := _unsendable(name, arguments)) is not None:
+            return self.flaw(written, why)
+        self.calls.append(ParsedCall(name, arguments))
+        return True
 
-    def add_json(self, written: str, arguments_key: str = "arguments") -> None:
-        """Take a call that is written as a JSON object with a name and arguments."""
+    def add_json(self, written: str, arguments_key: str = "arguments") -> bool:
+        """Take a call that is written as a JSON object with a name and arguments; return whether it is one."""
         try:
             call = json.loads(written)
         except UNREADABLE as error:
-            self.flaw(written, f"it is no JSON: {error}")
-            return
+            return self.flaw(written, f"it is no JSON: {error}")
         if not isinstance(call, dict):
-            self.flaw(written, "it is no JSON object")
-            return
-        self.add(call.get("name"), call.get(arguments_key, call.get("arguments", {})), written)
+            return self.flaw(written, "it is no JSON object")
+        return self.add(call.get("name"), call.get(arguments_key, call.get("arguments", {})), written)
 
-    def flaw(self, written: str, why: str) -> None:
-        """Note a call that could not be read."""
-        if len(self.flaws) == MAX_FLAWS:
-            return
-        self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
+    def flaw(self, written: str, why: str) -> bool:
+        """Note a call that could not be read, which is none: False."""
+        if len(self.flaws) < MAX_FLAWS:
+            self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
+        return False
 
 
 def _unsendable(name: str, arguments: dict[str, Any]) -> str | None:

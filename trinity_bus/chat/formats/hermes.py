@@ -11,14 +11,11 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 def read_hermes(text: str) -> Read:
     """Read a turn's text."""
     content, *blocks = text.split(_OPEN)
-    read = Read(content.rstrip() if blocks else content)
+    read, texts = Read(content), [content]
     for block in blocks:
         written, closed, after = block.partition(_CLOSE)
-        if not closed:
-            read.flaw(written, f"it is not ended by {_CLOSE}")
-        else:
-            read.add_json(written)
-        read.content += after.rstrip("\n") if not after.strip() else after
+        taken = read.add_json(written) if closed else read.flaw(written, f"it is not ended by {_CLOSE}")
+        texts.append((after if after.strip() else "") if taken else _OPEN + block)
     if blocks:
-        read.content = read.content.strip()
+        read.content = "".join(texts).strip()
     return read

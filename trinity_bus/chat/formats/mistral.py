@@ -12,15 +12,13 @@ def read_mistral(text: str) -> Read:
     content, marked, written = text.partition(_MARK)
     if not marked:
         return Read(text)
-    read = Read(content.strip())
+    read, texts = Read(content), [content.strip()]
     try:
         calls = json.loads(written)
     except UNREADABLE as error:
         read.flaw(written, f"it is no JSON: {error}")
-        return read
-    for call in calls if isinstance(calls, list) else [calls]:
-        if isinstance(call, dict):
-            read.add(call.get("name"), call.get("arguments", {}), written)
-        else:
-            read.flaw(written, "it is no JSON object")
+        return Read(text, flaws=read.flaws)
+    each = [json.dumps(call, ensure_ascii=False) for call in (calls if isinstance(calls, list) else [calls])]
+    texts += [_MARK + call for call in each if not read.add_json(call)]
+    read.content = "".join(texts)
     return read

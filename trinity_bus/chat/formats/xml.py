@@ -17,22 +17,22 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 def read_xml(text: str) -> Read:
     """Read a turn's text. Takes time in proportion to it, whatever it is."""
     content, *blocks = text.split(_CALL)
-    read = Read(content)
+    read, texts = Read(content), [content]
     for block in blocks:
         written, closed, after = block.partition(_CALL_END)
         function = written.strip()
         name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
         if not closed:
-            read.flaw(written, f"it is not ended by {_CALL_END}")
+            taken = read.flaw(written, f"it is not ended by {_CALL_END}")
         elif not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
-            read.flaw(written, "it is no <function=name>...</function>")
+            taken = read.flaw(written, "it is no <function=name>...</function>")
         elif (arguments := _arguments(body)) is None:
-            read.flaw(written, "it has something beside <parameter=name>...</parameter>")
+            taken = read.flaw(written, "it has something beside <parameter=name>...</parameter>")
         else:
-            read.add(name, arguments, written)
-        read.content += after
+            taken = read.add(name, arguments, written)
+        texts.append(after if taken else _CALL + block)
     if blocks:
-        read.content = read.content.strip()
+        read.content = "".join(texts).strip()
     return read
 
 

@@ -39,6 +39,7 @@ from schemas.topics import (
     TRAINER_EVENTS,
     VERSION_HISTORY,
 )
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.console.index.answers import IndexStanding, IndexState
@@ -124,7 +125,7 @@ class IndexFollower:
         """Wait until there is something new in the index or its standing, or the time is up. For any number at once."""
         news = self._news
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with awake.timeout(timeout_s):
                 await news.wait()
 
     async def caught_up(self) -> None:
@@ -154,9 +155,9 @@ class IndexFollower:
             async with self._bus.reader(
                 *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES, gather_s=_GATHER_S
             ) as reader:
-                looked_at = committed_at = time.monotonic()
+                looked_at = committed_at = awake.now()
                 while True:
-                    began = time.monotonic()
+                    began = time.perf_counter()
                     if began - looked_at > LOOK_S:
                         # A reader does not tell that its topic was deleted, or made anew under it.
                         looked_at = began
@@ -167,7 +168,7 @@ class IndexFollower:
                     if records or self._store.holds:
                         await asyncio.to_thread(self._store.take, records, reader.positions, hold=hold)
                     if not hold:
-                        committed_at = time.monotonic()
+                        committed_at = awake.now()
                     self._behind = sum(reader.lag().values())
                     if self._state == "reading" and not records and await reader.is_at_end():
                         self._tell("following", "up to date")
@@ -208,7 +209,7 @@ class IndexFollower:
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
         """Wait as ``read_mib_s`` asks for."""
         size = sum(len(record.raw) for record in records)
-        await asyncio.sleep(max(0.0, size / self._bytes_s - (time.monotonic() - began)))
+        await asyncio.sleep(max(0.0, size / self._bytes_s - (time.perf_counter() - began)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -4,7 +4,6 @@ Tokens, log-probabilities and masks are thousands of times larger than their row
 stay on the log. When retention has deleted them, the row is what is left, and the page says so.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from schemas import ExperienceGroup, Position, Task, TokenFigures
 from schemas.experience import join_groups
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.console.index.answers import GroupRow, Place
 from trinity_bus.console.index.errors import UnreadableError
@@ -72,7 +72,7 @@ class PastRecords:
         at = Position(partition=partition, offset=offset)
         try:
             # Who looks at a page does not wait for a transaction that somebody has left open.
-            async with asyncio.timeout(_LOOK_S):
+            async with awake.timeout(_LOOK_S):
                 (found,) = await self._bus.fetch(topic, [at])
         except TimeoutError:
             raise BusError(f"{topic.name}/{partition}@{offset} could not be read within {_LOOK_S:g} s") from None

@@ -10,7 +10,6 @@ compressed                     ``GenerationError``: it cannot be read, as what i
 =============================  ====================================================================================
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -18,6 +17,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from trinity_bus import awake
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server.answers import UNREADABLE
 
@@ -66,7 +66,7 @@ class ServerClient:
             RequestRefusedError, GenerationError: See the module; it is one too where ``limit_s`` has passed.
         """
         try:
-            async with asyncio.timeout(limit_s), self._answer(path, body) as response:
+            async with awake.timeout(limit_s), self._answer(path, body) as response:
                 return await _whole(response)
         except TimeoutError as error:
             raise GenerationError(f"{self.url}{path} gave no answer within {limit_s:g} s") from error

@@ -237,11 +237,11 @@ class ServerEngine:
             )
         source = source_of(announced, member, self._sync_timeout_s, None)
         async with self._syncing:
-            began = time.monotonic()
+            began = time.perf_counter()
             transport = CheckpointTransport()
             try:
                 nbytes = await _proved(transport, source)
-                proved_at = time.monotonic()
+                proved_at = time.perf_counter()
                 # Whoever cancels waits until it is told what is served.
                 pause_s = await to_its_end(self._take(source))
             finally:
@@ -294,7 +294,7 @@ class ServerEngine:
         kind = self._found.kind
         try:
             async with self._gate.shut(self._sync_timeout_s):
-                stopped_at = time.monotonic()
+                stopped_at = time.perf_counter()
                 try:
                     for call in kind.reload(source.folder, source.prefix):
                         done = await self._client.ask(call.path, call.body, limit_s=self._sync_timeout_s)
@@ -308,7 +308,7 @@ class ServerEngine:
                 f"requests under way did not end within {self._sync_timeout_s:g} s: allow for more "
                 "(synchronizer.sync_timeout_s), or for less tokens (explorer.max_tokens)"
             ) from error
-        return time.monotonic() - stopped_at
+        return time.perf_counter() - stopped_at
 
     async def _measure(self) -> EngineLoad | None:
         """Return what the server's metrics tell of its load; None where it has none of those."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from trinity_bus import awake
+
 
 class DrainGate:
     """Counts requests under way, and holds back new ones while it is shut. One shuts it at a time."""
@@ -44,7 +46,7 @@ class DrainGate:
         """
         self._open.clear()
         try:
-            async with asyncio.timeout(limit_s):
+            async with awake.timeout(limit_s):
                 await self._empty.wait()
             yield
         finally:

@@ -11,12 +11,12 @@ half as much. With ``top_k`` 1 there is one token to draw, so its log-probabilit
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from trinity_bus import awake
 from trinity_bus.inference.errors import EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server.answers import TOP, ServerAnswer, read_answer, spread
 from trinity_bus.inference.server.client import ServerClient, read_json
@@ -79,7 +79,7 @@ async def examine(client: ServerClient, *, max_model_len: int, follows: bool, li
 
 
 async def _model(client: ServerClient, limit_s: float) -> _Model:
-    until = time.monotonic() + limit_s
+    until = awake.now() + limit_s
     while True:
         try:
             models = read_json(await client.ask("/v1/models", limit_s=limit_s), _Models).data
@@ -88,7 +88,7 @@ async def _model(client: ServerClient, limit_s: float) -> _Model:
             raise EngineStartError(f"{client.url} refuses explorer.engine_key, or has no models: {error}") from error
         except GenerationError:
             # It may be starting.
-            if time.monotonic() >= until:
+            if awake.now() >= until:
                 raise
             await asyncio.sleep(_AGAIN_S)
     if len(models) != 1:

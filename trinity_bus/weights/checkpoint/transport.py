@@ -41,8 +41,6 @@ _PIECE = 16 << 20
 class CheckpointTransport:
     """A ``WeightTransport`` from checkpoint folders. It is used for one version."""
 
-    device = "cpu"
-
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
         self._layout: list[Bucket] = []

@@ -1,7 +1,8 @@
 """The bytes of a version over links: what ``carrier`` says, over gloo or NCCL.
 
-A version goes as a whole, bucket after bucket; or, where members pass it on, as *pieces*: neighbouring chunks of a
-bucket, which both ends cut alike. Some pieces are under way at once, so that none waits for the way back::
+A version goes as a whole, bucket after bucket, large ones in parts; or, where members pass it on, as *pieces*:
+neighbouring chunks of a bucket, which both ends cut alike. Some pieces are under way at once, so that none waits for
+the way back::
 
     who sends                                            who takes
     piece is proven --broadcast----------------------->  (asked for, ``AHEAD`` at once) --each chunk against its hash-->
@@ -23,11 +24,11 @@ member's buffers may find the next version's bytes there; whoever is sent them c
 and has left by then.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
+from trinity_bus import awake
 from trinity_bus.weights.carrier import Arrived
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.chunks import behind_piece, piece_bytes
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
+_PART: Final = 64 << 20
+"""Bytes that are moved at once of a version that goes as a whole."""
+_PARTS: Final = 2
+"""Of them that are under way: one is copied off or onto a GPU while the other is on the wire."""
 _PIECE_S: Final = 10.0
 """In which a piece must come in any case: ``pull.transport.CHUNK_S``."""
 
@@ -53,7 +58,7 @@ class LinkCarrier:
 
     Args:
         backend: What carries links.
-        gpu: On which the bytes lie, for NCCL.
+        gpu: Which NCCL uses.
     """
 
     keeps = True
@@ -61,11 +66,6 @@ class LinkCarrier:
     def __init__(self, backend: Backend, gpu: "torch.device | None" = None) -> None:
         self._backend: Backend = backend
         self._gpu = gpu
-
-    @property
-    def device(self) -> str:
-        """See ``Carrier``."""
-        return "cpu" if self._backend == "gloo" else "cuda"
 
     def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "Sequence[torch.Tensor] | FileBuckets":
         """See ``Carrier``: the very list, in which a buffer may be replaced."""
@@ -119,8 +119,28 @@ class _End:
             )
         return self._link
 
+    def _move(self, buffers: "Sequence[torch.Tensor] | FileBuckets", done: Arrived) -> None:
+        """Broadcast buffers one after the other, cut alike at both ends."""
+        link = self._open(1)
+        under_way: deque[tuple[Work, int]] = deque()
+
+        def wait() -> None:
+            work, ends = under_way.popleft()
+            self._wait(link, work, self._there, self._channel.timeout_s)
+            if ends >= 0:
+                done(ends)
+
+        for i, buffer in enumerate(buffers):
+            for start in range(0, len(buffer), _PART):
+                if len(under_way) == _PARTS:
+                    wait()
+                ends = i if start + _PART >= len(buffer) else -1
+                under_way.append((link.broadcast(buffer[start : start + _PART]), ends))
+        while under_way:
+            wait()
+
     def _wait(self, link: Link, work: "Work", watch: Callable[[], None], limit_s: float) -> None:
-        link.wait(work, time.monotonic() + limit_s, self._channel.cancelled, watch)
+        link.wait(work, awake.now() + limit_s, self._channel.cancelled, watch)
 
     def _there(self) -> None:
         """See whether the other side is.
@@ -150,15 +170,7 @@ class LinkSender(_End):
 
     def whole(self, parts: "Sequence[torch.Tensor]") -> None:
         """See ``Sender``."""
-        link = self._open(1)
-        under_way: deque[Work] = deque()
-        for part in parts:
-            # What is in files is in memory for as long as it is under way.
-            under_way.append(link.broadcast(part[:]))
-            if len(under_way) >= AHEAD:
-                self._wait(link, under_way.popleft(), self._there, self._channel.timeout_s)
-        for work in under_way:
-            self._wait(link, work, self._there, self._channel.timeout_s)
+        self._move(parts, lambda _: None)
 
     def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
         """See ``Sender``."""
@@ -202,7 +214,7 @@ class LinkSender(_End):
                 first = end
 
     def _beat(self) -> None:
-        now = time.monotonic()
+        now = awake.now()
         if now >= self._beat_at + BEAT_S:
             self._beat_at = now
             self._channel.send(ANSWER.encode(WeightsAnswer("", alive=True)))
@@ -223,10 +235,7 @@ class LinkTaker(_End):
 
     def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
         """See ``Taker``."""
-        link = self._open(1)
-        for i, work in enumerate([link.broadcast(buffer) for buffer in buffers]):
-            self._wait(link, work, self._there, self._channel.timeout_s)
-            arrived(i)
+        self._move(buffers, arrived)
 
     def chunks(
         self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
@@ -247,7 +256,7 @@ class LinkTaker(_End):
         chunks, size = holding.chunks, piece_bytes(sum(end - start for _, start, end in holding.chunks))
         under_way: deque[tuple[Work, int]] = deque()
         self._asked = holding.proven
-        self._heard_at = time.monotonic()
+        self._heard_at = awake.now()
         while holding.proven < len(chunks):
             while self._asked < len(chunks) and len(under_way) < AHEAD:
                 first, end = self._asked, behind_piece(chunks, self._asked, len(chunks), size)
@@ -255,18 +264,17 @@ class LinkTaker(_End):
                 self._asked = end
                 under_way.append((link.broadcast(holding.place(first, end)), end))
             work, end = under_way[0]
-            self._by = time.monotonic() + limit_s
+            self._by = awake.now() + limit_s
             self._watch()
             self._wait(link, work, self._watch, limit_s)
             under_way.popleft()
-            self._heard_at = time.monotonic()
+            self._heard_at = awake.now()
             self._prove(holding, end, arrived)
 
     def _prove(self, holding: HeldVersion, end: int, arrived: Arrived) -> None:
         """Prove the chunks of a piece, up to before ``end``."""
         chunks, first = holding.chunks, holding.proven
-        # One copy, where it lies on a GPU.
-        piece = memoryview(holding.place(first, end).cpu().numpy())
+        piece = memoryview(holding.place(first, end).numpy())
         origin = chunks[first][1]
         for number in range(first, end):
             bucket, start, stop = chunks[number]
@@ -287,8 +295,8 @@ class LinkTaker(_End):
             said = ANSWER.decode(self._channel.receive(ANSWER.limit, self._by))
             if said.leave:
                 raise _LeftError
-            self._heard_at = time.monotonic()
-        if time.monotonic() > self._heard_at + self._channel.timeout_s:
+            self._heard_at = awake.now()
+        if awake.now() > self._heard_at + self._channel.timeout_s:
             raise LinkError("the deadline passed while the other side was silent")
 
     def _give_up(self, holding: HeldVersion, buffers: "list[torch.Tensor]") -> None:

@@ -2,22 +2,25 @@
 
 ::
 
-    here/0, here/1 in the store --both there--> communicator (made by the first broadcast) --> OPEN
-            |                                                                                    |
-            +--the other never comes: RuntimeError by the time limit          its own watchdog thread: late, or the
-                                                                              peer died: aborts the communicator
+    here/0, here/1 in the store --both there--> communicator (made by the first broadcast) --> OPEN --abort--> (gone)
+            |                                       |
+            +--the other never comes: RuntimeError--+--it dies on the way: RuntimeError by the time limit
 
-* NCCL waits without a limit for a peer that never comes, so the two meet in the store first, which has one.
-* torch watches its groups with a thread. Left to itself, that thread ends the *process* when an operation is late or
-  the peer has died; here it shall abort the communicator and nothing else, so that a member's death costs the trainer
-  its link alone. The next epoch makes a new group, and with it a new communicator.
-* Two ranks on one GPU are refused by NCCL.
+* NCCL waits without a limit for a peer that never comes, so the two meet in the store first, which has one. A
+  communicator that *blocks* while it is made holds its thread for good when the peer dies between the meeting and its
+  own call; one that does not is given up by a limit (both seen on an H100).
+* torch watches its groups with a thread. When an operation is late, that thread has the whole *process* ended, minutes
+  later, whatever ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` and ``TORCH_NCCL_DUMP_ON_TIMEOUT`` say (seen on an H100). A group
+  that is made with blocking waits has no such thread. Nobody waits so here: ``Link`` looks at each operation itself, by
+  its own limit, and aborts the communicator, so that a member's death costs the trainer its link alone.
+* Two ranks on one GPU are refused by NCCL, within a second.
+* A receive that waits is a kernel that runs: it gets few of the GPU's multiprocessors.
 
-Failures: ``RuntimeError``, as torch raises it. No test of this project has run this on a GPU; meeting and the choice of
-what the watchdog does are tested without one.
+Failures: ``RuntimeError``, as torch raises it.
 """
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -27,9 +30,11 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_ON_ERROR: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_ABORT_ONLY: Final = "2"
-"""Abort the communicator; torch's default, 3, ends the process."""
+_BLOCKING_WAIT: Final = "TORCH_NCCL_BLOCKING_WAIT"
+_MAKING_LIMIT: Final = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
+"""Seconds, for communicators that do not block while they are made; torch reads it once for the whole process."""
+_MOST_BLOCKS: Final = 4
+"""Multiprocessors of an H100, of 132."""
 _environment = threading.Lock()
 
 
@@ -49,18 +54,18 @@ def meet(store: "Store", rank: int, timeout: timedelta) -> None:
 
 
 @contextlib.contextmanager
-def aborting_only() -> Iterator[None]:
-    """Have groups that are made within abort their communicator when something goes wrong, not the process."""
+def unwatched() -> Iterator[None]:
+    """Have groups that are made within no thread of torch's that ends the process."""
     with _environment:
-        before = os.environ.get(_ON_ERROR)
-        os.environ[_ON_ERROR] = _ABORT_ONLY
+        before = os.environ.get(_BLOCKING_WAIT)
+        os.environ[_BLOCKING_WAIT] = "1"
         try:
             yield
         finally:
             if before is None:
-                del os.environ[_ON_ERROR]
+                del os.environ[_BLOCKING_WAIT]
             else:
-                os.environ[_ON_ERROR] = before
+                os.environ[_BLOCKING_WAIT] = before
 
 
 def open_group(store: "Store", rank: int, timeout: timedelta) -> Any:
@@ -79,5 +84,9 @@ def open_group(store: "Store", rank: int, timeout: timedelta) -> Any:
     meet(store, rank, timeout)
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout  # noqa: SLF001 (the class has no public setter)
-    with aborting_only():
+    options.is_high_priority_stream = True
+    options.config.blocking = 0
+    options.config.max_ctas = _MOST_BLOCKS
+    os.environ.setdefault(_MAKING_LIMIT, str(math.ceil(timeout.total_seconds())))
+    with unwatched():
         return ProcessGroupNCCL(store, rank, 2, options)

@@ -12,11 +12,11 @@ Failures: those of the channel. Anything but setting, getting and waiting is ref
 """
 
 import threading
-import time
 from datetime import timedelta
 
 from torch.distributed import Store
 
+from trinity_bus import awake
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.wire import ENTRY, StoreEntry
@@ -60,7 +60,7 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         Raises:
             LinkError: They do not come in time.
         """
-        deadline = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
+        deadline = awake.now() + (self._timeout_s if timeout is None else timeout.total_seconds())
         with self._lock:
             while not all(key in self._entries for key in keys):
                 self.absorb(self._channel.receive(ENTRY.limit, deadline))
@@ -85,7 +85,7 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         Raises:
             LinkError: It does not say so in time.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = awake.now() + self._timeout_s
         with self._lock:
             self._sealed = True
             self._channel.send(ENTRY.encode(StoreEntry(_SEAL, b"")))

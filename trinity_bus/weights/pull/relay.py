@@ -22,10 +22,10 @@ Failures: a connection that ends. Those who lose it ask the trainer for another 
 
 import contextlib
 import threading
-import time
 from collections import deque
 from typing import Final
 
+from trinity_bus import awake
 from trinity_bus.weights.carrier import Carrier
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
@@ -170,11 +170,12 @@ class Relay:
     def _attend(self, channel: Channel, who: str) -> bool:
         """Serve one member, in a thread of its own; the connection is not kept."""
         request = REQUEST.decode(channel.receive(REQUEST.limit))
-        deadline = time.monotonic() + _WAIT_S
+        deadline = awake.now() + _WAIT_S
         with self._changed:
             while (holding := self._holding) is None or holding.checksum != request.checksum:
-                if not self._changed.wait(deadline - time.monotonic()):
+                if (left := deadline - awake.now()) <= 0:
                     break
+                self._changed.wait(left)
         if holding is None or (holding.version, holding.checksum) != (request.version, request.checksum):
             channel.send(ANSWER.encode(WeightsAnswer(f"version {request.version} is not held here")))
             return False

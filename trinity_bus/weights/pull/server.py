@@ -31,7 +31,6 @@ import contextlib
 import logging
 import ssl
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
+from trinity_bus import awake
 from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
 from trinity_bus.weights.carrier import Sender
@@ -110,7 +110,6 @@ class WeightServer:
         self.staging = Staging(
             bucket_bytes=bucket_bytes,
             retain=retain,
-            device=self._carrier.device,
             dtype=dtype,
             chunks=fan_out and tls is None,
         )
@@ -324,7 +323,7 @@ class _Joined:
 
     def report(self, proven: int) -> bool:
         """Note how many chunks it has. Return whether it stays with the holder that it knows of."""
-        self.reported_at = time.monotonic()
+        self.reported_at = awake.now()
         with self.trees.locked(self.key) as tree:
             tree.report(self.number, proven, self.reported_at)
             self.is_whole = tree.is_whole(self.number)
@@ -332,7 +331,7 @@ class _Joined:
 
     def goes_on(self, sent: int) -> bool:
         """Note now and then how much it was sent; as ``report``."""
-        return time.monotonic() < self.reported_at + BEAT_S or self.report(sent)
+        return awake.now() < self.reported_at + BEAT_S or self.report(sent)
 
     def move(self, *, alone: bool) -> None:
         """Note that it wants another holder than it knows of; it has failed, unless there is another one already."""

@@ -28,11 +28,11 @@ cancelled. What the trainer itself sends wrong fails the transfer.
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from trinity_bus import awake
 from trinity_bus.weights.carrier import Carrier, Taker
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.chunks import HASH_BYTES, spans
@@ -80,11 +80,6 @@ class PullTransport:
         self._holder: tuple[str, int] | None = None
         self._reports = False
         self._has = has
-
-    @property
-    def device(self) -> str:
-        """See ``WeightTransport``."""
-        return self._carrier.device
 
     @property
     def is_kept(self) -> bool:
@@ -198,7 +193,7 @@ class PullTransport:
                     taker = met.enter_context(contextlib.closing(self._carrier.taker(holder)))
                     unmet -= 1
                     ask = WeightsRequest(holding.version, holding.checksum, first=holding.proven)
-                    _ask(holder, ask, time.monotonic() + CHUNK_S)
+                    _ask(holder, ask, awake.now() + CHUNK_S)
                     # The ports of a link may be barred, where that of the holder is not.
                     unmet += 1
                     taker.meet(chunks=True)
@@ -244,7 +239,7 @@ class _Reports:
         Raises:
             LinkError: There is a better holder.
         """
-        now = time.monotonic()
+        now = awake.now()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S

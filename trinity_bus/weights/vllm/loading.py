@@ -48,7 +48,7 @@ def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str,
     Raises:
         WeightTransferError: A layer got nothing.
     """
-    wanted = {name for name, _ in model.named_parameters()}
+    wanted = {name for name, _ in model.named_parameters()} - _derived(model)
     with torch.no_grad():
         initialize_layerwise_reload(model)
         loaded: set[str] | None = model.load_weights(tensors)
@@ -57,6 +57,16 @@ def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str,
     # A layer that gets nothing keeps its old weights, and vLLM only warns of it.
     if loaded is not None and (missing := wanted - set(loaded)):
         raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
+
+
+def _derived(model: torch.nn.Module) -> set[str]:
+    """Return the parameters that vLLM has made itself while it loaded a layer: the scales of one that it quantizes."""
+    names: set[str] = set()
+    for prefix, layer in model.named_modules():
+        noted, _ = get_layerwise_info(layer).restore_metadata
+        if noted:
+            names |= {f"{prefix}.{name}" for name, _ in layer.named_parameters(recurse=False) if name not in noted}
+    return names
 
 
 def elements(model: torch.nn.Module) -> int:

@@ -48,7 +48,7 @@ class PlayedGroup:
 
 
 def wait(*script: str, limit_s: float = 5, cancelled: bool = False) -> None:
-    link = Link(PlayedGroup(*script), "gloo")
+    link = Link(PlayedGroup(*script), 0, "gloo")
     event = threading.Event()
     if cancelled:
         event.set()

@@ -1,4 +1,4 @@
-"""What can be said of NCCL links without a GPU: the meeting before one, and what torch's watchdog is told."""
+"""What can be said of NCCL links without a GPU: the meeting before one, and that torch's watchdog is left out."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from trinity_bus.weights.link import nccl
 
-_NAME = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_NAME = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def test_two_ranks_meet_in_the_store_whoever_comes_first() -> None:
@@ -33,13 +33,13 @@ def test_one_that_never_comes_is_waited_for_as_long_as_the_limit() -> None:
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("before", [None, "1"])
-def test_the_watchdog_of_a_link_aborts_it_and_other_groups_keep_theirs(
+@pytest.mark.parametrize("before", [None, "0"])
+def test_a_link_has_no_watchdog_and_other_groups_keep_theirs(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(_NAME, raising=False)
     if before is not None:
         monkeypatch.setenv(_NAME, before)
-    with nccl.aborting_only():
-        assert os.environ[_NAME] == "2"
+    with nccl.unwatched():
+        assert os.environ[_NAME] == "1"
     assert os.environ.get(_NAME) == before

@@ -7,7 +7,6 @@ long, however much there is.
 """
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from itertools import groupby, islice
 from operator import itemgetter
@@ -17,6 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trinity_bus import awake
 from trinity_bus.console.index.answers import Bin, Histogram, RowPage, SampleRow
 from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.conditions import (
@@ -77,14 +77,14 @@ def samples(
     """
     wanted.check()
     values = values_of(db, wanted, until)
-    stop_at = time.monotonic() + limit_s
+    stop_at = awake.now() + limit_s
     found: list[tuple[Any, ...]] = []
     for low, matching in _search(db, SAMPLE, wanted, values, ask.before):
         for row in matching:
             if len(found) == ask.rows:
                 return RowPage(sample_rows(db, found), str(found[-1][0]))
             found.append(row)
-        if low > 0 and time.monotonic() > stop_at:
+        if low > 0 and awake.now() > stop_at:
             after = str(low + 1 << SAMPLE_BITS)
             return RowPage(sample_rows(db, found), after, searched_back_to=time_of(low))
     return RowPage(sample_rows(db, found))

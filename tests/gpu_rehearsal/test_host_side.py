@@ -1,0 +1,92 @@
+"""The GPU path's host side on a stand-in for CUDA: devices, dtypes, forks, groups, deaths and bytes; no numbers.
+
+Each test is a process of its own that sees GPUs; what it runs is in ``tests.support.cuda_standin.children``.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cuda_standin.build import build, environment
+
+type Rehearse = Callable[..., list[dict[str, Any]]]
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in is built with gcc"),
+]
+
+
+@pytest.fixture(scope="module")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("standin")
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def rehearse(standin: Path, tmp_path: Path) -> Rehearse:
+    """Run a function in a process that sees GPUs; returns what it told."""
+
+    def run(function: str, *words: str, gpus: int = 1, variables: dict[str, str] | None = None) -> list[dict[str, Any]]:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.cuda_standin.children", function, *words]
+        # Kernels are not built: what is compiled could compute nothing here.
+        env = {**environment(standin, gpus), "TORCHDYNAMO_DISABLE": "1", "TMPDIR": str(tmp_path), **(variables or {})}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    return run
+
+
+def test_an_environment_for_gpus_computes_on_them(rehearse: Rehearse) -> None:
+    assert rehearse("device") == [{"uses_gpu": True, "on_cpu": False, "torch": True}]
+
+
+def test_an_environment_for_cpus_leaves_a_gpu_alone(rehearse: Rehearse) -> None:
+    # As it is where the driver is there, and the packages are those of requirements/cpu.lock.
+    told = rehearse("device", variables={"PYTHONPATH": str(Path.cwd())})
+    assert told == [{"uses_gpu": False, "on_cpu": True, "torch": True}]
+
+
+def test_what_a_preload_forks_can_use_the_gpu(rehearse: Rehearse) -> None:
+    assert rehearse("forked") == [{"begun": False, "child": "ok"}]
+
+
+@pytest.mark.parametrize("words", [(), ("recompute=true",), ("lora_rank=4",), ("kl_coef=0.1",)])
+def test_a_trainer_in_bfloat16(rehearse: Rehearse, words: tuple[str, ...]) -> None:
+    (told,) = rehearse("trainer", *words)
+    assert told["device"] == "cuda:0"
+    assert told["devices"] == ["cuda:0"]
+    assert told["loaded"] == 1
+    # Float32 logits as a whole would take twice their memory, and their gradient too.
+    assert told["logits"] == ["torch.bfloat16"]
+    assert told["fused"] is True
+
+
+def test_a_trainer_in_float32(rehearse: Rehearse) -> None:
+    (told,) = rehearse("trainer", "dtype=float32")
+    assert (told["dtype"], told["logits"]) == ("torch.float32", ["torch.float32"])
+
+
+@pytest.mark.parametrize("words", [("data_parallel=2",), ("tensor_parallel=2",)])
+def test_ranks_over_nccl(rehearse: Rehearse, words: tuple[str, ...]) -> None:
+    (told,) = rehearse("ranks", *words, gpus=2)
+    assert told["loaded"] == 1
+
+
+def test_a_late_link_costs_the_link_and_not_the_process(rehearse: Rehearse) -> None:
+    late, alive = rehearse("late")
+    assert "deadline" in late["error"]
+    assert alive == {"alive": True}
+
+
+def test_versions_pass_from_gpu_to_gpu_and_on(rehearse: Rehearse) -> None:
+    for told in rehearse("chain", gpus=3):
+        assert told["found"] == [["", told["wanted"]]] * 2

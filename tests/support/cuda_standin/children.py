@@ -1,0 +1,231 @@
+"""What a rehearsal runs on the stand-in: one function a process, which tells what it has found as a line of JSON.
+
+    python -m tests.support.cuda_standin.children FUNCTION [WORD...]
+
+Numbers are nonsense here, so norms and losses are taken for finite.
+"""
+
+import asyncio
+import functools
+import json
+import math
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+HANGING_S = 5.0
+
+
+def tell(**facts: object) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(facts), flush=True)
+
+
+def device() -> None:
+    """Where things would be computed."""
+    import torch
+
+    from trinity_bus.runtime.device import uses_gpu
+    from trinity_bus.training.cpu_platform import on_cpu
+
+    tell(uses_gpu=uses_gpu(), on_cpu=on_cpu(), torch=torch.cuda.is_available())
+
+
+def forked() -> None:
+    """Can a trainer that is forked from the demo's preload use CUDA?"""
+    import torch
+
+    # As its own import does on a GPU.
+    sys.meta_path.insert(0, _Greedy())
+    from workers.demo import preloads
+
+    preloads.import_torch()
+    preloads.import_trainer()
+    begun = torch.cuda.is_initialized()
+    if os.fork() == 0:
+        try:
+            torch.zeros(1, device="cuda")
+            tell(begun=begun, child="ok")
+        except RuntimeError as error:
+            tell(begun=begun, child=str(error))
+        os._exit(0)
+    os.wait()
+
+
+class _Greedy:
+    """Finds a ``flashinfer`` whose import begins CUDA, installed or not."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "flashinfer":
+            import torch
+
+            torch.cuda.init()
+
+
+def _load(folder: Path, words: Sequence[str]) -> tuple[Any, Any]:
+    from benchmarks import training
+    from benchmarks._gpu.sizes import SIZES
+
+    def read(value: str) -> object:
+        return json.loads(value) if value in {"true", "false"} or value.replace(".", "").isdigit() else value
+
+    load = SIZES["tiny"].training
+    model = training.make_model(load, folder)
+    options = {name: read(value) for name, _, value in (word.partition("=") for word in words)}
+    settings = training.settings_of(load, model).model_copy(update={"dtype": "bfloat16", **options})
+    return settings, training.make_groups(load)
+
+
+def _steps(engine: Any, inner: Any, groups: Any, **facts: object) -> None:
+    """Train, export, save and load."""
+    optimizer = inner._optimizer._megatron
+    norm = optimizer.get_grad_norm
+    # Other ranks take part in it.
+    optimizer.get_grad_norm = lambda: (norm(), 1.0)[1]
+    math.isfinite = lambda _: True
+    engine.train_step(groups)
+    tensors = [str(tensor.device) for _, tensor in engine.hf_tensors()]
+    with tempfile.TemporaryDirectory() as folder:
+        engine.save_checkpoint(Path(folder), engine.progress).result()
+        step = engine.load_latest(Path(folder)).step
+    engine.leave()
+    tell(tensors=len(tensors), devices=sorted(set(tensors)), loaded=step, **facts)
+
+
+def trainer(*words: str) -> None:
+    """A trainer of one rank, with settings."""
+    import torch
+
+    from trinity_bus.training import runner
+    from trinity_bus.training.megatron_engine import MegatronEngine
+
+    seen: list[str] = []
+    of = runner.ModelRunner.token_logprobs
+
+    def noting(self: Any, logits: torch.Tensor, arrays: Any) -> Any:
+        seen[:] = [str(logits.dtype)]
+        return of(self, logits, arrays)
+
+    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        settings, groups = _load(Path(folder), words)
+        engine = MegatronEngine(settings)
+        group = engine._optimizer._megatron.param_groups[0]
+        facts = {"device": str(engine.layout.device), "dtype": str(engine.dtype), "fused": bool(group.get("fused"))}
+        _steps(engine, engine, groups, logits=seen, **facts)
+
+
+def ranks(*words: str) -> None:
+    """Several ranks as children, over NCCL."""
+    from trinity_bus.training.multi_rank_engine import MultiRankEngine
+    from trinity_bus.training.ranks import ChildRanks, Followers
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings, groups = _load(Path(folder), words)
+        engine = MultiRankEngine(settings, Followers(settings.ranks, ChildRanks()))
+        _steps(engine, engine._engine, groups)
+
+
+def late() -> None:
+    """A link's broadcast is late, beside a world of the process's own: does the process live on?"""
+    hang = os.environ["FAKE_HANG"] = str(Path(tempfile.mkdtemp()) / "hang")
+    # In place of eight minutes and a minute.
+    os.environ |= {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "4", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
+    import torch
+    import torch.distributed as dist
+
+    from trinity_bus.weights.errors import LinkError
+    from trinity_bus.weights.link import nccl
+    from trinity_bus.weights.link.link import Link
+
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.zeros(4, device="cuda"))
+    store = dist.HashStore()
+    threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
+    link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
+    piece = torch.zeros(8, dtype=torch.uint8)
+    link.wait(link.broadcast(piece), time.monotonic() + 5, threading.Event())
+    Path(hang).touch()
+    try:
+        link.wait(link.broadcast(piece), time.monotonic() + 3, threading.Event())
+    except LinkError as error:
+        tell(error=str(error))
+    Path(hang).unlink()
+    link.close()
+    # As long as the watchdog of a group that is watched would take to end the process: two of its limits, and a dump.
+    time.sleep(14)
+    tell(alive=True)
+    os._exit(0)
+
+
+def chain() -> None:
+    """A trainer and two members over NCCL's links, of which one passes on: all bytes, twice."""
+    import multiprocessing
+
+    from benchmarks._sources import announce, source
+
+    context = multiprocessing.get_context("fork")
+    pipes = []
+    for gpu in (1, 2):
+        ours, theirs = context.Pipe()
+        context.Process(target=_member, args=(theirs, gpu), daemon=True).start()
+        ours.recv()
+        pipes.append(ours)
+    import torch
+
+    from schemas import Member
+    from trinity_bus.weights.pull.server import WeightServer
+
+    torch.cuda.set_device(0)
+    server = WeightServer("127.0.0.2", bucket_bytes=8 << 20, timeout_s=20, method="nccl")
+    members = [Member(explorer=f"explorer-{n}", incarnation="life", rank=n) for n in (1, 2)]
+    for version in (1, 2):
+        weights = [(f"w{i}", torch.full((1 << 20,), float(10 * version + i)).cuda()) for i in range(16)]
+        checksum = server.stage(version, weights)
+        told = announce(version, checksum, server.address, "nccl", "explorer-1").model_copy(update={"members": members})
+        server.admit(told)
+        for member, pipe in zip(members, pipes, strict=True):
+            pipe.send(source(told, member.explorer, 20))
+        found = [pipe.recv() for pipe in pipes]
+        tell(version=version, found=found, wanted=sum((10 * version + i) * (1 << 20) for i in range(16)))
+    for pipe in pipes:
+        pipe.send(None)
+    server.close()
+    os._exit(0)
+
+
+def _member(pipe: Any, gpu: int) -> None:
+    import torch
+
+    from trinity_bus.weights.receiver import WeightReceiver
+
+    receiver = WeightReceiver(device=torch.device("cuda", gpu))
+    pipe.send("here")
+    while (wanted := pipe.recv()) is not None:
+        done = threading.Event()
+        receiver.start(wanted, functools.partial(_set, done))
+        done.wait(60)
+        if receiver.progress.state == "ready":
+            pipe.send([receiver.progress.error, sum(float(tensor.sum()) for _, tensor in receiver.take())])
+        else:
+            pipe.send([receiver.progress.error, 0.0])
+            receiver.cancel()
+    receiver.close()
+
+
+def _set(done: threading.Event, _: object) -> None:
+    done.set()
+
+
+if __name__ == "__main__":
+    result = globals()[sys.argv[1]](*sys.argv[2:])
+    if asyncio.iscoroutine(result):
+        asyncio.run(result)

@@ -1,0 +1,119 @@
+"""What clients ask, and what they are told: OpenAI's and Anthropic's shapes, against one session."""
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas.sampling import Sampling
+from tests.support.chat.models import tokenizer_of
+from tests.unit.chat.test_histories import TOOLS, Drawn
+from trinity_bus.chat import ChatError, ModelReply, Session, renderer_for
+from trinity_bus.chat.anthropic import MessageShape, read_messages_request
+from trinity_bus.chat.messages import for_template
+from trinity_bus.chat.openai import MAX_PARTS, read_request
+
+USER = {"role": "user", "content": "go"}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+JSON_ANSWER = '{"name": "Ada", "parameters": {"age": 36}}'
+CUT_CALL = '<tool_call>\n{"name": "add", "argu'
+
+
+def said(family: str, answer: str, tools: Any, *, name: str = "", stop: tuple[str, ...] = ()) -> ModelReply:
+    tokenizer = tokenizer_of(family, name)
+    session = Session(renderer_for(tokenizer))
+    ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+    return session.add(session.prompt([USER], tools), Drawn(ids, [-1.0] * len(ids), "stop", [(0, 0)]), stop)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "answer"),
+    [("qwen25", "", CALL), ("qwen3", "", CALL), ("qwen3", "Qwen/Qwen3-0.6B", CALL), ("llama3", "", JSON_ANSWER)],
+)
+@pytest.mark.parametrize("tools", [None, []])
+def test_without_tools_there_are_no_calls_and_all_is_text(family: str, name: str, answer: str, tools: Any) -> None:
+    reply = said(family, answer, tools, name=name)
+    assert (reply.tool_calls, reply.flaws, reply.content) == ((), (), answer)
+
+
+def test_an_answer_in_json_is_no_call_of_a_tool_that_was_not_offered() -> None:
+    assert said("llama3", JSON_ANSWER, TOOLS).content == JSON_ANSWER
+    assert said("llama3", JSON_ANSWER.replace("Ada", "add"), TOOLS).tool_calls[0].arguments == {"age": 36}
+
+
+@pytest.mark.parametrize("name", ["", "Qwen/Qwen3-0.6B"])
+@pytest.mark.parametrize(
+    "answer", ["So: <tool_call>{</tool_call> then", CUT_CALL, "Write <tool_call> to call", f"{CALL}\n{CUT_CALL}"]
+)
+def test_what_cannot_be_read_as_a_call_stays_text(answer: str, name: str) -> None:
+    reply = said("qwen3", answer, TOOLS, name=name)
+    assert len(reply.flaws) == 1
+    assert len(reply.tool_calls) == answer.startswith(CALL)
+    rest = answer.removeprefix(CALL).strip()
+    assert reply.content == rest or (name and all(word in reply.content for word in rest.split(" then")[0].split()))
+
+
+def test_empty_arguments_are_a_mapping_for_templates() -> None:
+    values: list[Any] = ["", " ", None, "{}", {}]
+    for arguments in values:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        (told,) = for_template({"role": "assistant", "tool_calls": [call]})["tool_calls"]
+        assert told["function"]["arguments"] == {}
+
+
+def asked(**fields: Any) -> bytes:
+    return json.dumps({"messages": [USER], "max_tokens": 9, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "read", [lambda body: read_request(body, None), lambda body: read_messages_request(body, Sampling())]
+)
+@pytest.mark.parametrize("value", ["false", "true", 0, 1, {}])
+def test_a_flag_is_true_or_false(read: Any, value: Any) -> None:
+    with pytest.raises(ChatError, match="stream is true or false"):
+        read(asked(stream=value))
+    assert [read(asked(stream=one)).stream for one in (True, False)] == [True, False]
+
+
+def test_a_body_of_too_many_parts_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ChatError, match="commas and brackets"):
+        read_request(b'{"messages": [' + b"{}," * MAX_PARTS + b"{}]}", None)
+
+
+def test_fields_that_coding_agents_send_change_nothing() -> None:
+    bare = read_messages_request(asked(), Sampling())
+    more = {"context_management": {"edits": [{"type": "x"}]}, "output_config": {"effort": "low"}, "mcp_servers": []}
+    assert read_messages_request(asked(**more), Sampling()) == bare
+    with pytest.raises(ChatError, match="mcp_servers"):
+        read_messages_request(asked(mcp_servers=[{"name": "x"}]), Sampling())
+    shape = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    drawn = read_messages_request(asked(output_config=shape), Sampling()).sampling.structured_outputs
+    assert drawn is not None
+    assert drawn.json_schema == {"type": "object"}
+
+
+def test_a_tool_that_has_failed_is_told_to_have() -> None:
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "no such file", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "b", "content": "a file", "is_error": False},
+    ]
+    messages = read_messages_request(asked(messages=[{"role": "user", "content": blocks}]), Sampling()).messages
+    assert [one["content"] for one in messages] == ["error: no such file", "a file"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "ended"),
+    [
+        ("one END two", ("stop_sequence", "END")),
+        ("one STOP two END", ("stop_sequence", "STOP")),
+        ("one two", ("end_turn", None)),
+        (CALL, ("tool_use", None)),
+    ],
+)
+def test_what_has_ended_an_answer_is_told(answer: str, ended: tuple[str, str | None]) -> None:
+    reply = said("qwen25", answer, TOOLS, stop=("END", "STOP"))
+    shape = MessageShape("m", "policy", 1)
+    body = shape.body(reply)
+    assert (body["stop_reason"], body["stop_sequence"]) == ended
+    (delta,) = [one["delta"] for one in shape.last(reply, "") if one["type"] == "message_delta"]
+    assert (delta["stop_reason"], delta["stop_sequence"]) == ended
