@@ -113,7 +113,7 @@ def trainer(*words: str) -> None:
         seen[:] = [str(logits.dtype)]
         return of(self, logits, arrays)
 
-    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
+    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign, assignment]
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)
         engine = MegatronEngine(settings)
