@@ -31,7 +31,7 @@ def nobody_left(folder: Path) -> bool:
 def test_an_engine_takes_versions_and_leaves_nobody_when_its_explorer_is_killed(
     rehearse: Rehearse, tmp_path: Path
 ) -> None:
-    began, *versions = rehearse("engine", "memory", "nccl", status=KILLED)
+    began, *versions, _ = rehearse("engine", "memory", "nccl", status=KILLED)
     assert began == {"device": "cuda", "second_runner": True}
     assert [(told["method"], told["version"]) for told in versions] == [
         ("memory", 1),
@@ -45,14 +45,16 @@ def test_an_engine_takes_versions_and_leaves_nobody_when_its_explorer_is_killed(
 
 
 def test_an_engine_in_fp8_takes_versions(rehearse: Rehearse, tmp_path: Path) -> None:
-    _, *versions = rehearse("engine", "memory", "quantization=fp8", status=KILLED)
+    _, *versions, _ = rehearse("engine", "memory", "quantization=fp8", status=KILLED)
     assert [told["version"] for told in versions] == [1, 2]
     wait_until(lambda: nobody_left(tmp_path), "end of the engine", 60.0)
 
 
 def test_an_engine_of_two_gpus_takes_versions_and_leaves_nobody(rehearse: Rehearse, tmp_path: Path) -> None:
-    _, *versions = rehearse("engine", "memory", "nccl", "tensor_parallel_size=2", gpus=2, status=KILLED)
+    _, *versions, held = rehearse("engine", "memory", "nccl", "tensor_parallel_size=2", gpus=2, status=KILLED)
     assert [told["version"] for told in versions] == [1, 2, 3, 4]
+    # One receives, the other maps its memory.
+    assert held == {"memories": 1, "mapped_by": 2}
     wait_until(lambda: nobody_left(tmp_path), "end of the engine", 60.0)
 
 

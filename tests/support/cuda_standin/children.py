@@ -231,6 +231,7 @@ def _set(done: threading.Event, _: object) -> None:
 
 async def engine(*words: str) -> None:
     """An explorer's engine: starts, takes two versions by each of the methods named, and its front end is killed."""
+    import psutil
     from safetensors.torch import load_file
 
     from benchmarks._sources import announce
@@ -265,6 +266,13 @@ async def engine(*words: str) -> None:
         outcome = await served.sync_weights(told, told.members[0])
         tell(method=method, version=served.model_version, bytes=outcome.nbytes, wanted=outcome.checksum == checksum)
         server.close()
+    mapped = [
+        (process.pid, line.split()[4])
+        for process in psutil.Process().children(recursive=True)
+        for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
+        if "memfd:weights" in line
+    ]
+    tell(memories=len({memory for _, memory in mapped}), mapped_by=len({pid for pid, _ in mapped}))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
