@@ -294,6 +294,10 @@ class StepTrained(Record):
     """Batches that were passed over on the way to this version, the last ones."""
     rollback: Rollback | None = None
     """The last one in its lineage."""
+    dtype: Annotated[str, Field(max_length=32)] | None = None
+    """In which type the trainer computes, such as ``bfloat16``."""
+    source: Annotated[str, Field(max_length=256)] | None = None
+    """The model that training began with, ``organization/name@commit``, where it is from a hub."""
 
 
 class VersionWanted(Record):

@@ -58,6 +58,10 @@ class ModelVersion(Record):
     asked_by: Person | None = None
     """Who asked that it be pinned; of a version that is not pinned, that the newest be served again, or that training
     go back to it. Absent: nobody has, since the version before, or they gave no name."""
+    dtype: Annotated[str, Field(max_length=32)] | None = None
+    """As its ``StepTrained`` says."""
+    source: Annotated[str, Field(max_length=256)] | None = None
+    """Likewise."""
 
 
 class PublishedVersion(Record):
@@ -86,3 +90,5 @@ class PublishedVersion(Record):
     """Batches that were passed over on the way to this version, the last ones."""
     rollback: Rollback | None = None
     """The last one in its lineage."""
+    source: Annotated[str, Field(max_length=256)] | None = None
+    """As its ``StepTrained`` says."""

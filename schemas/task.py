@@ -28,6 +28,10 @@ def _id_is_required(schema: dict[str, Any]) -> None:
     schema["required"].insert(0, "task_id")
 
 
+ALL_ALIKE = "are all alike, and engines refuse them: ask for one run (repeat_times = 1), or for another temperature"
+"""Of greedy runs."""
+
+
 class Task(Record):
     """One task. Produced by anyone to ``tasks``, keyed by ``task_id``, as msgpack or JSON."""
 
@@ -80,4 +84,11 @@ class Task(Record):
     def _has_something_to_run(self) -> "Task":
         if self.prompt is None and self.messages is None and not self.data:
             raise ValueError("a task needs at least one of prompt, messages or data")
+        if self.is_greedy and (self.repeat_times or 1) > 1:
+            raise ValueError(f"{self.repeat_times} runs at temperature 0 {ALL_ALIKE}")
         return self
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it asks for the likeliest tokens."""
+        return self.sampling is not None and self.sampling.temperature == 0

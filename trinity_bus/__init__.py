@@ -72,12 +72,12 @@ if TYPE_CHECKING:
         WorkflowError,
         prompt_tokens,
         register,
-        reused,
         scores,
     )
     from trinity_bus.rollout.agents import AgentWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
     from trinity_bus.rollout.programs import ProgramWorkflow
+    from trinity_bus.rollout.reusable import reused
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
     from trinity_bus.rollout.sandboxed import sandboxed_python
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow

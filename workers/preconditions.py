@@ -17,6 +17,7 @@ from trinity_bus.config.sections import Sections
 from trinity_bus.config.values import MIN_KEY_CHARS
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
+from trinity_bus.hub import checked
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.training.launch import launch_of
 from trinity_bus.training.objectives import registry
@@ -24,17 +25,17 @@ from trinity_bus.training.objectives import registry
 
 def model_path(settings: Sections) -> Path:
     """Return the folder of the model that is trained."""
-    return Path(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
+    return checked(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
 
 
 def explored_model_path(settings: Sections) -> Path:
     """Return the folder of the model that an explorer starts from."""
-    return Path(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
+    return checked(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
 
 
 def gateway_model_path(settings: Sections) -> Path:
     """Return the folder of the model whose tokenizer a gateway writes with."""
-    return Path(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
+    return checked(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
 
 
 def checkpoint_dir(settings: Sections) -> Path:
@@ -82,6 +83,12 @@ def _has_a_pool(settings: Sections) -> None:
         )
 
 
+def _draws(settings: Sections) -> None:
+    own = settings.explorer
+    if own.temperature == 0 and settings.mesh.mode in ("both", "explore") and not own.is_in_own_pool:
+        raise ConfigError("explorer.temperature is 0: what is drawn so is never trained on; 1 is usual")
+
+
 def _server_takes_checkpoints(settings: Sections) -> None:
     own, method = settings.explorer, settings.synchronizer.sync_method
     if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
@@ -96,6 +103,14 @@ def _server_tells_routes(settings: Sections) -> None:
         raise ConfigError(
             "explorer.engine_url is set, and explorer.capture_routes: a server's /v1/completions does not tell which "
             "experts were chosen; unset one of them"
+        )
+
+
+def _server_has_its_options(settings: Sections) -> None:
+    if settings.explorer.engine_url is not None and settings.explorer.engine_options:
+        raise ConfigError(
+            "explorer.engine_url is set, and explorer.engine_options: those are for an engine of its own; give them to "
+            "the server where it is started"
         )
 
 
@@ -238,8 +253,10 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
         _connection,
         explored_model_path,
         _has_a_pool,
+        _draws,
         _server_takes_checkpoints,
         _server_tells_routes,
+        _server_has_its_options,
         _adapters,
         _http_side,
     ),

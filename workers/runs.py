@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 import shutil
 import sys
 from contextlib import suppress
@@ -27,8 +28,9 @@ def program() -> str:
     found = shutil.which("trinity-bus")
     if found is not None and Path(found).absolute() == script.absolute():
         return "trinity-bus"
+    # As the shell takes it.
     near = os.path.relpath(script)
-    return str(script) if near.startswith("..") or os.sep not in near else near
+    return shlex.quote(str(script) if near.startswith("..") or os.sep not in near else near)
 
 
 def command(*arguments: str) -> list[str]:

@@ -1,11 +1,17 @@
 """Tasks and examples from lines of JSON: what a file of them is, wherever one is read. Pure.
 
-Failures: a line that is no such record, or repeats the id of an earlier one, is a :class:`BadLine` in its place; the
-lines after it are read all the same. Blank lines are passed over.
+Examples may be as TRL has them, too: a ``completion``, a ``prompt`` that is a conversation, ``chosen`` and ``rejected``
+that are, or that begin with the prompt.
+
+Failures: a line that is no such record, has a name twice, or repeats the id of an earlier one, is a :class:`BadLine` in
+its place; the lines after it are read all the same. Blank lines are passed over, and a mark of byte order.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import codecs
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -41,10 +47,12 @@ def parse[R: Task | Demonstration | Preference](
     id_field = "task_id" if kind is Task else "example_id"
     seen: dict[str, int] = {}
     for number, written in enumerate(lines, 1):
-        if not written.strip():
+        line = written.removeprefix(codecs.BOM_UTF8) if number == 1 else written
+        if not line.strip():
             continue
-        line = written if name is None else _with_id(written, id_field, f"{name}:{number}")
         try:
+            if name is not None:
+                line = _completed(line, kind, {id_field: f"{name}:{number}"})
             line = _in_one_shape(line)
             record = decode(line.strip(), kind)
             _refuse_unknown_fields(line, kind)
@@ -54,6 +62,9 @@ def parse[R: Task | Demonstration | Preference](
         except RecordError as error:
             yield BadLine(number, f"unknown_field: {error}")
             continue
+        except (ValueError, RecursionError) as error:
+            yield BadLine(number, f"bad_line: {error}")
+            continue
         own_id = getattr(record, id_field)
         first = seen.setdefault(own_id, number)
         if first != number:
@@ -62,12 +73,81 @@ def parse[R: Task | Demonstration | Preference](
         yield number, record
 
 
-def _with_id(line: bytes, id_field: str, otherwise: str) -> bytes:
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: It has a name twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {max(names, key=names.count)!r} is there twice")
+    return found
+
+
+def _completed(line: bytes, kind: type, otherwise: Mapping[str, Any]) -> bytes:
+    """Return the line of an example with the id that it lacks, and in the shape of this project where it has TRL's.
+
+    Raises:
+        ValueError: It has TRL's shape, and is no example.
+    """
     try:
-        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
+        written = json.loads(line, object_pairs_hook=distinct)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         return line  # and let it be refused
-    return msgspec.json.encode({id_field: otherwise, **fields})
+    if not isinstance(written, dict):
+        return line
+    fields: dict[str, Any] = {**otherwise, **written}
+    told = {name: fields[name] for name in _TRL[kind] if name in fields}
+    prompt = told.pop("prompt", None)
+    if "completion" in told:
+        if "response" in fields:
+            raise ValueError("it has both completion and response")
+        told = {"response": fields.pop("completion")}
+    conversations = all(isinstance(told.get(name), list) for name in ("chosen", "rejected"))
+    if conversations and not isinstance(prompt, list):
+        # Both have the whole conversation, whatever else is called the prompt.
+        pairs = enumerate(zip(told["chosen"], told["rejected"], strict=False))
+        prompt = told["chosen"][: next((i for i, (one, other) in pairs if one != other), None)]
+        told = {name: answer[len(prompt) :] for name, answer in told.items()}
+    if isinstance(prompt, list):
+        fields.pop("prompt", None)
+        fields |= _conversation(prompt, told)
+    elif "response" in told:
+        fields |= told
+    return json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+_TRL: Final[Mapping[type, tuple[str, ...]]] = {
+    Demonstration: ("prompt", "completion"),
+    Preference: ("prompt", "chosen", "rejected"),
+}
+"""Fields of https://huggingface.co/docs/trl/dataset_formats that have another shape here, or other names."""
+
+
+def _conversation(prompt: list[Any], answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an example whose prompt is messages."""
+    fields: dict[str, Any] = {"messages": prompt}
+    for name, answer in answers.items():
+        match [_given(one) for one in answer] if isinstance(answer, list) else answer:
+            case [{"role": "assistant", "content": str(text), **other}] if not other:
+                fields[name] = text
+            case [_, *_] if name == "response" and not any(_given(one).get("role") == "assistant" for one in prompt):
+                fields["messages"] = prompt + answer
+            case str():
+                fields[name] = answer
+            case _:
+                raise ValueError(f"{_SAID.get(name, name)} is not one message of an assistant, with text alone")
+    return fields
+
+
+_SAID: Final = {"response": "completion"}
+
+
+def _given(message: Any) -> dict[str, Any]:
+    """Return what a message has: columns give all the same fields."""
+    return {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
 
 
 def _in_one_shape(line: bytes) -> bytes:
@@ -90,5 +170,5 @@ def _in_one_shape(line: bytes) -> bytes:
 
 def _refuse_unknown_fields(line: bytes, kind: Callable[..., object]) -> None:
     """Raise RecordError where a field is misspelt: whoever wrote the line is a client, and would lose what it says."""
-    fields = msgspec.json.decode(line)
+    fields = json.loads(line, object_pairs_hook=distinct)
     kind(**{name: value for name, value in fields.items() if name not in _FRAME})

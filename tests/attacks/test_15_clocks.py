@@ -41,7 +41,7 @@ async def test_explorers_trainers_producers_and_clients_whose_clocks_are_off_wor
                 await trainer.until_trained(2)
                 async with Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as client:
                     assert client.get_trainer_status() == "running"
-                    assert client.get_explorer_status_counts() == {"ready": 1}
+                    assert client.get_explorer_status_counts() == {"running": 1}
                     await send_tasks(producer, 4, "later")
                     await client.wait_served(3, timeout_s=60)
             assert [batch.failed_task_count for batch in trainer.trained] == [0, 0, 0]

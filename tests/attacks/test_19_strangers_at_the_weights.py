@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import msgpack
 import pytest
@@ -37,6 +37,7 @@ from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.link.link import Link, _listening, open_link
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.manifest import TransferManifest
@@ -468,3 +469,39 @@ def _newest_of(publisher: Publisher, who: str) -> object:
     """Where the connection of a member comes from that was counted last."""
     known = list(_listener(publisher)._members.get(who, ()))
     return known[-1]._connection.getpeername() if known else None
+
+
+def test_nobody_else_connects_to_a_link_that_has_met() -> None:
+    """gloo listens for as long as a link is open, and keeps a descriptor for each stranger."""
+    never, links = threading.Event(), dict[int, Link]()
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        ours = stack.enter_context(socket.create_connection(server.getsockname()))
+        theirs = stack.enter_context(server.accept()[0])
+        trainer, member = (Channel(one, timeout_s=20, cancelled=never) for one in (ours, theirs))
+        key = os.urandom(32)
+        trainer.secure(key, "trainer")
+        member.secure(key, "member")
+        before = set(_listening())
+
+        def meet_as(rank: Literal[0, 1], channel: Channel) -> None:
+            links[rank] = open_link(channel, rank, backend="gloo", timeout_s=20, at_once=1, operation_s=20)
+
+        threads = [threading.Thread(target=meet_as, args=of) for of in ((0, trainer), (1, member))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = [one for inode, one in _listening().items() if inode not in before]
+        assert len(found) == 2
+        for descriptor in found:
+            with socket.socket(fileno=os.dup(descriptor)) as listener:
+                address = listener.getsockname()
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.5)
+        sent, taken = torch.arange(1000.0), torch.zeros(1000)
+        works = [links[0].broadcast(sent), links[1].broadcast(taken)]
+        for rank, work in enumerate(works):
+            links[rank].wait(work, time.monotonic() + 20, never)
+        assert taken.equal(sent)
+        for link in links.values():
+            link.close()

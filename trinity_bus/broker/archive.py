@@ -1,8 +1,10 @@
 """The start-up archive: Kafka's classes as the Java runtime wants them in memory, which more than halves its start.
 
 It belongs to one Java runtime, wherever that is installed, and one set of jars; a runtime that finds another's simply
-does without. So it is only ever an improvement, is made once by :func:`prepare`, and a start never waits for it. It has
-the classes that a broker loaded between its start and its end, so that broker is put to use meanwhile.
+does without. An archive is code that nothing checks: only one that was made here is used, whose SHA-256 is kept among
+this user's data, out of the cache, which somebody else may have given. So it is only ever an improvement, is made once
+by :func:`prepare`, and a start never waits for it. It has the classes that a broker loaded between its start and its
+end, so that broker is put to use meanwhile.
 """
 
 import hashlib
@@ -14,8 +16,8 @@ from rich.console import Console
 
 from trinity_bus.broker import java
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir
-from trinity_bus.broker.jars import install, jar_folder
+from trinity_bus.broker.folders import cache_dir, xdg
+from trinity_bus.broker.jars import digest, install, jar_folder
 from trinity_bus.broker.layout import Folder
 from trinity_bus.broker.node import claim, launch, wait_ready
 from trinity_bus.config import BrokerSettings
@@ -33,10 +35,26 @@ def archive_path(cache: Path) -> Path:
     return jar_folder(cache) / f"java-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"
 
 
+def is_ours(path: Path) -> bool:
+    """Whether an archive is there, and is one that was made here."""
+    sha256 = digest(path)
+    return sha256 is not None and (_made_here() / sha256).exists()
+
+
 def archive_options(cache: Path) -> list[str]:
-    """Return the Java options that use the archive; none where there is no archive."""
+    """Return the Java options that use the archive; none where there is none that was made here."""
     path = archive_path(cache)
-    return [f"-XX:AOTCache={path}"] if path.exists() else []
+    return [f"-XX:AOTCache={path}"] if is_ours(path) else []
+
+
+def _made_here() -> Path:
+    """Where an empty file for each archive that was made here has its digest as its name."""
+    return xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "archives"
+
+
+def _remember(made: Path) -> None:
+    _made_here().mkdir(parents=True, exist_ok=True)
+    (_made_here() / str(digest(made))).touch()
 
 
 def prepare(settings: BrokerSettings, use: Callable[[str], None], *, console: Console | None = None) -> None:
@@ -54,7 +72,7 @@ def prepare(settings: BrokerSettings, use: Callable[[str], None], *, console: Co
     cache = cache_dir(settings)
     classpath = install(cache, console=console)
     path = archive_path(cache)
-    if path.exists():
+    if is_ours(path):
         return
     with (
         console.status("Preparing the broker's start-up archive"),
@@ -78,6 +96,7 @@ def prepare(settings: BrokerSettings, use: Callable[[str], None], *, console: Co
                 process.stop(_LIMIT_S)
         if not made.exists():
             raise BrokerError("the Java runtime wrote no start-up archive; the broker works without, more slowly")
+        _remember(made)
         made.replace(path)
     archives = sorted(path.parent.glob("java-*.aot"), key=lambda archive: archive.stat().st_mtime)
     for old in archives[:-_KEPT]:

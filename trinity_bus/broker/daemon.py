@@ -24,6 +24,7 @@ from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import Folder, State, read_state, write_state
 from trinity_bus.broker.node import claim, launch, serves, try_lock, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.runtime.process import start_time
 
 _STOP_GRACE_S = 20.0
@@ -192,7 +193,7 @@ def resolve_bootstrap(
 
 def _locked(folder: Folder) -> bool:
     try:
-        file = folder.lock.open("rb")
+        file = open_plain(folder.lock)
     except (FileNotFoundError, NotADirectoryError):
         return False
     with file:

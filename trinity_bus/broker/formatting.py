@@ -17,6 +17,7 @@ from trinity_bus.broker import java
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.jars import unwritable
 from trinity_bus.broker.layout import Folder, write_configuration
+from trinity_bus.runtime.plain_files import write_plain
 from trinity_bus.runtime.process import Child, tail
 
 _TIMEOUT_S: Final = 60
@@ -40,9 +41,7 @@ def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
     lines = (kept / folder.meta.name).read_text(encoding="utf-8").splitlines()
     own = [f"{name}={_new_id()}" if (name := line.partition("=")[0]) in _IDS else line for line in lines]
     # The last one, and at once as a whole: it says that the folder is formatted.
-    new = folder.meta.with_suffix(".new")
-    new.write_text("\n".join(own) + "\n", encoding="utf-8")
-    new.replace(folder.meta)
+    write_plain(folder.meta, "\n".join(own) + "\n")
 
 
 def _is_whole(kept: Path) -> bool:

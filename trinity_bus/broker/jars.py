@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trinity_bus.broker.errors import BrokerNotInstalledError, DataFolderUnusableError, JarsUnavailableError
+from trinity_bus.runtime.plain_files import open_plain
 
 LOCK_FILE = Path(__file__).with_name("kafka.lock")
 _ATTEMPTS = 3
@@ -110,7 +111,7 @@ def _wrong(folder: Path, jars: Sequence[Jar]) -> list[Jar]:
 def digest(path: Path) -> str | None:
     """SHA-256 of a file in hexadecimal, or None where there is none that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None

@@ -15,9 +15,13 @@ import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
+from trinity_bus.runtime.plain_files import read_plain, write_plain
 from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import start_time
+
+_MAX_STATE_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Folder:
     def cluster_id(self) -> str | None:
         """The id that Kafka was given at its first start here, or None before that."""
         with contextlib.suppress(OSError):
-            for line in self.meta.read_text(encoding="utf-8").splitlines():
+            for line in read_plain(self.meta, _MAX_STATE_BYTES).decode(errors="replace").splitlines():
                 name, _, value = line.partition("=")
                 if name == "cluster.id":
                     return value
@@ -122,8 +126,8 @@ class State:
 
 def read_state(folder: Folder) -> State | None:
     """Who serves this folder or served it last; None where nobody did or the file is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        match json.loads(folder.state.read_text(encoding="utf-8")):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        match json.loads(read_plain(folder.state, _MAX_STATE_BYTES)):
             case {"pid": int(pid), "started": int(started), "port": int(port), "background": bool(background)}:
                 return State(pid, started, port, background)
     return None
@@ -131,9 +135,7 @@ def read_state(folder: Folder) -> State | None:
 
 def write_state(folder: Folder, state: State) -> None:
     """Replace ``broker.json``, at once as a whole."""
-    new = folder.state.with_suffix(".new")
-    new.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
-    new.replace(folder.state)
+    write_plain(folder.state, json.dumps(asdict(state)) + "\n")
 
 
 _LOG4J = """\
@@ -163,16 +165,16 @@ logger.clients.level=warn
 
 def write_configuration(folder: Folder, *, port: int, controller_port: int, fsync: bool) -> None:
     """Write Kafka's settings for the next start."""
-    folder.properties.write_text(
+    write_plain(
+        folder.properties,
         "".join(
             f"{name}={value}\n"
             for name, value in server_properties(
                 port, controller_port, fsync=fsync, after_crash=folder.after_crash
             ).items()
         ),
-        encoding="utf-8",
     )
-    folder.log4j.write_text(_LOG4J, encoding="utf-8")
+    write_plain(folder.log4j, _LOG4J)
 
 
 def server_properties(port: int, controller_port: int, *, fsync: bool, after_crash: bool) -> dict[str, object]:

@@ -30,6 +30,7 @@ from trinity_bus.broker.layout import Folder, read_state, write_configuration
 from trinity_bus.broker.native import native_folder
 from trinity_bus.broker.probe import ask
 from trinity_bus.config import BrokerSettings
+from trinity_bus.runtime.plain_files import NotPlainError, append_plain, ensure_plain
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.process import tail
 
@@ -37,6 +38,10 @@ _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
 _POLL_S = 0.02
 _PORT_ATTEMPTS = 3
+_DYING_S = 2.0
+"""How long a broker that is part of a command is waited for: a command that is killed takes it along a moment later."""
+_DEAD_S = 20.0
+"""How long the memory of one that has ended may take to be given back, and its lock with it."""
 
 
 class Running(Protocol):
@@ -55,7 +60,7 @@ def claim(folder: Folder) -> Iterator[IO[bytes]]:
 
     Raises:
         DataFolderInUseError: Another broker has it.
-        DataFolderUnusableError: It cannot be written, is nearly full, or holds something else.
+        DataFolderUnusableError: It cannot be written, is nearly full, or holds something else, such as a link.
     """
     try:
         if folder.root.is_dir() and not folder.lock.exists() and any(folder.root.iterdir()):
@@ -65,20 +70,28 @@ def claim(folder: Folder) -> Iterator[IO[bytes]]:
             )
         for path in (folder.root, folder.kafka, folder.logs, folder.tmp):
             path.mkdir(parents=True, exist_ok=True)
-        lock = folder.lock.open("ab")
+        lock = append_plain(folder.lock)
     except OSError as error:
         raise DataFolderUnusableError(
             f"the data folder {folder.root} cannot be used ({error.strerror}); "
             "set TRINITY_BUS_BROKER__DATA_DIR to another"
         ) from error
     with lock:
-        if not try_lock(lock):
+        if not _lock_in_time(folder, lock):
             state = read_state(folder)
             who = f"process {state.pid} on port {state.port}" if state else "another process"
             raise DataFolderInUseError(
                 f"a broker already runs on {folder.root} ({who}); use it, stop it (trinity-bus broker stop) or set "
                 "TRINITY_BUS_BROKER__DATA_DIR to another folder"
             )
+        try:
+            # Kafka writes wherever links in it lead.
+            ensure_plain(folder.root)
+        except NotPlainError as error:
+            raise DataFolderUnusableError(
+                f"the data folder {folder.root} is not used: {error.filename}: {error.strerror}; remove that, or set "
+                "TRINITY_BUS_BROKER__DATA_DIR to another folder"
+            ) from error
         free = shutil.disk_usage(folder.root).free
         if free < _MIN_FREE_BYTES:
             raise DataFolderUnusableError(
@@ -86,6 +99,18 @@ def claim(folder: Folder) -> Iterator[IO[bytes]]:
                 "make room or set TRINITY_BUS_BROKER__DATA_DIR to another disk"
             )
         yield lock
+
+
+def _lock_in_time(folder: Folder, lock: IO[bytes]) -> bool:
+    """Lock it, and wait for a holder that has died or is about to, with the command that it was part of."""
+    began = awake.now()
+    while not try_lock(lock):
+        state = read_state(folder)
+        limit_s = 0.0 if state is None or state.background else _DYING_S if state.alive else _DEAD_S
+        if awake.now() - began >= limit_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def try_lock(file: IO[bytes]) -> bool:

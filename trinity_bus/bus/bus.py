@@ -1,7 +1,7 @@
 """One process's access to the log."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -134,7 +134,7 @@ class Bus:
         fetch_bytes: int = MAX_FETCH_BYTES,
         ahead: bool = False,
         gather_s: float | None = None,
-        key: str | None = None,
+        key: str | Collection[str] | None = None,
     ) -> Reader:
         """Return a reader of committed records, without a consumer group.
 

@@ -14,9 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
-    ConsumerStoppedError,
     GroupAuthorizationFailedError,
-    IllegalOperation,
     InvalidProducerEpoch,
     KafkaConnectionError,
     KafkaError,
@@ -42,6 +40,7 @@ from trinity_bus.errors import (
     ProducerFencedError,
     RecordGoneError,
     RecordTooLargeError,
+    TrinityError,
 )
 
 log = logging.getLogger(__name__)
@@ -245,12 +244,22 @@ def _reason(error: BaseException) -> str:
 def kafka_errors(doing: str) -> Iterator[None]:
     """Turn the client library's errors into this project's, with what was being done in front.
 
+    All of them: it also raises ``AssertionError`` where it finds itself in another state than it thought, and
+    ``CancelledError`` where it has cancelled something of its own. None is a fault of what was asked for.
+
     Args:
         doing: Such as ``"send to trinity.tasks"``.
     """
     try:
         yield
-    except (KafkaError, ConsumerStoppedError, IllegalOperation) as error:
+    except TrinityError:
+        raise
+    except Exception as error:
+        raise translated(error, doing) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
         raise translated(error, doing) from error
 
 

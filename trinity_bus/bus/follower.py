@@ -54,6 +54,7 @@ class TopicFollower:
         self._start = start
         self._written = written
         self._task: asyncio.Task[None] | None = None
+        self._first: Reader | None = None
         self._reader: Reader | None = None
         """That is read now; None while it waits."""
         self._catching_up: list[asyncio.Future[None]] = []
@@ -67,6 +68,7 @@ class TopicFollower:
         """
         reader = self._make(self._start)
         await reader.start()
+        self._first = reader
         self._task = asyncio.create_task(self._run(reader), name="follower")
         self._task.add_done_callback(self._ended)
 
@@ -76,6 +78,9 @@ class TopicFollower:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        if self._first is not None:
+            # A task that is cancelled before its first step does nothing at all, and stops no reader.
+            await self._first.stop()
         for waiting in self._catching_up:
             waiting.cancel()
 

@@ -33,7 +33,7 @@ from aiokafka.partitioner import murmur2
 from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
-from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.producer.transaction_manager import TransactionManager, TransactionState
 from aiokafka.protocol.admin import ApiVersionRequest, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest
@@ -89,6 +89,7 @@ __all__ = [
     "String",
     "TaggedFields",
     "TransactionManager",
+    "TransactionState",
     "abort_transport",
     "add_to_transaction",
     "ask",

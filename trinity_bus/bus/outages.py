@@ -124,7 +124,10 @@ async def give_up(client: AIOKafkaProducer, error: KafkaError) -> None:
             await close_sender(client)
     except TimeoutError:
         log.debug("a producer was looking for its coordinator")
-    fail_all(client, error)
-    make_fatal(client, error)
-    async with bounded_shutdown(client.client):
-        await client.client.close()
+    except Exception as fault:  # noqa: BLE001 - whatever ends the task that sends, it has ended
+        log.debug("the task that sends has ended with %r", fault)
+    finally:
+        fail_all(client, error)
+        make_fatal(client, error)
+        async with bounded_shutdown(client.client):
+            await client.client.close()

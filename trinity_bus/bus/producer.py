@@ -6,9 +6,15 @@ only, and its start fences every earlier producer of that id: whatever that one 
 
 States of a transaction::
 
-    READY --transaction()--> OPEN --body ends, all sends durable--> COMMITTED (READY again)
+    READY --transaction()--> OPEN --body ends, all sends durable--> ENDING --commit answered--> COMMITTED (READY again)
+                              |                                       '----anything else-----> FATAL
                               |---body raises, or a send failed---> ABORTED   (READY again)
+                              |                '--no answer-------> FATAL
                               `---fenced--------------------------> FATAL     (the producer is of no more use)
+
+Once the end of a transaction may have been asked for, only the broker's answer says how it has ended. Without it, after
+a process stood still for instance, nothing is known: it is neither aborted nor tried again, and this producer writes
+nothing any more. The start of the next one of its id settles the outcome, and what readers then see is what counts.
 
 A broker that goes away is waited for: records stay queued, in their order, and are sent when it is back, each once,
 because it knows their sequence numbers. What has waited for ``kafka.outage_s`` is given up, and the producer with it:
@@ -19,13 +25,13 @@ long for a broker that is busy or not ready yet for transactions.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaTimeoutError
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
@@ -49,9 +55,17 @@ from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.bus.spans import start_send_span
 from trinity_bus.bus.sticky_partitions import StickyPartitions
-from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, slowness_told
+from trinity_bus.bus.transactions import (
+    CANCELLED_S,
+    abort,
+    check_committable,
+    commit,
+    fatal_error,
+    is_ended,
+    slowness_told,
+)
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BusError, ProducerFencedError, SendError
+from trinity_bus.errors import BusError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
 from trinity_bus.telemetry.context import parent_context
@@ -218,7 +232,8 @@ class Producer:
         """
         if self._outgoing is None:
             raise BusError(f"announce {topic.name}: no transaction is open")
-        self._outgoing.announce(topic)
+        with kafka_errors(f"announce {topic.name}"):
+            self._outgoing.announce(topic)
 
     async def send_dead_letter(
         self, received: Received[Any], reason: str, detail: str, *, to: Topic = DEAD_LETTERS
@@ -247,8 +262,8 @@ class Producer:
         Raises:
             ProducerFencedError: Another producer has taken over; nothing of this transaction counts.
             SendError: A record could not be written; everything was aborted.
-            BusError: The transaction was aborted, or its outcome is not known in time. In the latter case this producer
-                is of no more use: its successor's start settles the outcome.
+            BusError: The transaction was aborted, or its outcome is not known. In the latter case this producer is of
+                no more use: its successor's start settles the outcome.
         """
         async with self._one_transaction:
             client = self._connected()
@@ -263,14 +278,15 @@ class Producer:
                 try:
                     yield
                     await self._make_durable(outgoing)
+                    check_committable(client)
                 except asyncio.CancelledError:
                     try:
-                        await abort(client, CANCELLED_S)
+                        await self._end(client, abort(client, CANCELLED_S))
                     except BusError as error:
                         log.warning("%s; this producer is of no more use", error)
                     raise
                 except BaseException:
-                    await abort(client, self._outage_s)
+                    await self._end(client, abort(client, self._outage_s))
                     raise
                 finally:
                     self._outgoing = None
@@ -278,13 +294,16 @@ class Producer:
                     for position in outgoing.sent:
                         # Their errors are this transaction's, and it has one already; else asyncio would report each.
                         position.add_done_callback(_look_at)
-                try:
-                    await commit(client, self._outage_s)
-                except ProducerFencedError:
-                    raise
-                except BusError:
-                    await abort(client, self._outage_s)
-                    raise
+                await self._end(client, commit(client, self._outage_s))
+
+    async def _end(self, client: AIOKafkaProducer, ending: Coroutine[Any, Any, None]) -> None:
+        """Commit or abort. Whatever comes of it but the broker's answer is the end of this client."""
+        try:
+            await ending
+        except BaseException as error:
+            if isinstance(error, Exception) or not is_ended(client):
+                await give_up(client, KafkaError(f"the outcome of a transaction is not known ({error or 'cancelled'})"))
+            raise
 
     async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group: str) -> None:
         """Commit input positions as part of the open transaction.
@@ -311,7 +330,8 @@ class Producer:
 
     async def flush(self) -> None:
         """Wait until everything sent so far is durable or has failed."""
-        await self._connected().flush()
+        with kafka_errors("flush"):
+            await self._connected().flush()
 
     async def _send(
         self,

@@ -43,10 +43,10 @@ async def started_client(settings: KafkaSettings, client_id: str, transactional_
     keep_batches_for(client, settings.outage_s)
     doing = f"start producer {transactional_id or client_id}"
     try:
-        with kafka_errors(doing):
-            # The client would ask for a transaction coordinator and for a producer id forever. A broker that makes
-            # its first log of transactions, or loads it, has neither for a while.
-            async with awake.timeout(settings.outage_s):
+        # The client would ask for a transaction coordinator and for a producer id forever. A broker that makes its
+        # first log of transactions, or loads it, has neither for a while.
+        async with awake.timeout(settings.outage_s):
+            with kafka_errors(doing):
                 await client.start()
     except BaseException as error:
         async with bounded_shutdown(client.client):

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -78,7 +78,7 @@ class Reader:
         fetch_bytes: int = MAX_FETCH_BYTES,
         ahead: bool = False,
         gather_s: float | None = None,
-        key: str | None = None,
+        key: str | Collection[str] | None = None,
     ) -> None:
         self._settings = settings
         self._client_id = client_id
@@ -88,7 +88,7 @@ class Reader:
         self._fetch_bytes = fetch_bytes
         self._ahead = ahead
         self._gather_s = gather_s
-        self._key = None if key is None else key.encode()
+        self._keys = None if key is None else {one.encode() for one in ([key] if isinstance(key, str) else key)}
         self._topics = {topic.full_name(settings.namespace): topic for topic in topics}
         self._assigned = [
             TopicPartition(name, partition)
@@ -397,7 +397,7 @@ class Reader:
 
     def _wants(self, topic: Topic, record: _Raw) -> bool:
         """Whether a record is to be returned; notes how far the others go."""
-        if self._key is None or isinstance(record, Unreadable) or record.key == self._key:
+        if self._keys is None or isinstance(record, Unreadable) or record.key in self._keys:
             return True
         self._passed[topic.name, record.partition] = record.offset + 1
         return False

@@ -10,7 +10,14 @@ from aiokafka import AIOKafkaProducer
 
 from trinity_bus import awake
 from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.internals import look_at_errors, pending_offsets, queued_batches, transaction_of, unsent_batches
+from trinity_bus.bus.internals import (
+    TransactionState,
+    look_at_errors,
+    pending_offsets,
+    queued_batches,
+    transaction_of,
+    unsent_batches,
+)
 from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
@@ -61,14 +68,32 @@ def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
     return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
 
 
+def check_committable(client: AIOKafkaProducer) -> None:
+    """Look at what the client has noticed of the open transaction, while it can still be aborted.
+
+    Raises:
+        BusError: It has failed.
+    """
+    waiter = transaction_of(client).wait_for_transaction_end()
+    if waiter.done():
+        with kafka_errors("commit the transaction"):
+            waiter.result()
+
+
+def is_ended(client: AIOKafkaProducer) -> bool:
+    """Whether the broker has said how the last transaction has ended."""
+    return transaction_of(client).state is TransactionState.READY
+
+
 def make_fatal(client: AIOKafkaProducer, error: BaseException) -> None:
     """Make a client unusable whose records were given up: nothing of an open transaction may be committed any more."""
     manager = transaction_of(client)
-    waiter = manager.wait_for_transaction_end()
-    if waiter is not None and not manager.is_fatal_error():
+    if manager.wait_for_transaction_end() is None:
+        return
+    if not manager.is_fatal_error():
         manager.fatal_error(error)
-        # Looked at, whether or not anybody waits for it.
-        manager.wait_for_transaction_end().exception()
+    # Looked at, whether or not anybody waits for it.
+    manager.wait_for_transaction_end().exception()
 
 
 async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
@@ -80,7 +105,7 @@ async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
 
     Raises:
         ProducerFencedError: Another producer has taken over.
-        BusError: It is not committed, or that is not known in time.
+        BusError: Whether it is committed is not known.
     """
     await _complete(client.commit_transaction(), "commit the transaction", limit_s)
 

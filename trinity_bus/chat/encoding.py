@@ -62,7 +62,7 @@ class Writing:
 
 
 class Encoder:
-    """Makes tokens of text, for one model. To packages that want a tokenizer it looks like the model's own.
+    """Tokenizer of one model, within limits; to packages that want a tokenizer it looks like the model's own.
 
     Args:
         tokenizer: The model's.

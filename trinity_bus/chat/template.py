@@ -22,9 +22,12 @@ from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
 from trinity_bus.chat.speech import Speech
+from trinity_bus.runtime.cpu_limit import limited
 
 _MARK: Final = f"turn-{secrets.token_hex(8)}-that-was-drawn"
 _OPEN: Final = "<think>"
+_LIMIT_S: Final = 10.0
+"""Of the processor's time, for one text: a template is a program, and some never end."""
 
 
 class TemplateRenderer:
@@ -111,13 +114,16 @@ class TemplateRenderer:
     def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, prompted: bool = True) -> str:
         given = {"tools": self._encoder.hidden_tools(tools)} if tools else {}
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages,
-                add_generation_prompt=prompted,
-                tokenize=False,
-                return_dict=False,
-                **given,
-                **self._options,
+            text: str = limited(
+                _LIMIT_S,
+                lambda: self._tokenizer.apply_chat_template(
+                    messages,
+                    add_generation_prompt=prompted,
+                    tokenize=False,
+                    return_dict=False,
+                    **given,
+                    **self._options,
+                ),
             )
         except Exception as error:
             # A template is a program that may raise anything, and the messages are not its own.

@@ -1,5 +1,6 @@
 """What a client holds while it is connected: a bus, a producer and a command channel."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +57,9 @@ class Connection:
             SendError: Something that was sent is not known to be durable.
         """
         await self.stack.aclose()
+
+
+def tell_unused(*given: object) -> None:
+    """Say that actors or models were given to a client, as the reference's are, and that they are not asked."""
+    if any(one is not None for one in given):
+        log.warning("models and actors that a client is given are not used: the services of the mesh do the work")

@@ -35,7 +35,7 @@ from schemas.record import BatchType, Metrics
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
-from trinity_bus.client.connection import Connection
+from trinity_bus.client.connection import Connection, tell_unused
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.experiences import publish
 from trinity_bus.client.ids import BatchId, batch_name, tasks_of
@@ -51,6 +51,8 @@ class RolloutCoordinator:
 
     Args:
         settings: Where the log is. Read from the environment where absent.
+        rollout_model: Not used, with a line in the log: the mesh's explorers answer.
+        auxiliary_models: Likewise: they are explorers of pools.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client, and whose its batches are: other clients of this name may
             end them, and share slots and caps with it.
@@ -60,22 +62,33 @@ class RolloutCoordinator:
     def __init__(
         self,
         settings: Settings | None = None,
+        rollout_model: object = None,
+        auxiliary_models: object = None,
         *,
         bus: Bus | None = None,
         name: str = "rollout-coordinator",
         operator: bool = False,
     ) -> None:
+        tell_unused(rollout_model, auxiliary_models)
         self._settings = settings
         self._bus = bus
         self._name = name
         self._operator = operator
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
+        self._submitting = asyncio.Lock()
 
     @classmethod
-    def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
+    def get_actor(
+        cls,
+        settings: Settings | None = None,
+        models: object = None,
+        auxiliary_models: object = None,
+        *,
+        bus: Bus | None = None,
+    ) -> Self:
         """Return a client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
-        return cls(settings, bus=bus)
+        return cls(settings, models, auxiliary_models, bus=bus)
 
     async def prepare(self) -> None:
         """Connect. Nothing happens where that is done already.
@@ -121,7 +134,7 @@ class RolloutCoordinator:
                 batch stays PENDING until it is finalized or aborted.
             batch_type: What the batch is for; that of the tasks is not looked at.
             min_wait_num: Finished tasks with which the batch may end, once ``wait_after_min_s`` has passed too. Absent:
-                ``over_rollout_ratio`` decides for train batches; eval batches wait for all.
+                ``over_rollout_ratio`` decides. An eval batch waits for all, whatever is said here.
 
         Raises:
             RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be
@@ -135,12 +148,14 @@ class RolloutCoordinator:
         if min_wait_num is not None and min_wait_num > len(tasks):
             log.warning("batch %s: min_wait_num %d is more than its %d tasks", batch, min_wait_num, len(tasks))
             min_wait_num = len(tasks) or None
-        reply = await connection.channel.submit(
-            batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
-        )
-        if reply.error is not None:
-            raise_refusal(reply, batch_id)
-        await send_tasks(connection.producer, named)
+        # One after the other: batches are full, and trained on, in the order in which they were submitted.
+        async with self._submitting:
+            reply = await connection.channel.submit(
+                batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
+            )
+            if reply.error is not None:
+                raise_refusal(reply, batch_id)
+            await send_tasks(connection.producer, named)
 
     async def finalize_train_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
         """Wait until a train batch is FINALIZED.
@@ -222,7 +237,8 @@ class RolloutCoordinator:
         """Check experiences, publish them, and contribute them: they join the train batch that is being filled.
 
         Args:
-            payloads: Each one ``schemas.ExperienceGroup``, encoded; each of a task that nobody has answered. They are
+            payloads: Each one ``schemas.ExperienceGroup``, encoded; each of a task that nobody has answered, or what a
+                ``Scheduler`` gave: that is not trained on otherwise, and counts as a task of its own, once. They are
                 published in the name of this client.
 
         Returns:

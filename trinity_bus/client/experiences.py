@@ -18,10 +18,12 @@ import msgspec
 
 from schemas import ExperienceGroup, ExperiencePiece, Position, Sample
 from schemas.codec import DecodeError, SchemaError, decode
+from schemas.experience import join_groups
 from schemas.pieces import split_group
 from schemas.record import Metrics
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Producer
+from trinity_bus.client.ids import is_of_scheduler
 
 
 def deserialize_many(payload: bytes) -> list[Sample]:
@@ -70,14 +72,20 @@ async def publish(
     if not payloads:
         return {}, []
     started = time.perf_counter()
-    split: list[list[ExperienceGroup]] = []
+    groups: list[ExperienceGroup] = []
+    scheduled: dict[str, list[ExperienceGroup]] = {}
     for number, payload in enumerate(payloads):
         try:
             group = decode(payload, ExperienceGroup)
         except DecodeError as error:
             raise SchemaError(f"payload {number} of {len(payloads)} is no experience group: {error}") from error
         ours = msgspec.structs.replace(group, explorer=author, incarnation=incarnation, batch_type="train")
-        split.append(split_group(ours, max_bytes))
+        if is_of_scheduler(group.batch_id):
+            scheduled.setdefault(group.task_id, []).append(ours)
+        else:
+            groups.append(ours)
+    groups += map(_anew, scheduled.values())
+    split = [split_group(group, max_bytes) for group in groups]
     checked = time.perf_counter()
     sent = [[await producer.send(EXPERIENCES, piece.task_id, piece) for piece in pieces] for pieces in split]
     published = [
@@ -91,6 +99,12 @@ async def publish(
         "time/experience_pipeline/total": done - started,
     }
     return metrics, published
+
+
+def _anew(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
+    """Return what a scheduler gave of one task, as a task that nobody has answered; of the same runs, the same."""
+    whole = join_groups(sorted(parts, key=lambda part: int(part.run_ids.min())))
+    return msgspec.structs.replace(whole, task_id=f"{whole.task_id}@{whole.run_ids.min()}")
 
 
 def _published(pieces: Sequence[ExperienceGroup], positions: Sequence[Position]) -> Published:

@@ -33,6 +33,7 @@ type BatchId = int | str
 
 _IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
 _MARK = "#"
+_OF_SCHEDULER = re.compile(r"@[0-9a-f]{8}(\.\d+)?$")
 _ODD = re.compile(r"[^A-Za-z0-9._:/@#-]")
 _NOT_FIRST = "._:/@#-"
 _PART_CHARS = 99
@@ -53,6 +54,11 @@ def batch_name(batch_id: BatchId) -> str:
             "letters, digits and . _ : / @ - count as five or more"
         )
     return name
+
+
+def is_of_scheduler(batch: str) -> bool:
+    """Whether the name on the log is that of a batch of a ``Scheduler``."""
+    return _OF_SCHEDULER.search(batch) is not None
 
 
 def task_name(batch: str, task_id: str) -> str:

@@ -46,7 +46,7 @@ from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLOR
 from trinity_bus import awake
 from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
-from trinity_bus.client.connection import Connection
+from trinity_bus.client.connection import Connection, tell_unused
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
@@ -65,11 +65,22 @@ class Scheduler:
 
     Args:
         settings: Where the log is. Read from the environment where absent.
+        rollout_model: Not used, with a line in the log: the mesh's explorers answer.
+        auxiliary_models: Likewise: they are explorers of pools.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
     """
 
-    def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "scheduler") -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        rollout_model: object = None,
+        auxiliary_models: object = None,
+        *,
+        bus: Bus | None = None,
+        name: str = "scheduler",
+    ) -> None:
+        tell_unused(rollout_model, auxiliary_models)
         self._settings = settings if settings is not None else Settings()
         self._bus = bus
         self._name = name
@@ -258,9 +269,17 @@ class Scheduler:
     # -------------------------------------------------------------------------------------------------------- states
 
     def dynamic_timeout(self, timeout: float | None = None) -> float:
-        """Limit of an attempt that starts now, in seconds: the coordinator's, at most ``timeout`` unless that is 0."""
-        limit = self._coordinator().dynamic_timeout_s
-        return min(timeout or limit, limit)
+        """Limit of an attempt that starts now, in seconds.
+
+        Args:
+            timeout: What it would be without measurements; absent, or 0: ``coordinator.task_timeout_s``. That is the
+                limit as long as the coordinator has not measured enough attempts, or is not to; else it bounds theirs.
+        """
+        coordinator = self._coordinator()
+        measured = coordinator.dynamic_timeout_s
+        if not timeout:
+            return measured
+        return timeout if measured == coordinator.max_timeout_s else min(timeout, measured)
 
     def get_key_state(self, key: str) -> dict[str, Any]:
         """Return one value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""

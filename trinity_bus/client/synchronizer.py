@@ -21,6 +21,7 @@ no coordinator answers              ``NoCoordinatorError``
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.client.connection import Connection
+from trinity_bus.client.connection import Connection, tell_unused
 from trinity_bus.client.errors import within
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError
@@ -44,6 +45,14 @@ type TrainerStatus = Literal["running", "stopped"]
 type TensorDescription = tuple[str, str, tuple[int, ...]]
 """Name, dtype such as ``bfloat16``, shape."""
 
+_STATUSES = {
+    "starting": "require_sync",
+    "ready": "running",
+    "syncing": "require_sync",
+    "draining": "running",
+    "stopped": "stopped",
+}
+"""Of the reference, by the states of explorers."""
 _LOOK_S = 1.0
 """Silence is news too: who waits looks again after so much of it."""
 WEIGHTS = "model.safetensors"
@@ -54,6 +63,7 @@ class Synchronizer:
 
     Args:
         settings: Where the log is, and the model's name. Read from the environment where absent.
+        module_ref: Not used, with a line in the log: who is there is told by heartbeats.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
         clock: Seconds, steady, to tell who has fallen silent.
@@ -62,11 +72,13 @@ class Synchronizer:
     def __init__(
         self,
         settings: Settings | None = None,
+        module_ref: object = None,
         *,
         bus: Bus | None = None,
         name: str = "synchronizer",
         clock: Callable[[], float] = awake.now,
     ) -> None:
+        tell_unused(module_ref)
         self._settings = settings if settings is not None else Settings()
         self._bus = bus
         self._name = name
@@ -77,8 +89,19 @@ class Synchronizer:
         self._changing = asyncio.Lock()
 
     @classmethod
-    def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
-        """Return a client of its own, not yet prepared: there is no one actor to share, the state is on the log."""
+    def get_actor(
+        cls, settings: Settings | None = None, namespace: str | None = None, *, bus: Bus | None = None
+    ) -> Self:
+        """Return a client of its own, not yet prepared: there is no one actor to share, the state is on the log.
+
+        Args:
+            settings: Where the log is. Read from the environment where absent.
+            namespace: Of the topics; that of the settings where absent.
+            bus: A connected bus to use.
+        """
+        settings = settings if settings is not None else Settings()
+        if namespace is not None:
+            settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"namespace": namespace})})
         return cls(settings, bus=bus)
 
     async def prepare(self) -> None:
@@ -130,8 +153,11 @@ class Synchronizer:
         return "running" if self._now().trainer_is_alive else "stopped"
 
     def get_explorer_status_counts(self) -> dict[str, int]:
-        """How many explorers are ``starting``, ``ready``, ``syncing``, ``draining`` or ``stopped``."""
-        return dict(self._now().explorer_states())
+        """How many explorers are ``running``, wait for weights (``require_sync``), or are ``stopped``."""
+        counts: Counter[str] = Counter()
+        for state, count in self._now().explorer_states().items():
+            counts[_STATUSES[state]] += count
+        return dict(counts)
 
     def trainer_requires_weight_sync(self) -> bool | None:
         """Whether a version that the trainer has published is still held; None where the trainer has stopped."""

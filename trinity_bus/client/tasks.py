@@ -16,8 +16,9 @@ IN_FLIGHT: Final = 1000
 async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Callable[[], None] = lambda: None) -> int:
     """Send tasks and wait until all are durable.
 
-    Those of one batch go to one partition, so that the coordinator accepts them in this order, which is that of the
-    manifest and of being handed out; batches are spread over the partitions.
+    Those of a batch that name their producer go to one partition, that of the producer. So the coordinator accepts them
+    in this order, which is that of the manifest and of being handed out, and batches are full in the order in which
+    they were submitted, however late the log is read.
 
     Args:
         producer: Started.
@@ -32,7 +33,7 @@ async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Calla
     """
 
     def partition(task: Task) -> int | None:
-        return None if task.batch_id is None else partition_of(task.batch_id, TASKS.partitions)
+        return None if task.batch_id is None else partition_of(task.producer or task.batch_id, TASKS.partitions)
 
     return await send_all(producer, TASKS, ((t.task_id, t, partition(t)) for t in tasks), on_queued)
 

@@ -1,9 +1,10 @@
 """The section ``explorer``: its name, its model, its engine and its runners."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, JsonValue, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.event import Follows
@@ -12,9 +13,47 @@ from schemas.record import Identifier
 from trinity_bus.config.mesh import Dtype, TemplateOptions, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, HostName, InstanceName, Seconds, Size
+from trinity_bus.config.values import Count, HostName, InstanceName, Options, Seconds, Size, allowed_options
 
 _POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
+    ("model", "served_model_name", "download_dir"): "mesh.model_path says which model it is",
+    ("dtype", "lora_dtype"): "set mesh.dtype",
+    ("max_model_len",): "set mesh.max_model_len",
+    ("max_num_seqs",): "set explorer.max_num_seqs",
+    ("quantization", "quantization_config"): "set explorer.quantization",
+    ("tensor_parallel_size",): "set explorer.tensor_parallel_size",
+    ("enforce_eager",): "set explorer.compilation",
+    ("seed",): "set explorer.seed",
+    ("gpu_memory_utilization",): "set explorer.gpu_memory_utilization",
+    ("enable_return_routed_experts",): "set explorer.capture_routes",
+    ("enable_lora", "max_loras", "max_lora_", "max_cpu_loras", "lora_target_modules", "fully_sharded_loras"): (
+        "set mesh.adapter_rank"
+    ),
+    ("logprobs_mode", "logits_processors", "generation_config", "override_generation_config", "watermark_config"): (
+        "log-probabilities must be those that the trainer computes, of the distribution that a task asks for"
+    ),
+    ("runner", "convert", "pooler_config", "diffusion_config", "mm_encoder_only"): "the engine is to draw tokens",
+    ("tokenizer", "tokenizer_", "skip_tokenizer_init", "revision", "code_revision", "config_format"): (
+        "model and tokenizer must be those of the trainer and the runners"
+    ),
+    ("hf_config_path", "hf_overrides", "model_weights", "model_class_overrides", "trust_remote_code", "hf_token"): (
+        "the model must be the one that the trainer trains, and its repository runs no code here"
+    ),
+    ("worker_cls", "worker_extension_cls", "scheduler_cls", "weight_transfer_config", "distributed_executor_backend"): (
+        "versions come to the engine by way of these"
+    ),
+    ("pipeline_parallel_size", "data_parallel_", "nnodes", "node_rank", "prefill_context_parallel_size"): (
+        "versions are loaded by one engine, whose workers split each layer; start more explorers"
+    ),
+    ("cpu_offload_", "offload_"): "weights that are elsewhere are not exchanged with those of a version",
+    ("kv_transfer_config", "kv_offloading_", "ec_transfer_config"): "what is cached must not outlive its version",
+    ("speculative_config", "spec_"): "what drafts tokens keeps the weights of the start while versions come",
+    ("disable_log_stats", "aggregate_engine_logging"): "the explorer counts and paces itself by its own",
+}
+"""Arguments of vLLM's engine that are not passed through, and why."""
 
 
 class ExplorerSettings(Section):
@@ -75,6 +114,10 @@ class ExplorerSettings(Section):
     """Threads of the engine's arithmetic on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores that the engine may run on, such as ``0`` or ``0-3,8``; each of several engines its own. Unset: all."""
+    engine_options: Options = Field(default={})
+    """Any other arguments of its own engine, vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32,
+    kv_cache_dtype = "fp8"}``; but for those that a setting here decides, and those that would break what the mesh
+    promises, which are refused with the reason."""
     quantization: Literal["fp8"] | None = None
     """As what its own engine computes with the weights, which it makes of each version as it comes; for GPUs that
     multiply in it. The trainer sees the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
@@ -161,6 +204,12 @@ class ExplorerSettings(Section):
         if self.follows != "none":
             return -1
         return self.fixed_version if self.fixed_version is not None else 0 if self.is_in_own_pool else -1
+
+    @field_validator("engine_options")
+    @classmethod
+    def _keeps_promises(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        allowed_options(value, REFUSED_ENGINE_OPTIONS)
+        return value
 
     @field_validator("runner_environment")
     @classmethod

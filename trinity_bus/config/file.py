@@ -19,7 +19,7 @@ from trinity_bus.config.names import CONFIG_VARIABLE, FILE_SUFFIX, env_name
 from trinity_bus.config.sections import is_secret, setting_fields
 from trinity_bus.errors import ConfigError
 
-_MAX_BYTES = 1 << 20
+MAX_TOML_BYTES = 1 << 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LINE = re.compile(r"^\s*(?:\[\s*(?P<table>[\w-]+)\s*\]|(?P<key>[\w-]+(?:\s*\.\s*[\w-]+)?)\s*=)")
 
@@ -27,6 +27,24 @@ _LINE = re.compile(r"^\s*(?:\[\s*(?P<table>[\w-]+)\s*\]|(?P<key>[\w-]+(?:\s*\.\s
 def config_file() -> Path | None:
     """Return the file that the environment names; None where it names none."""
     return Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None
+
+
+def toml_of(content: bytes) -> dict[str, Any]:
+    """Return the tables of a file, of which at least a byte more than its limit was read where it has more.
+
+    Raises:
+        ValueError: It is too large, or not TOML that can be read: what is wrong, in a line.
+    """
+    if len(content) > MAX_TOML_BYTES:
+        raise ValueError(f"the file is too large: it may have {MAX_TOML_BYTES} bytes")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("this is not TOML: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"this is not TOML: {error}") from None
 
 
 class File(TomlConfigSettingsSource):
@@ -51,18 +69,13 @@ class File(TomlConfigSettingsSource):
         try:
             with file_path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                content = file.read(_MAX_BYTES + 1)
-            text = content.decode()
-            if len(content) > _MAX_BYTES:
-                raise ConfigError(f"{file_path}: the file is too large")
-            self._lines = dict(reversed([*_lines(text)]))
-            found = tomllib.loads(text)
+                content = file.read(MAX_TOML_BYTES + 1)
+            found = toml_of(content)
         except OSError as error:
             raise ConfigError(f"{file_path}: {error.strerror}; give the path of a readable file") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{file_path}: the file is not UTF-8 text") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{file_path}: this is not TOML: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{file_path}: {error}") from None
+        self._lines = dict(reversed([*_lines(content.decode())]))
 
         if status.st_uid == os.getuid() and status.st_mode & _OTHERS:
             self._keeps_no_secret(found, status.st_mode)

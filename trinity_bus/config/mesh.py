@@ -33,6 +33,12 @@ MIN_RECORD_MIB = 5
 MAX_RECORD_MIB = 65
 """With it every topic takes the largest of its records."""
 
+
+def computed_dtype(dtype: Dtype, *, on_cpu: bool) -> str:
+    """Return in which type weights and activations are, by the setting and the device."""
+    return ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
+
+
 _OF_MESH: dict[str, Any] = {"of_mesh": True}
 
 
@@ -48,10 +54,15 @@ class MeshSettings(Section):
     have a fixed checkpoint, and there is no trainer; they draw experiences, evaluate, or only answer. ``train``: the
     trainer trains on what the log holds, and there are no explorers. See docs/pools.md."""
     model_path: str | None = None
-    """Folder of the Hugging Face model that explorers and trainer start from."""
+    """The Hugging Face model that explorers and trainer start from: a folder, or its name on a model hub,
+    ``organization/name`` or ``organization/name@revision``, which is fetched once and kept in ``HF_HOME``. Of a name on
+    a hub, give the commit, so that all services have the same."""
     dtype: Dtype = "auto"
-    """Of weights and activations. ``auto``: explorers take what the model's folder names; the trainer takes float32 on
-    a CPU, and bfloat16 on a GPU (the optimizer keeps float32). The trainer does not train in float16."""
+    """Of weights and activations, whatever the model's folder names. ``auto``: float32 on a CPU, bfloat16 on a GPU, for
+    trainer and explorers alike (the optimizer keeps float32, and so does ``trainer.engine = "torch"``); explorers on
+    GPUs that follow no trainer take what the folder names. The trainer does not train in float16, nor in bfloat16 on a
+    CPU, where engines that compute in it crash on some processors. An explorer whose type is not the trainer's says so
+    in its log."""
     max_model_len: Size = 1024
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256

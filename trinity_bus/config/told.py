@@ -44,6 +44,6 @@ def values_told(told: Mapping[str, str], paths: Iterable[str]) -> dict[str, Any]
         if text := told.get(path):
             try:
                 found[path] = tomllib.loads(f"value = {text}")["value"]
-            except (tomllib.TOMLDecodeError, KeyError):
+            except (ValueError, KeyError, RecursionError):
                 raise ConfigError(f"what was told of {path} is no value: {text[:80]!r}") from None
     return found

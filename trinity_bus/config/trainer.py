@@ -1,16 +1,42 @@
 """The section ``trainer``: its model, its algorithm and its checkpoints."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, JsonValue, SecretStr, field_validator
 
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.free_form import MAX_ITEMS
 from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, HostName, InstanceName, PortRange, Seconds, Size, ports_of
+from trinity_bus.config.values import (
+    Count,
+    HostName,
+    InstanceName,
+    Options,
+    PortRange,
+    Seconds,
+    Size,
+    allowed_options,
+    ports_of,
+)
+
+REFUSED_OPTIMIZER_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
+    ("lr", "min_lr", "decoupled_"): "set trainer.learning_rate, trainer.warmup_steps and trainer.decay_steps",
+    ("weight_decay",): "set trainer.weight_decay",
+    ("betas", "adam_beta1", "adam_beta2"): "set trainer.adam_beta1 and trainer.adam_beta2",
+    ("clip_grad",): "set trainer.max_grad_norm",
+    ("params_dtype", "bf16", "fp16", "fp8_", "loss_scale", "initial_loss_scale", "min_loss_scale"): "set mesh.dtype",
+    ("use_distributed_optimizer", "overlap_", "reuse_grad_buf_"): "set trainer.distributed_optimizer",
+    ("optimizer", "sgd_", "muon_"): "checkpoints keep the state of AdamW",
+    ("use_precision_aware_optimizer", "store_param_remainders", "main_", "exp_avg_", "optimizer_", "use_torch_"): (
+        "checkpoints keep the optimizer's state whole and in float32, to be gone on from in any layout"
+    ),
+    ("maximize", "differentiable", "capturable", "timers"): "the step would be another one",
+}
+"""Arguments of Megatron's and torch's optimizers that are not passed through, and why."""
 
 
 class TrainerSettings(Section):
@@ -73,6 +99,10 @@ class TrainerSettings(Section):
     """Of AdamW: decay of the mean of gradients."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Of AdamW: decay of the mean of squared gradients."""
+    optimizer_options: Options = Field(default={})
+    """Any other arguments of the engine's optimizer: of Megatron's ``OptimizerConfig``, such as ``{adam_eps = 1e-6}``,
+    or, with ``trainer.engine = "torch"``, of torch's ``AdamW``, such as ``{eps = 1e-6}``; but for those that a setting
+    here decides, and those that would break what the mesh promises, which are refused with the reason."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     max_skipped_updates: Count = 5
@@ -194,8 +224,12 @@ class TrainerSettings(Section):
     """Of which groups of a step the console is told what the trainer computes at each token: the entropy, and how far
     its log-probability is from the engine's. 8 groups, which ``seed`` and the step choose, none, or all that it trains
     on: 4 bytes for each token of a response."""
-    micro_batch_tokens: Size = 16_384
-    """Tokens that go through the model at once; bounds memory."""
+    micro_batch_tokens: Literal["auto"] | Size = "auto"
+    """Tokens that go through the model at once; bounds memory. ``auto``: up to 16,384, as many as what is free holds
+    beside the weights when the trainer starts: of a GPU; on a CPU of the machine and the control group, and no more
+    than a sixth of what the weights take. Where not even a sample of ``mesh.max_model_len`` tokens would fit,
+    activations are computed again (``recompute``), or the start is refused. The log tells the number: set it where
+    losses have to be equal bit for bit after a restart with other memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")
     engine: Literal["megatron", "torch"] = "megatron"
     """What computes. ``megatron``: Megatron-core, in any layout. ``torch``: transformers' own model and torch's AdamW,
@@ -241,6 +275,12 @@ class TrainerSettings(Section):
     number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the shuffling of samples; each step derives its own from it."""
+
+    @field_validator("optimizer_options")
+    @classmethod
+    def _keeps_promises(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        allowed_options(value, REFUSED_OPTIMIZER_OPTIONS)
+        return value
 
     @property
     def ranks(self) -> int:

@@ -1,11 +1,13 @@
 """Kinds of values that several settings have."""
 
+import difflib
 import re
 import socket
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
 from schemas.record import Identifier
@@ -58,3 +60,33 @@ type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
 type HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), BeforeValidator(_named_host)]
 type Servers = Annotated[str, AfterValidator(_servers)]
 type PortRange = Annotated[str, AfterValidator(_port_range)]
+
+type Options = Annotated[dict[str, JsonValue], Field(max_length=64)]
+"""Arguments of somebody else's, passed through."""
+
+
+def allowed_options(given: Mapping[str, JsonValue], refused: Mapping[tuple[str, ...], str]) -> None:
+    """Refuse options that would break what the mesh promises.
+
+    Args:
+        given: By name.
+        refused: Why, by names; one that ends with an underscore is what names begin with.
+
+    Raises:
+        PydanticCustomError: There is one.
+    """
+    for names, why in refused.items():
+        for option in given:
+            if option in names or option.startswith(tuple(name for name in names if name.endswith("_"))):
+                raise PydanticCustomError(
+                    "refused_option", "{option} cannot be set: {why}", {"option": option, "why": why}
+                )
+
+
+def unknown_options(given: Iterable[str], known: Collection[str]) -> str | None:
+    """Return what is wrong with the first option that is none of those that are known; None where all are."""
+    for option in given:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            return f"{option} is none" + (f"; did you mean {close[0]}?" if close else "")
+    return None

@@ -7,15 +7,16 @@
     (start) -----> STANDBY --silence, or nobody leads--> TAKING_OVER ---+
                        ^                                     | first commit
                        |                                     v
-                       +-- fenced soon, or the log failed-- ACTIVE --fenced--> FENCED (it ends)
-                                                             '-----stopped--> LEFT   (it ends)
+                       +----- fenced, or the log failed --- ACTIVE --stopped--> LEFT (it ends)
+                       '--had led for a while, and reads that another one leads--> FENCED (it ends)
 
 ==================  ================================================================================================
 told that           it
 ==================  ================================================================================================
 progress was read   takes it as a sign of life, whoever made it and whatever it is; notes who leads
 the log is away     counts silence anew: who cannot read has no right to call others silent
-it is fenced        goes back to standing by if it had only just begun, for then it lost a race; else it is at its end
+it is fenced        goes back to standing by; if it had not only just begun, for then it lost a race, it is at its end
+                    once it reads of another one: where there is none, its own transaction was open for too long
 the log failed      goes back to standing by: what it had decided and not committed is forgotten
 ==================  ================================================================================================
 
@@ -97,6 +98,8 @@ class Leadership:
         self._share = share
         self._delay_s = takeover_s * SPREAD * share
         self._losses = 0
+        self._was_fenced = False
+        """After it had led for a while."""
         self._allowance_s = 0.0
         self._clock = SteadyClock(takeover_s * LONGEST_STEP)
         self._clock.advance(now)
@@ -123,8 +126,12 @@ class Leadership:
         self._since = self._clock.now
         self._allowance_s = 0.0
         self.leader = leader
-        if leader is not None and leader.state == "active" and leader.incarnation != self.incarnation:
+        if leader is None or leader.incarnation == self.incarnation:
+            return
+        if leader.state == "active":
             self._losses, self._broken_since = 0, None
+        if self._was_fenced and self.role is Role.STANDBY:
+            self._become(Role.FENCED, now)
 
     def in_touch(self, now: float) -> None:
         """Note that the log answers."""
@@ -148,7 +155,7 @@ class Leadership:
         """Note that this coordinator's first transaction is committed: it leads."""
         self._expect(Role.TAKING_OVER)
         self._become(Role.ACTIVE, now)
-        self._losses = 0
+        self._losses, self._was_fenced = 0, False
         self.leader = self.entry("active")
 
     def committed(self, now: float) -> None:
@@ -162,9 +169,8 @@ class Leadership:
         Another one has started to take over, or its transaction was open for too long.
         """
         self._expect(Role.TAKING_OVER, Role.ACTIVE)
-        if self.role is Role.ACTIVE and self._clock.advance(now) - self._since >= self._takeover_s:
-            self._become(Role.FENCED, now)
-            return
+        if self.role is Role.ACTIVE:
+            self._was_fenced = self._clock.advance(now) - self._since >= self._takeover_s
         self._losses = min(self._losses + 1, MAX_DOUBLINGS)
         self._become(Role.STANDBY, now)
 

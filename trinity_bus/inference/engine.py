@@ -20,6 +20,7 @@ import multiprocessing
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ from trinity_bus.inference.errors import (
     GenerationError,
     RequestRefusedError,
 )
-from trinity_bus.inference.launch import launch, private_sockets
+from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
 from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, source_of, sync_weights
@@ -53,6 +54,7 @@ from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import unfreeze_gc
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -62,6 +64,8 @@ _HEALTH_S = 0.2
 """How often the engine's process is looked at."""
 _STOP_S = 5.0
 """How long the engine's process may take to end by itself."""
+_ENDING_S = 2.0
+"""How long a process that lets nobody hear of it any more may take to be gone."""
 
 
 class InferenceEngine:
@@ -94,6 +98,12 @@ class InferenceEngine:
         self._numbers = itertools.count()
         self._syncing = asyncio.Lock()
         self._dead: EngineDeadError | None = None
+        self._processes: list[BaseProcess] = []
+        """Of the engine."""
+        self._config: VllmConfig | None = None
+        """That it was started with."""
+        self._trained_in: str | None = None
+        """The type in which the trainer computes, as far as it has been told of."""
         self._first_version = self._version = first_version
         self._taken = 0
         """Versions, since the start; after going back to one its number may come again, with other weights."""
@@ -113,6 +123,15 @@ class InferenceEngine:
         model = self.llm.model_config
         positions = getattr(model.hf_text_config, "max_position_embeddings", model.max_model_len)
         return Bounds(model.get_vocab_size(), positions)
+
+    @property
+    def dtype(self) -> str:
+        """In which type it computes, such as ``bfloat16``.
+
+        Raises:
+            EngineError: It is not started, or was stopped.
+        """
+        return str(self.llm.model_config.dtype).removeprefix("torch.")
 
     @property
     def model_version(self) -> int:
@@ -193,11 +212,13 @@ class InferenceEngine:
             raise EngineStartError(f"vLLM did not start within {limit:g} s") from error
         finally:
             abandoned.set()
+            self._processes = [child for child in multiprocessing.active_children() if child not in before]
             if self._llm is None:
                 # At exit, Python would wait for them.
-                for child in set(multiprocessing.active_children()) - before:
+                for child in self._processes:
                     child.kill()
         try:
+            self._config = self.llm.vllm_config
             self._control = await ControlClient.open(self.llm)
         # vLLM passes on what was raised in its processes as a bare Exception.
         except Exception as error:
@@ -221,9 +242,16 @@ class InferenceEngine:
         """Return as soon as the engine is dead, with the reason."""
         while self._dead is None:
             if self._llm is not None and self._llm.errored:
-                self._dead = EngineDeadError("the engine's process is gone")
-                break
+                return await self._gone()
             await asyncio.sleep(_HEALTH_S)
+        return self._dead
+
+    async def _gone(self) -> EngineDeadError:
+        """Note that the engine's process is gone, and of what."""
+        for process in self._processes:
+            await asyncio.to_thread(process.join, _ENDING_S)
+        codes = [process.exitcode for process in self._processes if process.exitcode is not None]
+        self._dead = EngineDeadError(f"the engine's process is gone{cause_of_death(codes, self._config)}")
         return self._dead
 
     async def generate(
@@ -327,8 +355,7 @@ class InferenceEngine:
                 async for output in outputs:
                     yield output
         except VllmEngineDeadError as error:
-            self._dead = EngineDeadError("the engine's process is gone")
-            raise self._dead from error
+            raise await self._gone() from error
         except EngineGenerateError as error:
             raise GenerationError(f"the engine failed on a request: {error.__cause__ or error}") from error
         except (VLLMClientError, ValueError) as error:
@@ -344,6 +371,19 @@ class InferenceEngine:
             limit_s, cafile = self._sync_timeout_s, self._weights_cafile
             self._open_control.let_in(source_of(announced, announced.members[0], limit_s, cafile))
 
+    def _compare_types(self, trained_in: str | None) -> None:
+        """Say, once, that the trainer computes in another type."""
+        if trained_in in (None, self._trained_in):
+            return
+        self._trained_in = trained_in
+        if trained_in != self.dtype:
+            _log.warning(
+                "the trainer computes in %s and this engine in %s: what is drawn is off-policy by the difference, "
+                "which the trainer tells as mismatch_k3; set mesh.dtype to a type that both have",
+                trained_in,
+                self.dtype,
+            )
+
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version, while generation goes on.
 
@@ -356,6 +396,7 @@ class InferenceEngine:
             EngineDeadError: The engine is gone, or its weights are a mix of two versions.
         """
         async with self._syncing:
+            self._compare_types(announced.dtype)
             try:
                 outcome = await sync_weights(
                     self.llm,
@@ -369,6 +410,8 @@ class InferenceEngine:
                 )
             except EngineDeadError as error:
                 self._dead = error
+                if self._llm is not None and self._llm.errored:
+                    raise await self._gone() from error
                 raise
             self._version = announced.version
             self._taken += 1

@@ -13,21 +13,27 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import secrets
+import signal
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.optional_columns import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
+from trinity_bus.config.mesh import computed_dtype
+from trinity_bus.config.values import unknown_options
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.runtime.device import is_installed_for_cpu
 from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.process import how_ended
 from trinity_bus.weights.vllm.plugin import BACKEND
 
 if TYPE_CHECKING:
@@ -58,6 +64,9 @@ _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """By which a user has vLLM go beyond a model's positions."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for adapters of."""
+_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
+_FAILED = re.compile(r"Failed core proc\(s\): \{'\w+': (-?\d+)")
+"""Where vLLM tells the exit code of an engine core that has ended while it started."""
 _KV_BLOCK_TOKENS = 128
 """Tokens of a KV cache block on CPUs, vLLM's own choice there."""
 
@@ -111,14 +120,12 @@ def private_sockets() -> Iterator[None]:
 def check_model(settings: ExplorerSettings) -> None:
     """Look at the model's folder before vLLM is imported, which takes long, and says it in its own terms.
 
-    The name of a model on a hub is for vLLM to look up, and so is how far positions can be stretched (RoPE scaling).
+    How far positions can be stretched (RoPE scaling) is for vLLM to say.
 
     Raises:
         ConfigError: There is no model in the folder, or it has fewer positions than sequences are to have.
     """
     folder = Path(required(settings.model_path, "mesh.model_path", "to start the inference engine"))
-    if not folder.is_dir() and not folder.is_absolute():
-        return
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
@@ -208,6 +215,7 @@ def _launched(
 
     # An engine before this one, in this process, may have left what it read.
     disable_envs_cache()
+    config = None
     try:
         config = _configuration(settings, model_path)
         with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):
@@ -223,7 +231,29 @@ def _launched(
             return llm
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
-        raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}") from error
+        failed = _FAILED.search(str(error))
+        why = "" if failed is None else cause_of_death([int(failed[1])], config)
+        raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}{why}") from error
+
+
+def cause_of_death(codes: Iterable[int], config: "VllmConfig | None") -> str:
+    """Return what is known of why an engine has ended, and what to do about it, to be put behind that it has.
+
+    Args:
+        codes: Exit codes of its processes; minus the signal's number where one ended it.
+        config: VLLM's; None where it was not made.
+    """
+    if not (found := [code for code in codes if code]):
+        return ""
+    code = min(found)
+    advice = ""
+    if -code == signal.SIGKILL:
+        advice = "; if nobody did that, memory was short: lower explorer.max_num_seqs or explorer.cpu_kvcache_gib"
+    elif -code in _CRASHES and config is not None and config.device_config.device_type == "cpu":
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        if dtype != "float32":
+            advice = f"; vLLM's {dtype} on CPUs does so on some processors: there, set mesh.dtype to float32"
+    return f": it {how_ended(code)}{advice}"
 
 
 def _spare_front_end(llm: "AsyncLLM") -> None:
@@ -259,10 +289,12 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
             "explorer.capture_routes is set: vLLM tells routes where its second model runner runs, which needs Triton, "
             "and so a GPU"
         )
+    # Who follows the trainer computes in its type; what is served for good, in its own, but for CPUs.
+    free = settings.follows == "none" and not on_cpu
     eager = settings.compilation == "off" or (settings.compilation == "auto" and on_cpu)
     arguments: dict[str, Any] = {
         "model": model_path,
-        "dtype": settings.dtype,
+        "dtype": settings.dtype if free else computed_dtype(settings.dtype, on_cpu=on_cpu),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
         "quantization": settings.quantization,
@@ -290,6 +322,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    _add_options(arguments, settings, [field.name for field in fields(AsyncEngineArgs)], on_cpu=on_cpu)
     if eager and on_cpu:
         _disable_compiler()
     if on_cpu:
@@ -310,6 +343,24 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         scheduler.enable_chunked_prefill = False
         scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     return config
+
+
+def _add_options(
+    arguments: dict[str, Any], settings: ExplorerSettings, known: Collection[str], *, on_cpu: bool
+) -> None:
+    """Add what the settings pass through to the arguments of vLLM's engine.
+
+    Raises:
+        EngineStartError: One is no argument, or is decided here.
+    """
+    options = settings.engine_options
+    decided = {*arguments, *(["enable_chunked_prefill"] if on_cpu else [])}
+    wrong = unknown_options(options, known) or next(
+        (f"{name} cannot be set on {'a CPU' if on_cpu else 'a GPU'}" for name in options if name in decided), None
+    )
+    if wrong is not None:
+        raise EngineStartError(f"explorer.engine_options: {wrong}, as an argument of vLLM's engine")
+    arguments |= options
 
 
 def _inspect_here(model: Path) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of runs, reduced to metrics of tasks and of batches.
+"""Metrics of the steps of runs, reduced to metrics of runs, of tasks and of batches.
 
 A metric's name may end in ``:sum``, ``:max``, ``:min``, ``:last`` or ``:mean``, split at the last colon: how its values
 are reduced. Any other name, one with an unknown suffix too, is averaged. Values that are not numbers are ignored;
@@ -7,12 +7,14 @@ booleans count as 0 and 1.
 ==================  =================================================  ===============================================
 reduction of        train                                              eval
 ==================  =================================================  ===============================================
+steps to a run      mean under the same name                           the same
 runs to a task      mean under the same name                           ``name/mean@n``, ``name/std@n``, and
                                                                        ``name/best@k``, ``name/worst@k`` for
                                                                        k = 2, 4, 8 ... below n, and n
 tasks to a batch    ``prefix/name/mean``, ``/max``, ``/min``           ``prefix/name``; with ``detailed_stats``
                                                                        ``/mean``, ``/max``, ``/min``, ``/std``
-a suffix, to task   ``name:suffix``                                    ``name:suffix``
+a suffix, to run,   ``name:suffix``                                    ``name:suffix``
+to task
 a suffix, to batch  ``prefix/name/suffix``                             ``prefix/name/suffix``
 ==================  =================================================  ===============================================
 """
@@ -95,9 +97,35 @@ def aggregate_eval_metrics(
 
 
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
-    """Reduces the metrics of a task's runs; names keep their suffix, so that they can be reduced again."""
-    # Of one value, each of these reductions is the value itself: most tasks have one run.
+    """Reduces the metrics of a run's steps, or a task's runs; names keep their suffix, to be reduced again."""
+    # Of one value, each of these reductions is the value itself: most tasks have one run, most runs one step.
     return {key: values[0] if len(values) == 1 else _of_runs(key, values) for key, values in _numbers(metrics).items()}
+
+
+class Folded:
+    """One metric of a run whose steps come one after the other: the same reduction, of which no value is kept."""
+
+    __slots__ = ("_aggregation", "_count", "_value")
+
+    def __init__(self, key: str) -> None:
+        self._aggregation = split_suffix(key)[1]
+        self._count = 0
+        self._value = 0.0
+
+    def add(self, value: float) -> None:
+        """Take in the next one."""
+        self._count += 1
+        if self._count == 1 or self._aggregation == "last":
+            self._value = value
+        elif self._aggregation in ("mean", "sum"):
+            self._value += value
+        else:
+            self._value = _reduced(f":{self._aggregation}", [self._value, value])
+
+    @property
+    def result(self) -> float:
+        """What all of them come to."""
+        return self._value / self._count if self._aggregation == "mean" else self._value
 
 
 def _of_runs(key: str, values: list[float]) -> float:

@@ -45,7 +45,8 @@ def load_tokenizer(
     with without_torch():
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        # Left out, it asks at the terminal whether code of the folder may run.
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     tokenizer.chat_template_options = options
     tokenizer.encoder_of_text = Encoder(tokenizer, Writing(max_tokens, parse_special_tokens, renderer))
     loaded: EndingTokenizer = tokenizer

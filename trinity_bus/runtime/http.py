@@ -81,7 +81,7 @@ class Room:
         """Bytes that are taken."""
         return self._taken.total()
 
-    async def take(self, request: web.Request, owner: str, largest: int) -> "Place":
+    async def take(self, request: web.Request, owner: str, largest: int) -> "TakenRoom":
         """Wait for room for a request; of one that does not say how large it is, for the largest.
 
         Args:
@@ -97,7 +97,7 @@ class Room:
             self._freed.clear()
             await self._freed.wait()
         self._taken[owner] += size
-        return Place(self, owner, size)
+        return TakenRoom(self, owner, size)
 
     def give_back(self, owner: str, size: int) -> None:
         """Take note that so much is free again."""
@@ -107,7 +107,7 @@ class Room:
         self._freed.set()
 
 
-class Place:
+class TakenRoom:
     """The room of one request.
 
     Args:

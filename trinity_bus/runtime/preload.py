@@ -336,7 +336,7 @@ class ForkedCommand(Process):
                 opened.callback(os.close, descriptor)
                 return descriptor
 
-            output = own(os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+            output = own(os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644))
             passed = [output, own(write_environment(self._env))]
             if self._passed is not None:
                 passed.append(self._passed.fileno())

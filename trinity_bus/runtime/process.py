@@ -27,6 +27,7 @@ from typing import IO, Self
 
 from trinity_bus import awake
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.plain_files import append_plain
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL_S = 0.01
@@ -35,6 +36,14 @@ _GUARD_LIMIT_S = 5.0
 
 class ProcessError(TrinityError):
     """A process could not be started or stopped."""
+
+
+def how_ended(status: int) -> str:
+    """Return what a process's exit status says, or minus the signal's number where one killed it."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was ended by {name}"
 
 
 class Process(ABC):
@@ -153,7 +162,7 @@ class Child(Process):
             stack.callback(os.close, read_end)
             with contextlib.ExitStack() as before:
                 before.callback(os.close, write_end)
-                stdout = before.enter_context(output.open("ab")) if isinstance(output, Path) else output
+                stdout = before.enter_context(append_plain(output)) if isinstance(output, Path) else output
                 try:
                     self._guard = subprocess.Popen(  # noqa: S603  the command is the caller's, no shell is involved
                         [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(write_end), *self.command],

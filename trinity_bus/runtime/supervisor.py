@@ -2,8 +2,8 @@
 
 ::
 
-    start(spec): STARTING --ready()--> READY --ends--> restarted while it may be, else ServiceDiedError if it is needed
-                    |--ends--> ServiceDiedError       (with the end of its log)
+    start(spec): STARTING --ready()--> READY --ends--> see ``restarts``: again after a pause, which is said; done; or
+                    |                                  given up: ServiceDiedError (with the end of its log)
                     '--longer than its limit--> ServiceDiedError
     stop(): SIGTERM to the services of the last stage, SIGKILL after their grace, then the stage before ...
 
@@ -12,6 +12,7 @@ leaves no process behind; and where this process is killed, its children are too
 """
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -26,6 +27,9 @@ from typing import Self
 from trinity_bus import awake
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.process import Child, Process, ProcessError, tail
+from trinity_bus.runtime.restarts import Fate, Restarts
+
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _TAIL_LINES = 20
@@ -62,8 +66,10 @@ class ServiceSpec:
     ready: Callable[[], bool] | None = None
     """Called again and again until it says that the service is ready. Unset: ready as soon as it runs."""
     ready_timeout_s: float = 120.0
-    restarts: int = 0
-    """How many times it is started again where it ends by itself."""
+    again: bool = False
+    """Whether it is started again where it has ended for a reason that can pass."""
+    work_ends: bool = False
+    """Whether an end with status 0 is the end of its work."""
     is_needed: bool = True
     """Whether the others stop where it has ended for good."""
     grace_s: float = 20.0
@@ -71,7 +77,9 @@ class ServiceSpec:
     stage: int = 0
     """Higher stages stop first; services of one stage stop together."""
     forked_from: Preload | None = None
-    """Where it is forked instead of started anew; ``command`` is then its arguments."""
+    """Where it is forked, for as long as that is there, instead of started by its ``command``."""
+    forked_with: Sequence[str] = ()
+    """Its arguments then."""
     channel: Callable[[], socket.socket] | None = None
     """Makes a socket that it is given when it is forked, its number as the last argument."""
 
@@ -101,29 +109,36 @@ class _Service:
     def __init__(self, spec: ServiceSpec, log: Path) -> None:
         self.spec = spec
         self.log = log
-        self.restarts_left = spec.restarts
+        self.restarts = Restarts(work_ends=spec.work_ends) if spec.again else Restarts(0, work_ends=spec.work_ends)
+        self.fate: Fate | None = None
+        self._again_at = 0.0
         self.child = self._spawn()
 
     def _spawn(self) -> Process:
+        self._began = awake.now()
         forked_from = self.spec.forked_from
-        if forked_from is not None:
-            arguments = [str(part) for part in self.spec.command]
+        if forked_from is not None and forked_from.process.poll() is None:
+            arguments = list(self.spec.forked_with)
             env = os.environ if self.spec.env is None else self.spec.env
             passed = None if self.spec.channel is None else self.spec.channel()
             return forked_from.start(arguments, name=self.spec.name, env=env, output=self.log, passed=passed)
         return Child(self.spec.command, env=self.spec.env, output=self.log)
 
-    def check(self) -> None:
-        """Start it again where it has ended and may be; else raise."""
+    def check(self, note: Callable[[str], None]) -> None:
+        """Start it again where it has ended and may be; raise where it is needed and may not."""
         code = self.child.poll()
-        if code is None:
+        if code is None or self.fate in {Fate.DONE, Fate.GIVEN_UP}:
             return
-        if self.restarts_left == 0 and not self.spec.is_needed:
+        if self.fate is Fate.AGAIN:
+            if awake.now() >= self._again_at:
+                self.fate, self.child = None, self._spawn()
             return
-        if self.restarts_left == 0:
-            raise ServiceDiedError(self.spec.name, f"ended with status {code}", self.log)
-        self.restarts_left -= 1
-        self.child = self._spawn()
+        verdict = self.restarts.ended(code, awake.now() - self._began)
+        self.fate, self._again_at = verdict.fate, awake.now() + verdict.pause_s
+        if verdict.fate is Fate.AGAIN:
+            note(f"{self.spec.name} {verdict.why}; it is started again in {verdict.pause_s:.0f} s. Its log: {self.log}")
+        elif verdict.fate is Fate.GIVEN_UP and self.spec.is_needed:
+            raise ServiceDiedError(self.spec.name, verdict.why, self.log)
 
 
 class Supervisor:
@@ -131,10 +146,12 @@ class Supervisor:
 
     Args:
         run_dir: Folder of the run; logs go to ``logs/NAME.log`` in it.
+        note: Told, for people, what has ended and is started again.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, note: Callable[[str], None] = log.warning) -> None:
         self._logs = run_dir / "logs"
+        self._note = note
         self._services: dict[str, _Service] = {}
 
     def launch(self, spec: ServiceSpec) -> None:
@@ -184,7 +201,7 @@ class Supervisor:
             ServiceDiedError: One has ended.
         """
         for service in list(self._services.values()):
-            service.check()
+            service.check(self._note)
 
     async def watch(self) -> None:
         """Look at all services again and again, until cancelled.
@@ -195,6 +212,10 @@ class Supervisor:
         while True:
             self.check()
             await asyncio.sleep(_POLL_S)
+
+    def is_done(self, name: str) -> bool:
+        """Whether a service has ended because its work is done."""
+        return self._services[name].fate is Fate.DONE
 
     def activities(self) -> list[Activity]:
         """Return what each service does. Any thread may ask, also while some are launched."""

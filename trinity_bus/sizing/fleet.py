@@ -309,10 +309,11 @@ def _trainer(ask: SizingInput) -> TrainerPlan:
             "recompute": recompute,
         }
         trainer = own.model_copy(update=changes)
-        if trainer_memory(shape, ask.settings.model_copy(update={"trainer": trainer}), gpu_bytes).fits:
-            passes = 6 + 2 * recompute + 2 * (own.kl_coef > 0)
+        need = trainer_memory(shape, ask.settings.model_copy(update={"trainer": trainer}), gpu_bytes)
+        if need.fits:
+            passes = 6 + 2 * need.recompute + 2 * (own.kl_coef > 0)
             tokens_s = ask.gpu.tflops * 1e12 * TRAINING_SHARE / (passes * active_parameters(shape))
-            return TrainerPlan(tensor, pipeline, recompute, ask.train_tokens_s or tokens_s)
+            return TrainerPlan(tensor, pipeline, need.recompute, ask.train_tokens_s or tokens_s)
     raise SizeError(
         f"with {ask.gpus} GPUs the trainer has {ask.gpus - 1} at most, as explorers need one; of "
         f"{ask.gpu.memory_gib:g} GiB they cannot hold this model: give it more (--gpus) or larger ones (--gpu), lower "

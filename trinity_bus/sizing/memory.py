@@ -5,40 +5,65 @@ A trainer's rank, with ``P`` parameters on it and ``D`` copies of the model (dat
 ===================  ======================================================  =========================================
 part                 bytes                                                   source
 ===================  ======================================================  =========================================
+process              700 Mi on a CPU: the interpreter, torch, what it loads  measured
 weights              2 P in bfloat16, 4 P in float32
 gradients            4 P: they are summed in float32                         Megatron-core, ``grad_reduce_in_fp32``
 optimizer            12 P / D in bfloat16: a float32 copy, mean and square   Rajbhandari et al., arXiv:1910.02054, 3.1
                      of gradients, divided among the copies; in float32
                      8 P, divided where ``distributed_optimizer`` says so
+embedding            V h / t: its gradient in a pass, before it is summed
 reference            as weights, where ``kl_coef`` is above 0
 critic               4 copies of the model in float32, with ``gae``          ``trainer.critic_learning_rate``
-activations          2 T L (4 h + ((2 a + 2 g) d + 3 f e) / t), of T tokens  Korthikanti et al., arXiv:2205.05198,
-                     at once; with ``recompute`` 2 T L h and one layer       section 4, counted for SwiGLU
-logits               T V / t times 2 (4 in float32), twice: their gradient   ``trinity_bus/training/logprobs.py``
+versions             three times the model with ``publish=staged``: two      ``trinity_bus/weights/staging.py``
+                     that can be had and one on its way; else they are files
+checkpoint           weights and optimizer, of the whole model, on the rank  ``trinity_bus/training/saving.py``
+                     that gathers it of several; one rank copies nothing
+activations          T L (4 h + (6 (a + g) d + 3 f e) / t) times 2 or 4, of  Korthikanti et al., arXiv:2205.05198,
+                     T tokens at once; the plain engine keeps 8 h and 4 f;   section 4, counted for SwiGLU and for
+                     with ``recompute`` T L h and one layer                  sequences that are padded in attention
+logits               5 chunks of 16 Mi, whatever the micro-batch             ``trinity_bus/training/logprobs.py``
 ===================  ======================================================  =========================================
+
+Of memory on CPUs ``process``, ``versions`` and ``checkpoint`` are told; on a GPU the versions that are sent from there
+are not counted.
 
 An explorer's GPU has ``gpu_memory_utilization`` of its memory; what weights and activations leave is the KV cache,
 ``2 L g d b`` bytes a token (Kwon et al., arXiv:2309.06180, section 3), where key-value heads are divided among GPUs, or
 repeated. It must have room for one sequence of ``mesh.max_model_len`` at least, or vLLM does not start.
 
-Estimates, and no more: the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept back.
-Nothing of this was held against a GPU yet.
+``benchmarks/memory.py`` holds this against peaks that it measures on a CPU. Nothing of it was held against a GPU yet:
+the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept back there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from trinity_bus.config import TrainerSettings
+from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing.parameters import adapter_parameters, rank_parameters
+from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.packing import LOGITS_AT_ONCE
 
 GIB: Final = 1 << 30
+_ACTIVATIONS: Final = "activations"
 KEPT_BACK: Final = 0.1
 """Share of a trainer's GPU that is left for what cannot be counted."""
 _PREFILL_TOKENS: Final = 8192
 """That vLLM computes at once, unless told otherwise."""
 _CRITIC_BYTES: Final = 16
+_PROCESS_BYTES: Final = 700 << 20
+_CHUNKS: Final = 5
+"""Of logits, at once."""
+_STAGED: Final = 3
+MOST_TOKENS: Final = 16_384
+"""Of a micro-batch, with ``auto``."""
+_ROUNDED: Final = 64
+_CPU_BYTES: Final = 384 << 20
+"""For activations on a CPU, at least: more makes no step faster that is worth the memory."""
+_CPU_SHARE: Final = 1 / 6
+"""Of weights, gradients and optimizer; for activations on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +85,13 @@ class MemoryNeed:
     available: int | None
     """Bytes of it that may be used; None: not known."""
     notes: Sequence[str] = field(default=())
+    recompute: bool = False
+    """Whether a trainer fits so because it computes activations again."""
+
+    @property
+    def fixed(self) -> list[MemoryItem]:
+        """What does not hang on the size of a micro-batch."""
+        return [item for item in self.items if item.name != _ACTIVATIONS]
 
     @property
     def total(self) -> int:
@@ -80,51 +112,124 @@ def trainer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None)
         settings: Of the mesh.
         gpu_bytes: Memory of its GPU; None: it is on CPUs.
     """
-    own = settings.trainer
-    t, copies = own.tensor_parallel, own.data_parallel * own.context_parallel
-    count = rank_parameters(shape, tensor=t, pipeline=own.pipeline_parallel, expert=own.expert_parallel)
-    width = _trained_bytes(settings, gpu_bytes)
-    stages = own.pipeline_parallel * t
+    return trainer_need(shape, settings.trainer, gpu_bytes, settings.mesh.max_model_len)
+
+
+def trainer_need(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, longest: int) -> MemoryNeed:
+    """Return what a rank of the trainer needs; of micro-batches, with ``auto``, as many as will be taken.
+
+    Args:
+        shape: Of the model.
+        own: The trainer's.
+        gpu_bytes: Memory of its GPU; None: it is on CPUs.
+        longest: Tokens that a sample may have.
+    """
+    fixed = _fixed(shape, own, gpu_bytes)
+    available = None if gpu_bytes is None else round(gpu_bytes * (1 - KEPT_BACK))
+    tokens, recompute = own.micro_batch_tokens, own.recompute
+    if tokens == "auto":
+        room = None if available is None else available - sum(item.size for item in fixed)
+        # Where nothing fits, what would be needed is told.
+        tokens, recompute = micro_batch(shape, own, gpu_bytes, longest, room) or (longest, not own.router_replay)
+    # A sample that is longer than the budget goes alone, and is at most as long as the model takes.
+    tokens = -(-max(tokens, longest) // own.context_parallel)
+    size, formula = _per_token(shape, own, gpu_bytes, recompute=recompute)
+    return MemoryNeed(
+        [*fixed, MemoryItem(_ACTIVATIONS, tokens * size, f"{tokens:,} tokens x {formula}")],
+        available,
+        recompute=recompute,
+    )
+
+
+def micro_batch(
+    shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, longest: int, room: int | None
+) -> tuple[int, bool] | None:
+    """Return how many tokens go through the model at once, and whether activations are computed again.
+
+    Args:
+        shape: Of the model.
+        own: The trainer's.
+        gpu_bytes: Memory of its GPU; None: it is on CPUs.
+        longest: Tokens that a sample may have.
+        room: Bytes that there are for activations; None: not known, as much as is wanted.
+
+    Returns:
+        Both; None where the longest sample does not fit.
+    """
+    kinds = [True] if own.recompute else [False] if own.router_replay else [False, True]
+    for recompute in kinds:
+        size, _ = _per_token(shape, own, gpu_bytes, recompute=recompute)
+        size = -(-size // own.context_parallel)
+        if room is not None and longest * size > room:
+            continue
+        wanted = MOST_TOKENS * size
+        if gpu_bytes is None:
+            state = sum(item.size for item in _state(shape, own, gpu_bytes))
+            wanted = min(wanted, max(_CPU_BYTES, round(_CPU_SHARE * state)))
+        tokens = (wanted if room is None else min(wanted, room)) // size
+        return max(tokens // _ROUNDED, 1) * _ROUNDED, recompute
+    return None
+
+
+def _state(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None) -> list[MemoryItem]:
+    """Return weights, gradients and optimizer."""
+    copies = own.data_parallel * own.context_parallel
+    count = _of_rank(shape, own)
+    width = _trained_bytes(own, gpu_bytes)
+    stages = own.pipeline_parallel * own.tensor_parallel
     learned = adapter_parameters(shape, own.lora_rank) // stages if own.lora_rank else count
     of = f"{learned:,} parameters" + (" of adapters" if own.lora_rank else "")
     share = copies if width == 2 or own.distributed_optimizer else 1
     state = 12 if width == 2 else 8
-    items = [
+    return [
         MemoryItem("weights", width * (count + learned * bool(own.lora_rank)), f"{width} B x {count:,} parameters"),
         MemoryItem("gradients", 4 * learned, f"4 B x {of}"),
         MemoryItem("optimizer", state * learned // share, f"{state} B x {of} / {share} copies"),
     ]
+
+
+def _fixed(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None) -> list[MemoryItem]:
+    t, width = own.tensor_parallel, _trained_bytes(own, gpu_bytes)
+    count, everything = _of_rank(shape, own), parameters(shape)
+    of = f"{width} B x {count:,} parameters"
+    items = _state(shape, own, gpu_bytes)
+    rows = shape.padded_vocabulary(t) // t
+    if not own.lora_rank:
+        items.append(MemoryItem("embedding", width * rows * shape.hidden, f"{width} B x {rows:,} x {shape.hidden:,}"))
     if own.kl_coef > 0:
-        items.append(MemoryItem("reference model", width * count, f"{width} B x {count:,} parameters"))
+        items.append(MemoryItem("reference model", width * count, of))
     if own.advantage == "gae":
         items.append(MemoryItem("critic", _CRITIC_BYTES * count, f"{_CRITIC_BYTES} B x {count:,} parameters"))
-    return MemoryNeed(
-        [*items, *_activations(shape, settings, width)],
-        None if gpu_bytes is None else round(gpu_bytes * (1 - KEPT_BACK)),
+    items.append(MemoryItem("logits", 4 * _CHUNKS * LOGITS_AT_ONCE, f"{_CHUNKS} chunks of {LOGITS_AT_ONCE:,} x 4 B"))
+    if gpu_bytes is not None:
+        return items
+    items.insert(0, MemoryItem("process", _PROCESS_BYTES, "measured"))
+    if own.publish == "staged" and not own.adapter_rank:
+        items.append(MemoryItem("versions", _STAGED * width * everything, f"{_STAGED} x {width} B x {everything:,}"))
+    if own.ranks > 1:
+        saved = width + (12 if width == 2 else 8)
+        items.append(MemoryItem("checkpoint", saved * everything, f"{saved} B x {everything:,} parameters"))
+    return items
+
+
+def _of_rank(shape: ModelShape, own: TrainerSettings) -> int:
+    return rank_parameters(
+        shape, tensor=own.tensor_parallel, pipeline=own.pipeline_parallel, expert=own.expert_parallel
     )
 
 
-def _activations(shape: ModelShape, settings: Sections, width: int) -> list[MemoryItem]:
-    own = settings.trainer
-    t = own.tensor_parallel
-    # A sample that is longer than the budget goes alone, and is at most as long as the model takes.
-    tokens = -(-max(own.micro_batch_tokens, settings.mesh.max_model_len) // own.context_parallel)
-    split = (2 * shape.heads + 2 * shape.groups) * shape.head_dim
-    split += 3 * shape.intermediate * max(1, shape.experts_per_token)
-    whole = 4 * shape.hidden // (t if own.sequence_parallel else 1)
+def _per_token(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, *, recompute: bool) -> tuple[int, str]:
+    """Return the bytes of activations that a token takes, and their formula."""
+    t, width, is_plain = own.tensor_parallel, _trained_bytes(own, gpu_bytes), own.engine == "torch"
+    split = 6 * (shape.heads + shape.groups) * shape.head_dim
+    split += (4 if is_plain else 3) * shape.intermediate * max(1, shape.experts_per_token)
+    whole = (8 if is_plain else 4) * shape.hidden // (t if own.sequence_parallel else 1)
     layer = width * (whole + split // t)
     # As many micro-batches are under way in a pipeline as it has stages: its first rank holds all layers' worth.
-    if own.recompute:
-        held = width * shape.hidden * shape.layers + layer
-        formula = f"{tokens:,} tokens x ({width} B x {shape.layers} layers x {shape.hidden:,} + one layer, {layer:,} B)"
-    else:
-        held = layer * shape.layers
-        formula = f"{tokens:,} tokens x {shape.layers} layers x {layer:,} B"
-    logits = 2 * width * shape.padded_vocabulary(t) // t
-    return [
-        MemoryItem("activations", tokens * held, formula),
-        MemoryItem("logits", tokens * logits, f"{tokens:,} tokens x {logits:,} B"),
-    ]
+    if recompute:
+        size = width * shape.hidden * shape.layers + layer
+        return size, f"({width} B x {shape.layers} layers x {shape.hidden:,} + one layer, {layer:,} B)"
+    return layer * shape.layers, f"{shape.layers} layers x {layer:,} B"
 
 
 def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None) -> MemoryNeed:
@@ -136,7 +241,7 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
         gpu_bytes: Memory of each; None: it is on CPUs.
     """
     own, t = settings.explorer, settings.explorer.tensor_parallel_size
-    width = 4 if settings.mesh.dtype == "float32" else 2
+    width = 4 if computed_dtype(settings.mesh.dtype, on_cpu=gpu_bytes is None) == "float32" else 2
     count = rank_parameters(shape, tensor=t, pipeline=1, expert=1)
     per_token = 2 * shape.layers * -(-shape.groups // t) * shape.head_dim * width
     length = settings.mesh.max_model_len
@@ -165,8 +270,5 @@ def _room(cache: int, per_token: int, length: int) -> str:
     return f"the KV cache has room for {tokens:,} tokens: {tokens // length:,} sequences of {length:,} at once"
 
 
-def _trained_bytes(settings: Sections, gpu_bytes: int | None) -> int:
-    dtype = settings.mesh.dtype
-    if settings.trainer.engine == "torch" or dtype == "float32" or (dtype == "auto" and gpu_bytes is None):
-        return 4
-    return 2
+def _trained_bytes(own: TrainerSettings, gpu_bytes: int | None) -> int:
+    return 4 if own.engine == "torch" or computed_dtype(own.dtype, on_cpu=gpu_bytes is None) == "float32" else 2

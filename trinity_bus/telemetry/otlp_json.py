@@ -87,7 +87,7 @@ class _Lines:
     def append(self, lines: Iterator[str] | Sequence[str]) -> None:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         rest = memoryview("".join(f"{line}\n" for line in lines).encode())
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]

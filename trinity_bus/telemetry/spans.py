@@ -1,5 +1,6 @@
 """The spans of a run, read back from its files."""
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 from opentelemetry.util.types import AnyValue
 
+from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.otlp_json import plain_value
 
@@ -17,6 +19,7 @@ log = logging.getLogger(__name__)
 TRACES = "traces"
 """The folder of a run that has its spans, a file for each process."""
 _ERROR = 2
+_MAX_LINE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +59,14 @@ def load_spans(run_dir: Path) -> list[SpanRecord]:
 
 
 def _read(path: Path) -> Iterator[SpanRecord]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+    with open_plain(path) as lines:
+        for number in itertools.count(1):
+            line = lines.readline(_MAX_LINE_BYTES)
+            if not line:
+                return
             try:
                 yield from spans_of_request(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 log.warning("%s line %d is not a span (%s): passed over", path, number, error)
 
 

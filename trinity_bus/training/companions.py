@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+from trinity_bus.runtime.plain_files import within
 from trinity_bus.training.checkpoint.folders import PROGRESS
 
 CONFIG: Final = "config.json"
@@ -21,14 +22,14 @@ def write_companions(folder: Path, source: Path, dtype: str | None) -> None:
         dtype: What ``config.json`` is to say about the weights, in torch's words; None for what it says already.
 
     Raises:
-        OSError: One cannot be read or written.
+        OSError: One cannot be read or written, or is a link that leads out of the folder.
         ValueError: The configuration is no JSON.
     """
     for pattern in _PATTERNS:
         for path in source.glob(pattern):
             if path.name not in (INDEX, CONFIG, PROGRESS):
-                shutil.copyfile(path, folder / path.name)
-    config: dict[str, Any] = json.loads((source / CONFIG).read_bytes())
+                shutil.copyfile(within(path, source), folder / path.name)
+    config: dict[str, Any] = json.loads(within(source / CONFIG, source).read_bytes())
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype.removeprefix("torch.")

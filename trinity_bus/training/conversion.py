@@ -10,8 +10,9 @@
 Weights and what describes them are copied, byte for byte; the optimizer's state is not: the reference pickles its own,
 which is neither written nor read here. So what was converted is a model to begin with, not a run to go on with.
 
-Failures: ``CheckpointError`` where the source is damaged or none, has no configuration and no model to take it from, or
-the target exists. The target appears by one rename; killed before, a folder ``.partial-...`` is left beside it.
+Failures: ``CheckpointError`` where the source is damaged or none, holds links that lead out of it, has no configuration
+and no model to take it from, or the target exists. The target appears by one rename; killed before, a folder
+``.partial-...`` is left beside it.
 """
 
 import re
@@ -19,6 +20,7 @@ import shutil
 from pathlib import Path
 from typing import Final, Literal
 
+from trinity_bus.runtime.plain_files import within, write_plain
 from trinity_bus.training.checkpoint import PROGRESS
 from trinity_bus.training.checkpoint.folders import PARTIAL, STATE
 from trinity_bus.training.checkpoint.manifest import read_manifest, verify
@@ -61,13 +63,13 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
         folder.mkdir(parents=True)
         for path in sorted(weights.glob("*.safetensors")):
             if path.name != STATE:
-                shutil.copyfile(path, folder / path.name)
+                shutil.copyfile(within(path, weights), folder / path.name)
         if (weights / INDEX).exists():
-            shutil.copyfile(weights / INDEX, folder / INDEX)
+            shutil.copyfile(within(weights / INDEX, weights), folder / INDEX)
         write_companions(folder, described, dtype)
         partial.rename(top)
         if form == "reference":
-            (target / _POINTER).write_text(str(step))
+            write_plain(target / _POINTER, str(step))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{source} cannot be converted: {error}") from error
     return written

@@ -30,6 +30,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training import packing
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.micro_batch import MicroBatchBudget
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.padding import padded
 from trinity_bus.training.step_plan import Update
@@ -44,19 +45,32 @@ class Critic:
         source: The model that it begins as.
         settings: Of the trainer.
         layout: Where this process stands.
+        budget: Size of micro-batches.
         before_each: Called before each micro-batch; what it raises ends the pass.
     """
 
     def __init__(
-        self, source: Path, settings: TrainerSettings, layout: Layout, *, before_each: Callable[[], None]
+        self,
+        source: Path,
+        settings: TrainerSettings,
+        layout: Layout,
+        *,
+        budget: MicroBatchBudget,
+        before_each: Callable[[], None],
     ) -> None:
         from transformers import AutoModel
         from transformers.utils import logging as of_transformers
 
         of_transformers.disable_progress_bar()  # a service's log is no terminal
         self._settings, self._layout, self._before_each = settings, layout, before_each
+        self._budget = budget
         trunk = AutoModel.from_pretrained(
-            source, local_files_only=True, use_safetensors=True, dtype=torch.float32, attention_dropout=0.0
+            source,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attention_dropout=0.0,
         )
         head = torch.nn.Linear(trunk.config.hidden_size, 1)
         torch.nn.init.zeros_(head.weight)
@@ -147,7 +161,7 @@ class Critic:
     ) -> Iterator[tuple[list[int], PackedArrays, torch.Tensor]]:
         """Run the model on micro-batches: which samples, their arrays, the value of each position, [tokens]."""
         lengths = [len(sample.tokens) for sample in samples]
-        for indices in packing.first_fit_decreasing(lengths, self._settings.micro_batch_tokens):
+        for indices in packing.first_fit_decreasing(lengths, self._budget.tokens):
             self._before_each()
             arrays = packing.pack([samples[i] for i in indices], token_weight=token_weight)
             tokens, real = padded(arrays, self._layout.device)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import xxhash
 
+from trinity_bus.runtime.plain_files import open_plain, within
+
 _CHUNK_BYTES = 1 << 20
 """Fits into a core's own cache: what was read is hashed before it is written back."""
 _THREADS = 8
@@ -24,7 +26,7 @@ def file_digest(path: Path) -> str:
     digest = xxhash.xxh3_128()
     buffer = bytearray(_CHUNK_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with open_plain(path).detach() as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
     return digest.hexdigest()
@@ -34,11 +36,12 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Return the digests of files in a folder, by name.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: One cannot be read, or leads out of the folder.
     """
     ordered = sorted(names)
     with ThreadPoolExecutor(_THREADS) as threads:
-        return dict(zip(ordered, threads.map(lambda name: file_digest(folder / name), ordered), strict=True))
+        found = threads.map(lambda name: file_digest(within(folder / name, folder)), ordered)
+        return dict(zip(ordered, found, strict=True))
 
 
 def text_digest(text: str) -> str:

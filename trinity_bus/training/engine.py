@@ -94,6 +94,11 @@ class TrainingEngine(ABC):
 
     @property
     @abstractmethod
+    def dtype(self) -> "torch.dtype":
+        """Of weights and activations."""
+
+    @property
+    @abstractmethod
     def progress(self) -> TrainingProgress:
         """How far training has come. The engine counts steps, version and tokens; the rest is the caller's to set."""
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.training import parallel
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError, TrainingError
@@ -50,11 +51,10 @@ class MegatronEngine(RankEngine):
     @staticmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
         """See :class:`RankEngine`."""
-        if settings.dtype == "auto":
-            return torch.float32 if on_cpu() else torch.bfloat16
         if settings.dtype == "bfloat16" and on_cpu():
             raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+        dtype: torch.dtype = getattr(torch, computed_dtype(settings.dtype, on_cpu=on_cpu()))
+        return dtype
 
     def _build(self) -> None:
         settings = self.settings
@@ -64,6 +64,7 @@ class MegatronEngine(RankEngine):
             self.layout,
             dtype=self.dtype,
             settings=settings,
+            budget=self._budget,
             before_each=self._stop_if_asked,
         )
         self._optimizer = AdamW(self._runner.chunks, settings, self.dtype)
@@ -84,9 +85,9 @@ class MegatronEngine(RankEngine):
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         runner = self._runner
 
-        def loss(indices: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
+        def loss(indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor) -> Any:
             mine = [samples[i] for i in indices]
-            value, metrics = self._loss(mine, arrays, *runner.token_logprobs(logits, arrays))
+            value, metrics = self._loss(mine, arrays, *runner.token_logprobs(hidden, arrays))
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 

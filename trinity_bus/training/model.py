@@ -6,7 +6,6 @@ them inside, where an adapter cannot see its result. Only the CPU path is exerci
 """
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,13 +13,12 @@ from typing import Final
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from safetensors import SafetensorError
 
 from trinity_bus.training.attention import SDPAttention
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape, tensors
-from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import (
     GPTModel,
@@ -110,8 +108,9 @@ def transformer_config(
         # Weights always come from a model folder.
         perform_initialization=False,
         use_cpu_initialization=on_cpu(),
+        # Its backward pass computes the gate again: of five tensors as wide as the MLP three are kept.
+        bias_activation_fusion=True,
         # These go through torch.compile or Transformer Engine's kernels.
-        bias_activation_fusion=fused,
         bias_dropout_fusion=fused,
         apply_rope_fusion=not local,
         masked_softmax_fusion=False,
@@ -188,23 +187,29 @@ def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, s
         if axis is not None and not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    if model.post_process:
+        # Logits are computed with the loss, of the tokens that it needs and a part at a time: see ``logprobs``.
+        model.output_layer.forward = lambda hidden, **_: (hidden, None)
     return model.to(layout.device)
+
+
+def output_weight(model: GPTModel) -> torch.Tensor:
+    """Return this rank's part of the output layer of a last stage, [vocabulary, hidden]."""
+    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+    return model.output_layer.weight if weight is None else weight
 
 
 def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: Path) -> None:
     """Fill a model, in place, from the safetensors of a Hugging Face folder.
 
     Raises:
-        ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
+        ConversionError: The folder does not hold this model and nothing else (see ``hf_folder``), or a tensor has
+            another shape than the configuration says.
     """
-    try:
-        with torch.no_grad():
-            for parameter, shard in shards_of(chunks, shape, layout, reader(folder), folder):
-                parameter.copy_(shard)
-    except (OSError, SafetensorError, RuntimeError, json.JSONDecodeError) as error:
-        raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
-    except KeyError as error:
-        raise ConversionError(f"{folder} lacks the tensor {error}") from error
+    read = weights(folder, shape)
+    with torch.no_grad(), readable(folder):
+        for parameter, shard in shards_of(chunks, shape, layout, read, folder):
+            parameter.copy_(shard)
 
 
 def shards_of(

@@ -25,14 +25,16 @@ import torch
 
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
-from trinity_bus.config import TrainerSettings
+from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.rendezvous import serve_store
 from trinity_bus.training import parallel, shared_folder
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import RankError
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.micro_batch import fitted
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.parallel import World
 from trinity_bus.training.rank_protocol import LIMIT_S, Build, Export, Gather, Join, Leave, Load, Save, train_order
@@ -60,6 +62,11 @@ class MultiRankEngine(TrainingEngine):
         world_size, host = followers.world_size, followers.host
         self._followers = followers
         self._join(settings.checkpoint_dir)
+        if settings.micro_batch_tokens == "auto":
+            # Here, for all: ranks that hold parts of one model run the same micro-batches.
+            settings = fitted(
+                settings, read_shape(Path(required(settings.model_path, "mesh.model_path", "to know what to train")))
+            )
         store = serve_store(host, timeout_s=LIMIT_S)
         followers.begin(Build(world_size, host, store.port, settings.model_dump_json().encode()))
         with followers.explained():
@@ -88,6 +95,11 @@ class MultiRankEngine(TrainingEngine):
     def device_type(self) -> str:
         """See :class:`TrainingEngine`."""
         return self._engine.device_type
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`TrainingEngine`."""
+        return self._engine.dtype
 
     @property
     def progress(self) -> TrainingProgress:

@@ -11,14 +11,16 @@ dictionaries lose the step counter of torch's AdamW, or make all parameters coun
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.values import unknown_options
 from trinity_bus.training.cpu_platform import on_cpu
+from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.megatron import (
     DistributedDataParallel,
     OptimizerConfig,
@@ -60,6 +62,9 @@ class AdamW:
     ) -> None:
         wrapping = chunks[0].ddp_config
         distributed = wrapping.use_distributed_optimizer
+        options: dict[str, Any] = dict(settings.optimizer_options)
+        if wrong := unknown_options(options, [field.name for field in fields(OptimizerConfig)]):
+            raise TrainingError(f"trainer.optimizer_options: {wrong}, as a field of Megatron's OptimizerConfig")
         # Else the shards of float32 weights are views with a history, and torch warns of each gradient they are given.
         with torch.no_grad():
             self._megatron = get_megatron_optimizer(
@@ -75,6 +80,7 @@ class AdamW:
                     bf16=dtype is torch.bfloat16,
                     use_distributed_optimizer=distributed,
                     overlap_param_gather=wrapping.overlap_param_gather,
+                    **options,
                 ),
                 list(chunks),
                 # On a CPU all groups are gloo's.

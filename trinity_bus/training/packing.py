@@ -7,7 +7,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
@@ -15,6 +15,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32, UInt8
+
+LOGITS_AT_ONCE: Final = 1 << 22
+"""That the loss computes: 16 MiB of float32 a temporary. There are never those of a whole micro-batch."""
 
 type Int64 = NDArray[np.int64]
 
@@ -81,6 +84,8 @@ class PackedArrays:
     tokens: Int64
     positions: Int64
     targets: Int64
+    responses: Bool
+    """True where the target is of a response: of nothing else is the log-probability wanted."""
     weight: Float32
     advantages: Float32
     rollout_logprobs: Float32
@@ -180,6 +185,8 @@ def pack(
     targets[:-1] = tokens[1:]
     targets[bounds[1:] - 1] = 0
     responses = _runs(starts + prompts - 1, own - prompts)
+    is_response = np.zeros(total, np.bool_)
+    is_response[responses] = True
 
     def over_responses(values: Sequence[NDArray[Any]]) -> Float32:
         flat = np.zeros(total, np.float32)
@@ -193,6 +200,7 @@ def pack(
         tokens=tokens,
         positions=np.arange(total) - np.repeat(starts, lengths),
         targets=targets,
+        responses=is_response,
         weight=weight,
         advantages=over_responses([sample.advantages for sample in samples]),
         rollout_logprobs=over_responses([sample.rollout_logprobs for sample in samples]),

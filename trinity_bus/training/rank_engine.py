@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.micro_batch import MicroBatchBudget, fitted
 from trinity_bus.training.objectives.advantages.advantage import TokenAdvantage
 from trinity_bus.training.objectives.losses.loss import Tokens
 from trinity_bus.training.objectives.needs import Need
@@ -64,6 +65,9 @@ class RankEngine(SavedEngine):
             keep_freed_memory()
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
+        self.settings = settings = fitted(settings, self.shape)
+        assert settings.micro_batch_tokens != "auto"  # noqa: S101 - what that is for
+        self._budget = MicroBatchBudget(settings.micro_batch_tokens)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._objective = Objective(settings)
@@ -71,7 +75,7 @@ class RankEngine(SavedEngine):
         self._figures = FigureKeeper(is_keeping=layout.tensor_rank == layout.context_rank == 0)
         self._build()
         self._critic = (
-            Critic(self.source, settings, layout, before_each=self._stop_if_asked)
+            Critic(self.source, settings, layout, budget=self._budget, before_each=self._stop_if_asked)
             if Need.VALUES in self._objective.needs
             else None
         )
@@ -160,6 +164,7 @@ class RankEngine(SavedEngine):
             "updates": float(len(reports)),
             "updates_skipped": float(len(tried) - len(reports)),
             "updates_skipped_in_a_row": float(self._skipped_in_a_row),
+            "micro_batches_halved": float(self._budget.halved),
         }
 
     def take_figures(self) -> list[SampleFigures]:
@@ -179,6 +184,10 @@ class RankEngine(SavedEngine):
         if self._interrupted.is_set():
             raise TrainingInterruptedError("a pass was abandoned on request")
 
+    def _within_memory[R](self, samples: Sequence[TrainSample], run: Callable[[], R]) -> R:
+        """See :class:`MicroBatchBudget`. Several ranks would wait for the one that begins anew."""
+        return run() if self.layout.world_size > 1 else self._budget.within_memory(samples, run)
+
     def _learning_rate(self) -> float:
         settings, step = self.settings, self.progress.step
         warm = 1.0 if step >= settings.warmup_steps else (step + 1) / settings.warmup_steps
@@ -189,12 +198,13 @@ class RankEngine(SavedEngine):
         """Add what the objective needs: log-probabilities of others, values, and advantages from these."""
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
+            self._saver.taken()
             self._exchange_weights(self._reference)
-            references = self.logprobs(samples)
+            references = self._within_memory(samples, lambda: self.logprobs(samples))
             self._exchange_weights(self._reference)
             samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
-            old = self.logprobs(samples)
+            old = self._within_memory(samples, lambda: self.logprobs(samples))
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
         if samples and self._critic is not None:
             samples = [structs.replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
@@ -209,13 +219,18 @@ class RankEngine(SavedEngine):
 
         While the critic warms up it is the only one that learns, and all that is told.
         """
+        if self._critic is not None:
+            self._saver.taken()
         judged = {} if self._critic is None else self._critic.train(update)
         if judged and self.progress.step < self.settings.critic_warmup_steps:
             return judged
-        sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
+        sums, micro_batches = self._within_memory(
+            update.samples, lambda: self._accumulate(update.samples, 1.0 / update.divisor)
+        )
         # What is reported are means over what is trained on, whatever the loss is divided by.
         means = (sums * (update.divisor / update.weight)).tolist()
         metrics: Metrics = dict(zip(self._objective.metrics, means, strict=True))
+        self._saver.taken()
         # All ranks have the same sums, so all skip or none does.
         norm = self._update_weights(learning_rate) if math.isfinite(metrics["loss"]) else math.nan
         if not math.isfinite(norm):

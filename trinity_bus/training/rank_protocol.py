@@ -25,7 +25,6 @@ Join has no collective in it: whoever cannot take part is refused before anythin
 line (``rank_lines``); the samples of a rank's shard are messages of their own, update after update.
 """
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -319,11 +318,3 @@ class PendingCalls:
 
 def _name(call: Call | Disband | None) -> str:
     return type(call).__name__
-
-
-def how_ended(status: int) -> str:
-    """Return what a process's exit status says, or minus the signal's number where one killed it."""
-    if status >= 0:
-        return f"ended with status {status}"
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    return f"was ended by {name}"

@@ -37,11 +37,11 @@ from trinity_bus import awake
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.runtime.ports import LOOPBACK
-from trinity_bus.runtime.process import Child
+from trinity_bus.runtime.process import Child, how_ended
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_lines import PairLine, RankLine
-from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls, how_ended
+from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, PendingCalls
 from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ without a setting that there is now  a line, ``not recorded -> value``; likewise
 without settings                     a line; nothing is compared
 ===================================  =================================================================================
 
-No secret is kept: the one of ``trainer`` is left out, and of the texts in ``trainer.objective_options``, which are for
-programs that are not known here, a checkpoint holds digests.
+No secret is kept: the one of ``trainer`` is left out, and of the texts in ``trainer.objective_options`` and
+``trainer.optimizer_options``, which are for programs that are not known here, a checkpoint holds digests.
 """
 
 import json
@@ -36,7 +36,7 @@ type Value = bool | int | float | str | None
 type Shaping = dict[str, Value]
 
 _MODEL = "mesh.model"
-_OPTIONS = "trainer.objective_options"
+_OPTIONS = ("objective_options", "optimizer_options")
 _RANK, _ALPHA = "trainer.lora_rank", "trainer.lora_alpha"
 _MESH = {"model", "max_model_len", "max_tokens"}
 _TELLS_WHERE_AND_WHEN = {
@@ -71,15 +71,21 @@ _COMPARED_ELSEWHERE = {
 
 def shaping(mesh: MeshSettings, trainer: TrainerSettings) -> Shaping:
     """Return the settings that shape training, by their full names."""
-    own = trainer.model_dump(mode="json", exclude={*_TELLS_WHERE_AND_WHEN, *_COMPARED_ELSEWHERE, "objective_options"})
+    own = trainer.model_dump(mode="json", exclude={*_TELLS_WHERE_AND_WHEN, *_COMPARED_ELSEWHERE, *_OPTIONS})
     return {
         **{f"mesh.{name}": value for name, value in mesh.model_dump(mode="json", include=_MESH).items()},
         **{f"trainer.{name}": value for name, value in own.items()},
-        **{f"{_OPTIONS}.{name}": _option(value) for name, value in sorted(trainer.objective_options.items())},
+        **{
+            f"trainer.{options}.{name}": _option(value)
+            for options in _OPTIONS
+            for name, value in sorted(getattr(trainer, options).items())
+        },
     }
 
 
-def _option(value: float | str) -> Value:
+def _option(value: Any) -> Value:
+    if isinstance(value, list | dict):
+        return json.dumps(value, sort_keys=True)
     if isinstance(value, str):
         return f"text {text_digest(value)[:12]}"
     # JSON has no word for what is not finite.
@@ -118,7 +124,7 @@ def differences(written: Mapping[str, Value], ours: Mapping[str, Value]) -> list
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
     if name not in settings:
-        return "unset" if name.startswith(f"{_OPTIONS}.") else "not recorded"
+        return "unset" if name.startswith(tuple(f"trainer.{options}." for options in _OPTIONS)) else "not recorded"
     value = settings[name]
     if value is None:
         return "unset"

@@ -51,7 +51,7 @@ class RotaryModel(GPTModel):  # type: ignore[misc]  # Megatron has no types
         *,
         packed_seq_params: PackedSeqParams,
     ) -> torch.Tensor:
-        """Return logits, or what the next stage is given.
+        """Return the last hidden states, or what the next stage is given.
 
         Args:
             input_ids: [1, tokens]

@@ -39,6 +39,7 @@ from trinity_bus.training.megatron import (
     get_forward_backward_func,
     mappings,
 )
+from trinity_bus.training.micro_batch import MicroBatchBudget
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.router_replay import RoutesOfModel
 
@@ -51,7 +52,8 @@ class ModelRunner:
         shape: What its configuration says.
         layout: Where this process stands.
         dtype: Of weights and activations.
-        settings: Size of micro-batches, temperature of samples that do not say theirs, and what memory is spent on.
+        settings: Temperature of samples that do not say theirs, and what memory is spent on.
+        budget: Size of micro-batches.
         before_each: Called before each micro-batch; what it raises ends the pass.
     """
 
@@ -63,11 +65,12 @@ class ModelRunner:
         *,
         dtype: torch.dtype,
         settings: TrainerSettings,
+        budget: MicroBatchBudget,
         before_each: Callable[[], None],
     ) -> None:
         self._shape = shape
         self._layout = layout
-        self._budget = settings.micro_batch_tokens
+        self._budget = budget
         self._temperature = settings.temperature
         self._before_each = before_each
         self._model = model.build(
@@ -124,21 +127,40 @@ class ModelRunner:
         """Return an array on the device."""
         return torch.from_numpy(array).to(self._layout.device)
 
-    def token_logprobs(self, logits: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each position's target, and the entropy there, both [tokens].
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
+        return model.output_weight(self._model[-1])
+
+    def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
+        states, tensors = hidden[0].to(self.output_weight.dtype), self._layout.tensor_group
+        if self._layout.sequence_parallel:
+            return mappings.gather_from_sequence_parallel_region(states, group=tensors)
+        return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
+
+    def token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each position's target, and the entropy there, both [tokens]; 0 outside responses.
 
         Args:
-            logits: [1, this rank's tokens, this rank's vocabulary]
+            hidden: [1, this rank's tokens, hidden] as the last layer has left them; of sequence-parallel ranks, each
+                has its part of the tokens.
             arrays: The micro-batch.
         """
-        mine = self._own_tokens(arrays)
-        logprobs, entropy = vocab_parallel_logprobs(
-            logits[0],
-            self.tensor(arrays.targets[mine]),
+        mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
+        wanted = np.flatnonzero(arrays.responses[mine])
+        rows = self.tensor(wanted)
+        values = vocab_parallel_logprobs(
+            states.index_select(0, rows),
+            weight,
+            self.tensor(arrays.targets[mine][wanted]),
             vocabulary=self._shape.vocabulary,
-            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine]),
+            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine][wanted]),
             group=self._layout.tensor_group,
+            # Where ranks sum gradients while others are computed they have to see each.
+            sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),
         )
+        logprobs, entropy = (value.new_zeros(len(states)).index_copy(0, rows, value) for value in values)
         group = self._layout.context_group
         if group is None:
             return logprobs, entropy
@@ -162,10 +184,10 @@ class ModelRunner:
         found: dict[int, Float32] = {}
 
         def collect(
-            indices: Sequence[int], arrays: PackedArrays, logits: torch.Tensor, *, non_loss_data: bool
+            indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor, *, non_loss_data: bool
         ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
             del non_loss_data  # Megatron says so to functions that may also be asked for a loss
-            return indices, arrays, self.token_logprobs(logits, arrays)[0]
+            return indices, arrays, self.token_logprobs(hidden, arrays)[0]
 
         with torch.no_grad():
             outputs = self.run(samples, collect, token_weight=0.0, forward_only=True)
@@ -193,8 +215,8 @@ class ModelRunner:
 
         Args:
             samples: At least one; the same on the ranks that hold shards or stages of one model.
-            function: Called with ``(indices, arrays, logits)`` of each micro-batch. Where gradients are wanted it
-                returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
+            function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted
+                it returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
                 anything.
             token_weight: See :func:`trinity_bus.training.packing.pack`.
             forward_only: Whether to leave out the backward pass. Else gradients are added to the model's, and summed
@@ -230,9 +252,9 @@ class ModelRunner:
                     network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
                 )
             tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
-            # Float16Module would make float32 of all logits at once; whoever computes with them does so in chunks.
-            logits = network(tokens, positions, None, packed_seq_params=packed, **self._options)
-            return logits, functools.partial(function, indices, arrays)
+            # Float16Module would make float32 of them; whoever computes with them does so in chunks.
+            hidden = network(tokens, positions, None, packed_seq_params=packed, **self._options)
+            return hidden, functools.partial(function, indices, arrays)
 
         iterators = [iter(micro_batches) for _ in self.chunks]
         result: list[Any] = self._schedule(
@@ -240,7 +262,7 @@ class ModelRunner:
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks,
             num_microbatches=len(micro_batches),
-            seq_length=max(self._budget, longest),
+            seq_length=max(self._budget.tokens, longest),
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
@@ -263,7 +285,7 @@ class ModelRunner:
                 wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
             return wanted
 
-        micro_batches = packing.micro_batches(samples, self._budget, count)
+        micro_batches = packing.micro_batches(samples, self._budget.tokens, count)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
 

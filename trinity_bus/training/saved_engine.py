@@ -8,7 +8,7 @@ are added anew to the weights of the source, which stay what they were.
 import shutil
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import ClassVar
@@ -44,7 +44,7 @@ class SavedEngine(TrainingEngine):
     """In ``trainer.engine`` and in checkpoints."""
 
     def __init__(self, settings: TrainerSettings, layout: Layout) -> None:
-        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
+        self.settings, self.layout, self._dtype = settings, layout, self.dtype_of(settings)
         self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
         self._progress = TrainingProgress()
         self._critic: Critic | None = None
@@ -106,6 +106,11 @@ class SavedEngine(TrainingEngine):
         return str(self.layout.device.type)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`TrainingEngine`."""
+        return self._dtype
+
+    @property
     def progress(self) -> TrainingProgress:
         """See :class:`TrainingEngine`."""
         return self._progress
@@ -122,7 +127,9 @@ class SavedEngine(TrainingEngine):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             write_companions(partial, self.source, str(self.dtype))
-            hf_folder.write_weights(partial, tensors)
+            # Those of several ranks can be gathered only once.
+            held = self.hf_tensors if self.layout.world_size == 1 else copies(tensors)
+            hf_folder.write_weights(partial, held)
             if self.settings.lora_rank:
                 adapters.write_peft(partial / adapters.FOLDER, self.source, adapter, self.settings)
             if path.exists():
@@ -145,18 +152,27 @@ class SavedEngine(TrainingEngine):
             written: Future[Path] = Future()
             written.set_result(checkpoint.folder_of(directory, progress.step))
             return written
-        state = {f"optimizer.{name}": tensor for name, tensor in copies(self._optimizer_state()).items()}
-        state |= {ADAPTER + name: tensor for name, tensor in copies(self.adapter_tensors()).items()}
-        if self._critic is not None:
-            state |= {f"critic.{name}": tensor for name, tensor in copies(self._critic.state().items()).items()}
-        state["rng.torch"] = torch.get_rng_state()
+        rng = {"torch": torch.get_rng_state()}
         if self.device_type == "cuda":
-            state["rng.cuda"] = torch.cuda.get_rng_state()
+            rng["cuda"] = torch.cuda.get_rng_state()
+
+        def state() -> Iterator[tuple[str, torch.Tensor]]:
+            critic = {} if self._critic is None else self._critic.state()
+            parts: dict[str, Iterable[tuple[str, torch.Tensor]]] = {
+                "optimizer.": self._optimizer_state(),
+                ADAPTER: self.adapter_tensors(),
+                "critic.": critic.items(),
+                "rng.": rng.items(),
+            }
+            return ((prefix + name, tensor) for prefix, part in parts.items() for name, tensor in part)
+
+        # What several ranks hold is gathered by all of them, here; what this one has stays as it is until it is taken.
+        is_alone = self.layout.world_size == 1
         snapshot = Snapshot(
             progress=progress,
             written_by=self.written_by(self.settings),
-            weights=copies(self.hf_tensors()),
-            state=state,
+            state=state if is_alone else copies(state()),
+            weights=self.hf_tensors if is_alone else copies(self.hf_tensors()),
             source=self.source,
             dtype=self.dtype,
             as_hf=as_hf,

@@ -1,23 +1,29 @@
-"""Checkpoints beside training: what is copied stays as it is, and a thread makes files of it.
+"""Checkpoints beside training: a thread makes files of the engine's own tensors, until these are about to change.
 
 ::
 
-    IDLE --save(copies)--> WRITING --rename--> IDLE
-                              '--an error--> its future has it; whoever saves again, or waits, gets it too
+    IDLE --save--> READING --all is in files--> WRITING --rename--> IDLE
+                      |            '--taken: the engine may update its weights
+                      '--an error--> its future has it; whoever saves again, or waits, gets it too
+
+No step changes weights or the optimizer's state before its update, and forward and backward passes come before that: so
+nothing is copied. A tensor at a time is read from where the engine has it; who is about to change any calls ``taken``
+first, which waits where the disk is slower than the passes. Where tensors are gathered from several ranks they are
+copies anyway.
 
 One is written at a time: who saves while another is being written waits for that. Killed while it writes, the newest
-checkpoint is the one before (``checkpoint``). Copies are of the host's memory, as much as weights and optimizer take;
-the thread that trains goes on meanwhile, and shares the machine's cores and disks with this one.
+checkpoint is the one before (``checkpoint``). The thread that trains goes on meanwhile, and shares the machine's cores
+and disks with this one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint, hf_folder
@@ -25,16 +31,20 @@ from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
+from trinity_bus.weights.checkpoint.tensor_file import write_tensors
+
+type NamedTensors = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+"""Gives the same names, in the same order, each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a checkpoint is made of, in memory of its own."""
+    """What a checkpoint is made of."""
 
     progress: TrainingProgress
     written_by: WrittenBy
-    weights: dict[str, torch.Tensor]
-    state: dict[str, torch.Tensor]
+    weights: NamedTensors
+    state: NamedTensors
     source: Path
     """Folder that the model came from."""
     dtype: torch.dtype
@@ -44,28 +54,37 @@ class Snapshot:
     keep: int
     """Checkpoints, this one included."""
 
-    def write(self, directory: Path) -> Path:
+    def write(self, directory: Path, taken: Callable[[], None]) -> Path:
         """Make it a checkpoint; its folder.
+
+        Args:
+            directory: Of checkpoints.
+            taken: Called once no tensor is read any more, whatever comes.
 
         Raises:
             CheckpointError: It cannot be written.
         """
         try:
-            folder = checkpoint.begin(directory, self.progress.step)
-            save_file(self.state, folder / STATE)
+            try:
+                folder = checkpoint.begin(directory, self.progress.step)
+                with torch.no_grad():
+                    write_tensors(folder / STATE, self.state)
+                    hf_folder.write_weights(folder, self.weights)
+            finally:
+                taken()
             if self.as_hf:
                 write_companions(folder, self.source, str(self.dtype))
-            hf_folder.write_weights(folder, self.weights.items())
             return checkpoint.commit(directory, self.progress, self.written_by, keep=self.keep)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {self.progress.step} cannot be written to {directory}: {error}"
             ) from error
 
 
-def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return copies on the CPU, by name."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:
+    """Return copies on the CPU."""
+    copied = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+    return copied.items
 
 
 class BackgroundSaver:
@@ -74,15 +93,22 @@ class BackgroundSaver:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[Path] | None = None
+        self._taken = threading.Event()
+        self._taken.set()
 
     def save(self, snapshot: Snapshot, directory: Path) -> Future[Path]:
-        """Begin to write a snapshot. ``wait`` first, so that there are never two in memory.
+        """Begin to write a snapshot. ``wait`` first, so that there are never two.
 
         Returns:
             The checkpoint's folder, once it is durable.
         """
-        self._last = self._thread.submit(snapshot.write, directory)
+        self._taken.clear()
+        self._last = self._thread.submit(snapshot.write, directory, self._taken.set)
         return self._last
+
+    def taken(self) -> None:
+        """Return when no tensor of the snapshot is read any more: the engine may change them."""
+        self._taken.wait()
 
     def wait(self) -> None:
         """Return when nothing is being written.

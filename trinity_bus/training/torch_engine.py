@@ -1,25 +1,27 @@
 """Training with transformers' own model and torch's own optimizer, in one process: the numeric reference.
 
-Nothing here is clever: padded batches, ``log_softmax`` and ``gather``, ``clip_grad``, AdamW, all in float32. What
-Megatron's engine computes in any layout is compared with this; and a model that fits into one process can be trained
-with it, where Megatron-core is not wanted.
+Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the responses in chunks of rows,
+``clip_grad``, AdamW, all in float32. What Megatron's engine computes in any layout is compared with this; and a model
+that fits into one process can be trained with it, where Megatron-core is not wanted.
 """
 
-import json
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
+from torch.utils.checkpoint import checkpoint
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.values import unknown_options
 from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.training import adapters, packing
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
-from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.padding import padded
@@ -58,7 +60,13 @@ class TorchEngine(RankEngine):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         settings = self.settings
-        config = AutoConfig.from_pretrained(self.source, local_files_only=True, attention_dropout=0.0)
+        try:
+            config = AutoConfig.from_pretrained(
+                self.source, local_files_only=True, trust_remote_code=False, attention_dropout=0.0
+            )
+        # Its own errors have no common base; what is wrong is in the file.
+        except Exception as error:
+            raise ConversionError(f"{self.source}: transformers cannot read its config.json: {error}") from error
         self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
         self._load_weights(self.source)
         self._adapted: dict[str, Any] = {}
@@ -70,6 +78,9 @@ class TorchEngine(RankEngine):
             self._network.gradient_checkpointing_enable()
             if settings.lora_rank:
                 self._network.enable_input_require_grads()
+        options: dict[str, Any] = dict(settings.optimizer_options)
+        if wrong := unknown_options(options, inspect.signature(torch.optim.AdamW).parameters):
+            raise TrainingError(f"trainer.optimizer_options: {wrong}, as an argument of torch's AdamW")
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -77,6 +88,7 @@ class TorchEngine(RankEngine):
             ],
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
+            **options,
         )
 
     def _adapt(self) -> None:
@@ -130,16 +142,33 @@ class TorchEngine(RankEngine):
         Yields:
             Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
         """
-        for indices in packing.micro_batches(samples, self.settings.micro_batch_tokens):
+        for indices in packing.micro_batches(samples, self._budget.tokens):
             self._stop_if_asked()
             arrays = packing.pack(
                 [samples[i] for i in indices], token_weight=token_weight, temperature=self.settings.temperature
             )
             tokens, real = padded(arrays, self.layout.device)
-            logits = self._network(input_ids=tokens, use_cache=False).logits
-            logp = (logits[real] / self._tensor(arrays.temperatures)[:, None]).log_softmax(-1)
-            logprobs = logp.gather(1, self._tensor(arrays.targets)[:, None])[:, 0]
-            yield indices, arrays, logprobs, -(logp.exp() * logp).sum(1)
+            hidden = self._network.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[real]
+            yield indices, arrays, *self._token_logprobs(hidden, arrays)
+
+    def _token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probability and entropy of each position, [tokens], 0 outside responses.
+
+        Rows of logits are computed in chunks, and again in the backward pass where there are several.
+        """
+        head = self._network.get_output_embeddings()
+        rows, size = self._tensor(np.flatnonzero(arrays.responses)), max(1, packing.LOGITS_AT_ONCE // head.out_features)
+
+        def of(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logp = (head(hidden[chunk]) / self._tensor(arrays.temperatures)[chunk, None]).log_softmax(-1)
+            logprobs = logp.gather(1, self._tensor(arrays.targets)[chunk, None])[:, 0]
+            return logprobs, -(logp.exp() * logp).sum(1)
+
+        chunks = rows.split(size)
+        of_each = [checkpoint(of, chunk, use_reentrant=False) if len(chunks) > 1 else of(chunk) for chunk in chunks]
+        values = (torch.cat(column) for column in zip(*of_each, strict=True))
+        logprobs, entropies = (value.new_zeros(len(hidden)).index_copy(0, rows, value) for value in values)
+        return logprobs, entropies
 
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         self._optimizer.zero_grad()
@@ -164,20 +193,15 @@ class TorchEngine(RankEngine):
         return (parameter for parameter in self._network.parameters() if parameter.requires_grad)
 
     def _load_weights(self, folder: Path) -> None:
-        try:
-            read = reader(folder)
-            with torch.no_grad():
-                for name, own in self._hf_views():
-                    tensor = read(name)
-                    if tensor.shape != own.shape:
-                        raise ConversionError(
-                            f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(own.shape)}"
-                        )
-                    own.copy_(tensor)
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
-            raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
-        except KeyError as error:
-            raise ConversionError(f"{folder} lacks the tensor {error}") from error
+        read = weights(folder, self.shape)
+        with torch.no_grad(), readable(folder):
+            for name, own in self._hf_views():
+                tensor = read(name)
+                if tensor.shape != own.shape:
+                    raise ConversionError(
+                        f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(own.shape)}"
+                    )
+                own.copy_(tensor)
 
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         with torch.no_grad():

@@ -19,6 +19,8 @@ from trinity_bus.weights.held_version import HeldVersion
 if TYPE_CHECKING:
     import torch
 
+    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+
 type Arrived = Callable[[int], None]
 """Told the index of each buffer that is full, in order."""
 
@@ -109,8 +111,8 @@ class Carrier(Protocol):
         """Whether it is worth while to keep a channel, and what was made over it, from version to version."""
         ...
 
-    def views(self, buffers: "list[torch.Tensor]") -> Sequence[Any]:
-        """Return what a ``HeldVersion`` is to be attached to."""
+    def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> Sequence[Any]:
+        """Return what a ``HeldVersion`` is to be attached to, and :meth:`Sender.whole` is given."""
         ...
 
     def sender(self, channel: Channel) -> Sender:

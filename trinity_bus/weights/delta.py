@@ -59,12 +59,12 @@ class Delta:
         return sum(part.nbytes for part in self.payload)
 
 
-def encode(layout: Sequence[Bucket], base: Sequence[Bytes], target: Sequence[Bytes], limit: int) -> Delta | None:
+def encode(layout: Sequence[Bucket], base: Sequence[Any], target: Sequence[Any], limit: int) -> Delta | None:
     """Return what turns ``base`` into ``target``.
 
     Args:
         layout: Of both.
-        base: One array for each bucket.
+        base: One for each bucket, of what numpy takes for an array.
         target: The same.
         limit: Bytes.
 
@@ -74,8 +74,13 @@ def encode(layout: Sequence[Bucket], base: Sequence[Bytes], target: Sequence[Byt
     changes: list[Change] = []
     payload: list[Bytes] = []
     size = 0
+    at = -1
     for index, bucket, slot in _slots(layout):
-        old, new = _elements(base[bucket], slot), _elements(target[bucket], slot)
+        if bucket != at:
+            # Once, since it may have to be read.
+            before, after = np.asarray(base[bucket]), np.asarray(target[bucket])
+            at = bucket
+        old, new = _elements(before, slot), _elements(after, slot)
         positions = np.flatnonzero(old != new)
         if positions.size == 0:
             continue

@@ -12,15 +12,30 @@ from trinity_bus.weights.held_version import FRAME, LEAVE, PIECE, HeldVersion, s
 if TYPE_CHECKING:
     import torch
 
+    from trinity_bus.weights.checkpoint.file_buckets import FileBucket, FileBuckets
+
+
+class _View:
+    """A buffer, of which each slice is a ``memoryview``; read from its file where it is in one."""
+
+    def __init__(self, buffer: "torch.Tensor | FileBucket") -> None:
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        return memoryview(self._buffer[part].numpy())
+
 
 class FrameCarrier:
     """A ``Carrier``. What is said and the bytes follow each other, so nothing is made and nothing kept."""
 
     keeps = False
 
-    def views(self, buffers: "list[torch.Tensor]") -> list[memoryview]:
+    def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "list[_View]":
         """See ``Carrier``."""
-        return [memoryview(buffer.numpy()) for buffer in buffers]
+        return [_View(buffer) for buffer in buffers]
 
     def sender(self, channel: Channel) -> "FrameSender":
         """See ``Carrier``."""
@@ -42,7 +57,7 @@ class FrameSender:
     def whole(self, parts: Sequence[Any]) -> None:
         """See ``Sender``."""
         for part in parts:
-            view = memoryview(part)
+            view = part if isinstance(part, _View) else memoryview(part)
             for start in range(0, len(view), PIECE):
                 send_piece(self._channel, view[start : start + PIECE])
 

@@ -54,12 +54,15 @@ class ContentHash:
             self._hexdigest = hashlib.sha256(b"".join(digest for digest, _ in digests)).hexdigest()
             self.chunk_hashes = b"".join(hashes for _, hashes in digests)
 
-    def put(self, buffer: "torch.Tensor") -> None:
-        """Take a uint8 tensor, which must stay as it is until the context is left."""
+    def put(self, buffer: "torch.Tensor") -> list[Future[tuple[bytes, bytes]]]:
+        """Take a uint8 tensor, which must stay as it is until all that is returned is done, or the context is left."""
         size = None if self._bucket_bytes is None else chunk_bytes(self._bucket_bytes, self._nbytes)
         self._nbytes += buffer.numel()
-        for start in range(0, buffer.numel(), PIECE):
-            self._pieces.append(self._pool.submit(_digest, buffer[start : start + PIECE], size))
+        pieces = [
+            self._pool.submit(_digest, buffer[start : start + PIECE], size) for start in range(0, buffer.numel(), PIECE)
+        ]
+        self._pieces += pieces
+        return pieces
 
     def hexdigest(self) -> str:
         """Return the digest of all buffers; after the context was left."""

@@ -1,4 +1,4 @@
-"""Staged versions: whole models in buffers of their own, packed, hashed, and kept while somebody reads them.
+"""Staged versions: whole models, packed, hashed, and kept while somebody reads them; in memory, or in files.
 
 ::
 
@@ -10,18 +10,26 @@ Staging copies, so training may go on at once. Where layers are split over ranks
 iteration comes to it: gathering, converting and packing the next bucket overlap hashing the one before. It is the one
 place at which weights change their dtype on the way to the engines.
 
+Where a version is in files as well, by the time that it is asked for (a durable checkpoint, the model that was begun
+with), no copy is kept: it is packed for its hashes alone, bucket after bucket in the same few buffers, and read from
+the files (``file_buckets``) for whoever takes it.
+
 Failures: a version that is not staged, or has another checksum than was asked for, is refused with what there is. The
 buffers of a lease that ended badly are *spoiled*: pending operations may still read them, so they are given up.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trinity_bus.runtime.device import host_buffer
+from trinity_bus.runtime.device import host_buffer, uses_gpu
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
+from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
 from trinity_bus.weights.chunks import Span, spans
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.hashing import ContentHash
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BUCKET_BYTES = 64 << 20
 """Large, because each bucket costs a round trip."""
+HASHED_AT_ONCE = 4
+"""Buckets that wait for their hashes, where they are used again."""
 
 
 @dataclass(slots=True)
@@ -40,10 +50,10 @@ class Staged:
 
     manifest: TransferManifest
     layout: list[Bucket]
-    buffers: "list[torch.Tensor]"
+    buffers: "Sequence[torch.Tensor] | FileBuckets"
     """uint8, one for each bucket, of its size."""
     memory: "list[torch.Tensor]"
-    """What the buffers are views of; a bucket need not fill it."""
+    """What the buffers are views of; a bucket need not fill it. Empty where they are in files."""
     chunk_hashes: bytes = b""
     """See ``chunks``."""
     leases: int = 0
@@ -86,13 +96,17 @@ class Staging:
         with self._lock:
             return list(self._staged)
 
-    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> TransferManifest:
-        """Copy a version into buffers, replacing what was staged under the same number.
+    def stage(
+        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
+    ) -> TransferManifest:
+        """Copy a version into buffers, or find its hashes alone, replacing what was staged under the same number.
 
         Args:
             version: Its number.
             named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order. They are
                 looked at one by one, each before the next is asked for.
+            folder: Whose files have the very same tensors when the version is first read; None: there are none. Where
+                there is a GPU it is copied in any case: pinned memory is read faster than files.
 
         Returns:
             What there is to be said about it; its checksum covers names, dtypes, shapes and bytes.
@@ -101,7 +115,8 @@ class Staging:
             WeightTransferError: There are no tensors.
             ManifestError: They are too many to be announced.
         """
-        packing = _Packing(self)
+        is_kept = folder is None or uses_gpu()
+        packing = _Packing(self, is_kept=is_kept)
         with ContentHash(bucket_bytes=self._bucket_bytes if self._chunks else None) as digest:
             for name, tensor in named_tensors:
                 packing.add(name, tensor, digest)
@@ -111,17 +126,28 @@ class Staging:
         manifest = TransferManifest(version, digest.hexdigest(), self._bucket_bytes, tuple(packing.metas))
         # Fails here, where the version is made, rather than when it is served.
         manifest.to_json()
+        in_files = None if folder is None or is_kept else FileBuckets(folder, packing.layout)
+        buffers = packing.buffers if in_files is None else in_files
         with self._lock:
             replaced = self._staged.pop(version, None)
-            self._staged[version] = Staged(
-                manifest, packing.layout, packing.buffers, packing.memory, digest.chunk_hashes
-            )
+            self._staged[version] = Staged(manifest, packing.layout, buffers, packing.memory, digest.chunk_hashes)
             # What was used before and is not now had another size: the model has changed, and it will not come back.
             self._spare.clear()
             if replaced is not None:
                 self._recycle(replaced)
             self._retire()
         return manifest
+
+    def open(self, version: int) -> None:
+        """Open the files of a version that is in files: they can be had from now on, even if they are removed.
+
+        Raises:
+            TensorFileError, OSError: They are not there.
+        """
+        with self._lock:
+            staged = self._staged.get(version)
+        if staged is not None and isinstance(staged.buffers, FileBuckets):
+            staged.buffers.open()
 
     def keep(self, version: int) -> None:
         """Keep this version, if it is staged, until another is named here; beside the newest, not as one of them."""
@@ -164,6 +190,11 @@ class Staging:
                     return self._spare.pop(i)
         return host_buffer(nbytes)
 
+    def give_back(self, memory: "torch.Tensor") -> None:
+        """Take what :meth:`buffer` gave for the next who asks."""
+        with self._lock:
+            self._spare.append(memory)
+
     @property
     def bucket_bytes(self) -> int:
         """Size of one bucket."""
@@ -195,9 +226,12 @@ class _Packing:
 
     Args:
         staging: Gives memory.
+        is_kept: Whether the bytes are wanted when they are hashed.
     """
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, *, is_kept: bool) -> None:
+        self._is_kept = is_kept
+        self._hashing: deque[tuple[torch.Tensor, list[Future[Any]]]] = deque()
         self.metas: list[TensorMeta] = []
         self.layout: list[Bucket] = []
         self.buffers: list[torch.Tensor] = []
@@ -229,7 +263,14 @@ class _Packing:
             return
         buffer = self._open[: self._end]
         self.layout.append(Bucket(tuple(self._slots), self._end))
-        self.buffers.append(buffer)
-        self.memory.append(self._open)
-        digest.put(buffer)
+        hashes = digest.put(buffer)
+        if self._is_kept:
+            self.buffers.append(buffer)
+            self.memory.append(self._open)
+        else:
+            self._hashing.append((self._open, hashes))
+            if len(self._hashing) >= HASHED_AT_ONCE:
+                memory, done = self._hashing.popleft()
+                wait(done)
+                self._staging.give_back(memory)
         self._slots, self._open, self._end = [], None, 0

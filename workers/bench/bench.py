@@ -11,8 +11,9 @@
 Nothing is trained, and no version moves: all tokens of an evaluation are of its checkpoint. The topics are in a
 namespace of their own. A checkpoint is held while it is served, so a trainer that goes on beside does not remove it.
 
-Failures: a service that ends, or an evaluation of which a task has failed, ends the bench with one line; what was found
-out by then is in ``bench.json``, and a bench in the same folder goes on after it.
+Failures: a service that is given up (``trinity_bus.runtime.restarts``), or an evaluation of which a task has failed,
+ends the bench with one line; what was found out by then is in ``bench.json``, and a bench in the same folder goes on
+after it.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import held, of_step
 from workers.bench.report import Results, read_results, write_results
-from workers.demo.mesh import broker
+from workers.demo.settings import demo_namespace
+from workers.local import broker
 from workers.runs import command
 from workers.taskset.dataset import EvalSet
 
@@ -69,9 +71,10 @@ async def run_bench(settings: Settings, bench: Bench, note: Callable[[str], None
     todo = [step for step in bench.steps if step not in results]
     if not todo:
         return results
+    own = settings.model_copy(update={"kafka": demo_namespace(settings.kafka, bench.run_dir.name)})
     async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(broker(settings, bench.run_dir, note))
-        supervisor = Supervisor(bench.run_dir)
+        found = await stack.enter_async_context(broker(own, bench.run_dir, note))
+        supervisor = Supervisor(bench.run_dir, note)
         # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
         stack.push_async_callback(asyncio.to_thread, supervisor.stop)
         supervisor.launch(_spec("coordinator", "coordinator", found.kafka))
@@ -137,4 +140,4 @@ def _spec(name: str, service: str, kafka: KafkaSettings, **own: str) -> ServiceS
     }
     options = [part for path, value in told.items() for part in ("--set", f"{path}={value}")]
     env = {name: value for name, value in os.environ.items() if name != "TRINITY_BUS_HEALTH__PORT"}
-    return ServiceSpec(name=name, command=command(*options, "run", service), env=env | _SERVICES)
+    return ServiceSpec(name=name, command=command(*options, "run", service), env=env | _SERVICES, again=True)

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from schemas.record import Metrics
+from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.plain_files import read_plain, write_plain
 
 RESULTS: Final = "bench.json"
 PLOT: Final = "bench.png"
@@ -15,20 +18,29 @@ PLOT: Final = "bench.png"
 type Results = dict[int, Metrics]
 """Step of a checkpoint to the metrics of all its evaluations."""
 
+_RESULTS: Final = TypeAdapter[Results](dict[int, Metrics])
+_MAX_BYTES: Final = 64 << 20
+
 
 def read_results(folder: Path) -> Results:
-    """Return what an earlier bench in this folder has found out; nothing where there was none."""
+    """Return what an earlier bench in this folder has found out; nothing where there was none.
+
+    Raises:
+        ConfigError: The file is something else.
+    """
     path = folder / RESULTS
-    if not path.exists():
+    try:
+        return _RESULTS.validate_json(read_plain(path, _MAX_BYTES))
+    except FileNotFoundError:
         return {}
-    return {int(step): metrics for step, metrics in json.loads(path.read_text(encoding="utf-8")).items()}
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not what a bench has written: {error.errors()[0]['msg']}") from error
 
 
 def write_results(folder: Path, results: Mapping[int, Metrics]) -> None:
     """Write what is known, in one rename."""
-    partial = folder / f".{RESULTS}.partial"
-    partial.write_text(json.dumps({str(step): results[step] for step in sorted(results)}, indent=2) + "\n", "utf-8")
-    partial.rename(folder / RESULTS)
+    text = json.dumps({str(step): results[step] for step in sorted(results)}, indent=2)
+    write_plain(folder / RESULTS, text + "\n")
 
 
 def rewards(results: Results) -> list[str]:
@@ -66,5 +78,6 @@ def plot(results: Results, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="best")
     figure.tight_layout()
+    path.unlink(missing_ok=True)  # a link would be written through
     figure.savefig(path)
     plt.close(figure)

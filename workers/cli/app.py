@@ -5,7 +5,8 @@ commands start at once, and never load a machine-learning framework. To add a co
 ``typer.Typer`` named ``app``) to ``COMMANDS``.
 
 What goes wrong is one line on standard error. Exit codes: 0 done, 1 the command's answer is no or it broke, 2 wrong
-usage, wrong setting or an error that the line explains, 130 interrupted.
+usage, wrong setting or an error that the line explains, 130 interrupted. A service (``run``) ends with 78 where it
+cannot work with what it was told, so that whoever starts it again knows that this would not help.
 """
 
 import difflib
@@ -87,6 +88,8 @@ COMMANDS: dict[str, Lazy] = {
         "workers.cli.lineage", "Tell what a step was made of: samples, versions, traces, checkpoint.", _SEE
     ),
     "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
+    "up": Lazy("workers.cli.up", "Run a mesh of one's own on this machine until its training is done.", _MESH),
+    "down": Lazy("workers.cli.down", "End a mesh that `up` runs.", _MESH),
     "run": Lazy(
         "workers.cli.run", "Run one service: coordinator, explorer, trainer, taskset, gateway, console.", _MESH
     ),
@@ -211,7 +214,16 @@ def main() -> None:
 
         # It may quote what came over the wire.
         sys.stderr.write(f"trinity-bus: {printable(line)}\n")
-        sys.exit(_ERROR)
+        sys.exit(_status(error))
+
+
+def _status(error: Exception) -> int:
+    """Return the exit status of an error that is explained."""
+    from trinity_bus.errors import AccessDeniedError, ConfigError, SupersededError, TopicMismatchError
+    from trinity_bus.runtime.restarts import SETTINGS_STATUS
+
+    stays = AccessDeniedError, ConfigError, ModuleNotFoundError, SupersededError, TopicMismatchError
+    return SETTINGS_STATUS if "run" in sys.argv and isinstance(error, stays) else _ERROR
 
 
 def _explained(error: Exception) -> str | None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +17,9 @@ from trinity_bus.broker.archive import prepare as prepare_broker
 from trinity_bus.broker.embedded import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerDiedError
 from trinity_bus.broker.lock import KAFKA_VERSION
-from trinity_bus.broker.restarts import Restarts
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.service import interrupted_by
 from workers.cli.console import console, folding_table
 
@@ -106,10 +107,12 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
     with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
         while True:
             out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
-            code = broker.wait()
-            if not restarts.allow(awake.now()):
-                raise BrokerDiedError(f"Kafka ended with status {code} again. Its log: {broker.folder.server_log}")
-            out.print(f"Kafka ended with status {code}; it is started again. Its log: {broker.folder.server_log}")
+            began = awake.now()
+            verdict = restarts.ended(broker.wait() or 0, awake.now() - began)
+            if verdict.fate is not Fate.AGAIN:
+                raise BrokerDiedError(f"Kafka {verdict.why}. Its log: {broker.folder.server_log}")
+            out.print(f"Kafka {verdict.why}; it is started again. Its log: {broker.folder.server_log}")
+            time.sleep(verdict.pause_s)
             broker.start()
 
 

@@ -1,6 +1,7 @@
 """``trinity-bus checkpoints``: what a trainer has saved on this machine, whether it is whole, and the model in it."""
 
 import json
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
+from trinity_bus import hub
 from trinity_bus.config import Settings, required
 from trinity_bus.training.checkpoint import of_step
 from trinity_bus.training.checkpoint.listing import Listed, listed
@@ -75,11 +77,41 @@ def convert_(
     directory: _Directory = None,
 ) -> None:
     """Write the model of a checkpoint as a Hugging Face folder, or as Trinity-RFT lays out its own; or from that."""
-    folder = of_step(_directory(directory), int(source)) if source.isdecimal() else Path(source)
+    folder = _source(source, directory)
+    _say(f"The model is in {convert(folder, target, form, model or _described())}.")
+
+
+@app.command()
+def push(  # noqa: PLR0917 - options, which have names
+    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT's.")],
+    repository: Annotated[str, typer.Argument(help="Where to write: organization/name; made where there is none.")],
+    branch: Annotated[str | None, typer.Option("--branch", help="Of the repository. Unset: its main one.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Let all read a repository that is made.")] = False,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Where configuration and tokenizer are. Unset: mesh.model_path.")
+    ] = None,
+    directory: _Directory = None,
+) -> None:
+    """Write the model of a checkpoint to a model hub, by way of a copy among temporary files; HF_TOKEN says who."""
+    folder = _source(source, directory)
+    with tempfile.TemporaryDirectory(prefix="trinity-bus-") as temporary:
+        written = convert(folder, Path(temporary) / "model", "hf", model or _described())
+        found = hub.push(written, repository, branch=branch, public=public, message=f"Trained model of {folder.name}")
+    _say(f"The model is {found}.")
+
+
+def _source(given: str, directory: Path | None) -> Path:
+    """Return the folder of a checkpoint, by its step or its path."""
+    folder = of_step(_directory(directory), int(given)) if given.isdecimal() else Path(given)
     if folder is None:
-        raise CheckpointError(f"there is no checkpoint of step {source}")
-    path = Settings().mesh.model_path
-    _say(f"The model is in {convert(folder, target, form, model or (None if path is None else Path(path)))}.")
+        raise CheckpointError(f"there is no checkpoint of step {given}")
+    return folder
+
+
+def _described() -> Path | None:
+    """Return where configuration and tokenizer are, by the settings."""
+    name = Settings().mesh.model_path
+    return None if name is None else hub.model_folder(name, weights=False)
 
 
 def _directory(given: Path | None) -> Path:

@@ -1,6 +1,7 @@
 """``trinity-bus config``: write, show and check a file of settings."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,9 @@ def init(
         raise ConfigError(f"{file} is there already; --force replaces it") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
-    console().print(f"Wrote {file}; change it, then: trinity-bus --config {file} config check", soft_wrap=True)
+    name = shlex.quote(str(file))
+    told = f"Wrote {file}; change it, then: trinity-bus --config {name} config check"
+    console().print(told, soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -134,7 +134,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
         ("Model", f"{summary.model} (a Hugging Face folder)"),
         ("Ask it", options.subject.try_it.format(program=program(), model=model)),
         ("Look at it", f"{program()} console --run-dir {run_dir}"),
-        ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {run_dir}"),
+        ("A task's way", f"{program()} trace {shlex.quote(summary.trace_task)} --run-dir {run_dir}"),
     ):
         out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
 

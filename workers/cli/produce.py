@@ -1,6 +1,7 @@
 """``trinity-bus produce``: tasks, demonstrations or preferences, a JSON object a line, to the log."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
+from trinity_bus.hub import model_folder
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
@@ -76,7 +78,8 @@ def produce(
     asyncio.run(_produce(settings, topic, records))
     out.print(f"Sent {counted(len(records), one)} to [bold]{topic.full_name(settings.kafka.namespace)}[/]")
     if isinstance(records[0], Task) and (run_dir := settings.telemetry.run_dir) is not None:
-        out.print(f"Follow one: {program()} trace {records[0].task_id} --run-dir {run_dir}", soft_wrap=True)
+        words = shlex.join(["trace", records[0].task_id, "--run-dir", str(run_dir)])
+        out.print(f"Follow one: {program()} {words}", soft_wrap=True, markup=False, highlight=False)
     if bad:
         raise typer.Exit(1)
 
@@ -115,7 +118,7 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     from trinity_bus.training.examples import ExampleError
     from workers.trainer.examples import example_reader
 
-    reader = example_reader(Path(settings.mesh.model_path), settings.mesh)
+    reader = example_reader(model_folder(settings.mesh.model_path, weights=False), settings.mesh)
 
     def flaw(record: _Record) -> str | None:
         try:

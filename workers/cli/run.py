@@ -1,5 +1,6 @@
 """``trinity-bus run``: one service of the mesh, in the foreground."""
 
+import asyncio
 import importlib
 import logging
 import os
@@ -11,6 +12,7 @@ import typer
 
 from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
+from trinity_bus.hub import located
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import GRACE_S, run_service
@@ -50,10 +52,17 @@ def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None
 
     async def healthy() -> None:
         async with serving(settings.health, settings.kafka):
-            await service(settings, *more)
+            await service(await asyncio.to_thread(_with_model, name, settings), *more)
 
     drain_s = settings.explorer.drain_s if name == "explorer" else 0.0
     run_service(healthy, grace_s=GRACE_S + drain_s)
+
+
+def _with_model(service: str, settings: Settings) -> Settings:
+    """Return settings in which the model that a service needs is a folder; it is fetched where it is on a hub."""
+    sections = {"explorer": ("explorer",), "trainer": ("mesh", "trainer"), "gateway": ("gateway",)}.get(service, ())
+    weights = service == "trainer" or (service == "explorer" and settings.explorer.engine_url is None)
+    return located(settings, *sections, weights=weights)
 
 
 @app.command()
@@ -91,7 +100,8 @@ def trainer(log_level: LogLevel = "info") -> None:
 
 def _follow(launch: Launch, log_level: str) -> int:
     """Be a rank of the trainer other than the first: it needs no broker, and its health is rank 0's."""
-    settings, level = Settings(), _level(log_level)
+    level = _level(log_level)
+    settings = _with_model("trainer", Settings())
     keep_secrets()
     with importing():
         follow: Callable[[Settings, Launch, int], int]

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -10,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trinity_bus.config import Settings
+from trinity_bus.hub import model_folder
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
 from trinity_bus.sizing.gpus import GPUS
 from trinity_bus.sizing.models import MODELS
@@ -74,11 +74,13 @@ def size(  # noqa: PLR0917 - typer makes options of them
 def _shape(model: str) -> ModelShape:
     if model in MODELS:
         return MODELS[model]
-    if not (Path(model) / "config.json").is_file():
+    folder = model_folder(model, weights=False)
+    if not (folder / "config.json").is_file():
         raise typer.BadParameter(
-            f"{model!r} is neither one of {', '.join(MODELS)} nor a folder with config.json", param_hint="--model"
+            f"{model!r} is none of {', '.join(MODELS)}, no folder with config.json, and no organization/name of a hub",
+            param_hint="--model",
         )
-    return read_shape(Path(model))
+    return read_shape(folder)
 
 
 def _table(found: list[SizeFigure]) -> Table:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ def new(
     from workers.cli.workflow_files import module_of, write_package
 
     made = write_package(name, folder or Path())
-    module = module_of(name)
+    module, where = module_of(name), shlex.quote(str(made))
+    file = shlex.quote(f"{made / module_of(name)}.py")
     out.print(
         f"{made} is there. Next:\n"
-        f"  python -m pytest {made}\n"
-        f'  trinity-bus workflow run {made / module}.py --task \'{{"prompt": "17 + 25?", "answer": "42"}}\'\n'
-        f"  PYTHONPATH={made} TRINITY_BUS_EXPLORER__WORKFLOW_MODULES={module} trinity-bus run explorer",
+        f"  python -m pytest {where}\n"
+        f'  trinity-bus workflow run {file} --task \'{{"prompt": "17 + 25?", "answer": "42"}}\'\n'
+        f"  PYTHONPATH={where} TRINITY_BUS_EXPLORER__WORKFLOW_MODULES={module} trinity-bus run explorer",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -38,9 +38,10 @@ from trinity_bus.console.configuration import (
 )
 from trinity_bus.console.web.who import host_is_ours
 from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.hub import NotCachedError, model_folder
 from trinity_bus.runtime.ports import free_port, is_loopback
 from trinity_bus.sizing import GIB
-from trinity_bus.training.families import read_shape
+from trinity_bus.training.families import ModelShape, read_shape
 from workers.console.access_control import VISITOR, operator
 from workers.console.forms import form
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
@@ -61,7 +62,15 @@ def _has_rows(path: str) -> bool:
         return False
 
 
-_CHECKS: Final = Checks(refusals, lambda path: read_shape(Path(path)), _has_rows)
+def _shape(path: str) -> ModelShape | None:
+    """Return a model's shape; None of one that is on a hub: who looks at pages has nothing fetched."""
+    try:
+        return read_shape(model_folder(path, weights=False, fetch=False))
+    except NotCachedError:
+        return None
+
+
+_CHECKS: Final = Checks(refusals, _shape, _has_rows)
 _FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
 _TELL: Final = ("coordinator", "explorer", "trainer")

@@ -6,7 +6,8 @@
                        |                          |
                        '--stop, or the console ends: STOPPING, in reverse order--> IDLE
 
-A service that ends by itself is started again, twice at most; then the others are stopped too. One mesh at a time.
+A service that ends is started again, unless for a reason that stays; then the others are stopped too. One mesh at a
+time.
 Whatever ends the console, its services end as well (:mod:`trinity_bus.runtime.process`).
 """
 
@@ -15,18 +16,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from trinity_bus.console.configuration import PlannedService
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.process import ProcessError
-from trinity_bus.runtime.supervisor import Activity, ServiceSpec, Supervisor
+from trinity_bus.runtime.supervisor import Activity, Supervisor
+from workers.local import spec_of
 from workers.runs import command
 
 log = logging.getLogger("workers.console")
-
-_RESTARTS: Final = 2
-_GRACE_S: Final = 20.0
 
 type LocalState = Literal["idle", "starting", "running", "stopping", "ended"]
 
@@ -130,17 +129,7 @@ class LocalMesh:
 
     def _launch(self, supervisor: Supervisor, run: LocalRun) -> None:
         for one in run.plan:
-            gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))} if one.gpus else {}
-            supervisor.launch(
-                ServiceSpec(
-                    name=one.name,
-                    command=self._program("--config", str(run.folder / "mesh.toml"), *one.arguments),
-                    env={**run.env, **gpus},
-                    restarts=_RESTARTS,
-                    grace_s=_GRACE_S,
-                    stage=one.stage,
-                )
-            )
+            supervisor.launch(spec_of(one, run.folder / "mesh.toml", run.env, self._program))
 
 
 async def _whole(coroutine: object) -> None:

@@ -8,7 +8,8 @@
 
 When to read, to count time and to commit is decided by :class:`~trinity_bus.coordination.CommitSchedule`; what to do,
 by the machine. A transaction commits all that was decided since the last one or nothing. What fails of the log ends the
-term; nothing of it is known after that but what is committed.
+term; nothing of it is known after that but what is committed. So does a commit without an answer, after this process
+stood still for instance: what it was to commit is decided upon again only by a term that has read whether it is there.
 """
 
 import asyncio
@@ -305,6 +306,16 @@ class LeaderTerm:
                 await self._carry_out(outputs, pending)
                 if plan.marks:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+        try:
+            self._take_note(plan, changes, positions)
+        except Exception as error:
+            # Never an upset: what is committed must not be decided upon again.
+            log.exception("it is committed, and cannot be taken note of")
+            raise BusError(f"after a commit: {type(error).__name__}: {error}") from error
+
+    def _take_note(
+        self, plan: CommitPlan, changes: list[tuple[str, bytes | None]], positions: changelog.Positions
+    ) -> None:
         self._changelog.committed(changes, positions)
         now = self._clock()
         self._commits.made(positions, self._newest_ms)

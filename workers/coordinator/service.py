@@ -23,6 +23,8 @@ a record upsets the machine     a dead letter, and all is as it was: see :mod:`w
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
+a commit gets no answer in      nobody knows whether it counts: likewise, with a new producer, whose start settles it
+time
 the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
@@ -127,12 +129,7 @@ class Coordinator:
                 await self._term.work()
             except ProducerFencedError as error:
                 self._leadership.fenced(self._clock())
-                if self._leadership.role is Role.FENCED:
-                    raise ProducerFencedError(
-                        f"another coordinator of namespace {self._settings.kafka.namespace!r} has taken over; "
-                        f"{self._settings.coordinator.name} stops, and has written nothing since"
-                    ) from error
-                log.info("another coordinator was faster to take over")
+                log.info("fenced: another one takes over, or a transaction was open for too long (%s)", error)
             except LASTING:
                 raise
             except BusError as error:

@@ -15,7 +15,7 @@ that stand by at once, and finds out cheaply whether one of them was faster.
 what fails                            what happens
 ====================================  ==================================================================================
 the broker does not answer            silence counts anew; after ``kafka.outage_s`` of that the process ends
-another one takes over meanwhile      back to following it
+another one takes over meanwhile      back to following it; the process ends if it had led before, for a while
 an entry cannot be read               the process ends: another version of this program wrote it
 ====================================  ==================================================================================
 """
@@ -28,7 +28,7 @@ from contextlib import AsyncExitStack
 from schemas.topics import COORDINATOR_STATE
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader
-from trinity_bus.coordination import Leader, Leadership
+from trinity_bus.coordination import Leader, Leadership, Role
 from trinity_bus.errors import (
     BrokerUnreachableError,
     BusError,
@@ -79,6 +79,7 @@ class Standby:
 
         Raises:
             BrokerUnreachableError: The broker was away for too long.
+            ProducerFencedError: It had led, and another one has taken over.
             StateError: The changelog cannot be read by this program.
         """
         while True:
@@ -86,14 +87,14 @@ class Standby:
                 async with AsyncExitStack() as stack:
                     reader = await stack.enter_async_context(self._bus.reader(COORDINATOR_STATE, start="beginning"))
                     stack.enter_context(watching("the changelog", reader.keeps_up))
-                    following = _Following(reader, self._leadership, self._clock)
+                    following = _Following(reader, self._leadership, self._clock, self._bus.settings.namespace)
                     await following.read_to_end()
                     while True:
                         await self._follow(following)
                         producer = await self._take_over(following)
                         if producer is not None:
                             return producer, following.changelog
-            except LASTING:
+            except (ProducerFencedError, *LASTING):
                 raise
             except BusError as error:
                 self._leadership.out_of_touch(self._clock())
@@ -160,8 +161,9 @@ class Standby:
 class _Following:
     """The changelog and its reader."""
 
-    def __init__(self, reader: Reader, leadership: Leadership, clock: Callable[[], float]) -> None:
+    def __init__(self, reader: Reader, leadership: Leadership, clock: Callable[[], float], namespace: str) -> None:
         self.reader = reader
+        self._namespace = namespace
         self.changelog = Changelog()
         self._leadership = leadership
         self._clock = clock
@@ -182,3 +184,8 @@ class _Following:
 
     def _heard(self) -> None:
         self._leadership.progress(self._clock(), self.changelog.leader)
+        if self._leadership.role is Role.FENCED:
+            raise ProducerFencedError(
+                f"another coordinator of namespace {self._namespace!r} has taken over; {self._leadership.name} stops, "
+                "and has written nothing since"
+            )

@@ -11,7 +11,8 @@ is as it was before it::
            --> on as usual
 
 Nothing is guessed about which input it was, and what was decided about the others stands on its own again. What the log
-itself raises is another matter: then nothing is known of what is committed, and the process stands by again.
+or its client library raises is another matter, whatever it is: then nothing is known of what is committed, and the
+process stands by again.
 """
 
 import traceback

@@ -28,7 +28,8 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
-from workers.demo.settings import hint, write_mesh_file
+from workers.demo.settings import demo_namespace, hint, write_mesh_file
+from workers.local import broker
 
 if TYPE_CHECKING:
     from workers.demo.report import Summary
@@ -69,20 +70,21 @@ async def run_demo(settings: Settings, options: DemoOptions, display: Display, p
 async def _run(
     settings: Settings, options: DemoOptions, display: Display, preloads: Preloads, clock: Clock
 ) -> "Summary":
+    own = settings.model_copy(update={"kafka": demo_namespace(settings.kafka, options.run_dir.name)})
     began = clock.begin("start Kafka")
-    async with _prepared(options) as preparing, mesh.broker(settings, options.run_dir, display.note) as broker:
+    async with _prepared(options) as preparing, broker(own, options.run_dir, display.note) as found:
         await preparing
-        kafka = broker.kafka
+        kafka = found.kafka
         write_mesh_file(options, kafka)
         clock.stages["start Kafka"] = time.perf_counter() - began
         preloads.broker_serves()
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
         display.note(f"Look on in a browser: http://{LOOPBACK}:{options.console_port}/")
         display.note(f"Look on from another terminal: {hint(options)} status")
-        async with mesh.services(settings, options, preloads) as supervisor:
+        async with mesh.services(settings, options, preloads, display.note) as supervisor:
             from workers.demo.lesson import connected
 
-            checks = (broker.check, lambda: preloads.check(options), supervisor.check)
+            checks = (found.check, lambda: preloads.check(options), supervisor.check)
             async with connected(settings, kafka, options, display, clock) as lesson:
                 return await lesson.run(checks, lambda: [*preloads.activities(options), *supervisor.activities()])
 

@@ -49,12 +49,12 @@ class Display(Protocol):
         ...
 
 
-def make_display(console: Console, steps: int) -> Display:
+def make_display(console: Console, steps: int | None) -> Display:
     """Return the one that suits the console.
 
     Args:
         console: Where to.
-        steps: Most steps of training, for the bar.
+        steps: Most steps of training, for the bar. None: nobody knows.
     """
     return LiveDisplay(console, steps) if console.is_terminal else PlainDisplay(console, steps)
 
@@ -70,7 +70,7 @@ class PlainDisplay:
         clock: Seconds, rising.
     """
 
-    def __init__(self, console: Console, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, console: Console, steps: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
         self._steps = steps
         self._clock = clock
@@ -113,9 +113,10 @@ class PlainDisplay:
                 break
             self._shown += 1
             versions = " ".join(f"{e.name}=v{e.model_version}" for e in view.explorers.values())
+            of = "" if self._steps is None else f"/{self._steps}"
             loss, staleness = (step.metrics.get(name, 0.0) for name in ("loss", "staleness_mean"))
             self.note(
-                f"step {step.step}/{self._steps}  reward {reward:.3f}  loss {loss:+.4f}  staleness {staleness:.2f}  "
+                f"step {step.step}{of}  reward {reward:.3f}  loss {loss:+.4f}  staleness {staleness:.2f}  "
                 f"{view.tokens_per_s:,.0f} tokens/s  {versions}"
             )
         if self._clock() - self._said >= _SILENT_S:
@@ -130,7 +131,7 @@ class PlainDisplay:
 class LiveDisplay:
     """The demo's progress as a picture, drawn anew a few times a second."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int | None) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console

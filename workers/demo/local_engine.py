@@ -44,8 +44,10 @@ class LocalEngine:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
-            loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self._network: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+            loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self._network: Any = AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
+            )
         except (OSError, ValueError) as error:
             raise NotAModelError(f"{folder} cannot be loaded: {error}") from error
         self.tokenizer: EndingTokenizer = loaded

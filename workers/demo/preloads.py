@@ -68,7 +68,8 @@ class Preloads:
             ServiceDiedError: What they are forked from has ended.
         """
         for name, preload in self._named():
-            if (code := preload.process.poll()) is not None:
+            # What was forked from one that has ended since is started anew by the supervisor.
+            if not preload.loaded and (code := preload.process.poll()) is not None:
                 raise ServiceDiedError(name, f"ended with status {code}", options.log(name))
 
     def activities(self, options: DemoOptions) -> list[Activity]:

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from rich.table import Table
 
+from trinity_bus.runtime.plain_files import write_plain
 from trinity_bus.view import MeshState, StepView
 
 PLOT = "reward.png"
@@ -66,9 +67,7 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """As JSON, in one rename."""
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        partial.rename(path)
+        write_plain(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def step_summaries(view: MeshState) -> list[StepSummary]:
@@ -157,5 +156,6 @@ def plot(summary: Summary, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.tight_layout()
+    path.unlink(missing_ok=True)  # a link would be written through
     figure.savefig(path)
     plt.close(figure)

@@ -29,6 +29,7 @@ from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
 from trinity_bus.runtime.device import is_installed_for_cpu
+from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
 from workers.demo.options import MAX_STEPS, DemoOptions
 from workers.runs import program
@@ -86,22 +87,26 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
     }
 
 
-def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
-    """Write the settings of this run: those that the user has given, where the demo does not decide."""
+def given_settings() -> dict[str, object]:
+    """Return what the user has set, from wherever it came, by the places of the settings; secrets are left out."""
     settings, origins = Settings(), Origins(Settings)
-    given = {
+    return {
         path: getattr(getattr(settings, section), name)
         for path, field in setting_fields().items()
         for section, _, name in [path.partition(".")]
         if origins.of(path) is not None and not is_secret(field)
     }
+
+
+def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
+    """Write the settings of this run: those that the user has given, where the demo does not decide."""
     head = (
         "The settings of this run, as the demo has written them. Each explorer has been given a name and a core "
         "beside: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
         "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
     )
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    options.mesh_file.write_text(rendered(head, given | mesh_settings(options, kafka)), encoding="utf-8")
+    write_plain(options.mesh_file, rendered(head, given_settings() | mesh_settings(options, kafka)))
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
-from trinity_bus.broker.archive import archive_path
+from trinity_bus.broker.archive import archive_path, is_ours
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.bus import Bus
@@ -24,6 +24,7 @@ from trinity_bus.bus.brokers_release import latest_versions
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.free_memory import free_bytes
 from trinity_bus.runtime.ports import is_free
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
 from workers.preconditions import problems
@@ -66,7 +67,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
     gpus, gpu_error = _gpus()
     return Facts(
         versions={name: installed(name) for name in DISTRIBUTIONS},
-        memory_mib=_memory_mib(),
+        memory_mib=None if (free := free_bytes()) is None else free // _MIB,
         shm_mib=free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         clock_is_set=_clock_is_set(),
@@ -74,7 +75,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         folders=list(_folders(settings)),
         java=java_version,
         java_error=java_error,
-        prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
+        prepared=java_version is not None and is_ours(archive_path(cache_dir(settings.broker))),
         gpus=gpus,
         can_compile=_can_compile(),
         gpu_error=gpu_error,
@@ -89,18 +90,6 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _memory_mib() -> int | None:
-    """Return what may be taken: of the machine, and of this control group where it has a limit."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next((int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return free
-    return free if limit == "max" or free is None else min(free, (int(limit) - int(used)) // _MIB)
 
 
 def free_mib(path: Path) -> int | None:

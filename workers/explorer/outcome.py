@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas import Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished
+from schemas.record import Metrics
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME
+from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME, aggregate_run_level_metrics
 from trinity_bus.runners.errors import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
@@ -61,8 +62,11 @@ def finished(
         error: The first error, where the workflow told one.
     """
     versions = group.versions[:, 2].tolist()
-    # Of each run, the last one's.
-    runs = dict(zip(group.run_ids.tolist(), group.metrics, strict=True))
+    steps: dict[int, list[Metrics]] = {}
+    for run_id, metrics in zip(group.run_ids.tolist(), group.metrics, strict=True):
+        steps.setdefault(run_id, []).append(metrics)
+    # Of each run, those of all its steps: what a task tells of its runs is reduced again, by the same suffixes.
+    runs = {run_id: aggregate_run_level_metrics(of_run) for run_id, of_run in steps.items()}
     missing = order.repeat_times - len(runs)
     return RolloutFinished(
         explorer=group.explorer,

@@ -109,6 +109,8 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
             await asyncio.gather(_import_engine(settings), _ensure_topics(settings))
             _log.info("the engine starts with %s", settings.explorer.engine_url or settings.explorer.model_path)
             await engine.start()
+            if isinstance(engine, InferenceEngine):
+                _log.info("the engine computes in %s", engine.dtype)
             _log.info("the engine serves; runners load workflows and the tokenizer")
             await fork_server.ready()
             _log.info("connecting")

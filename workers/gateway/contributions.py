@@ -128,13 +128,11 @@ class Contributor:
         Raises:
             BusError: It could not be looked for.
         """
-
-        async def take(answer_id: str) -> None:
-            found = await self._recall.request(f"{owner}/{answer_id}", answer_id)
-            if found is not None:
+        missing = self._sessions.missing(owner, answers)
+        recalled = await self._recall.requests(owner, missing)
+        for answer_id in missing:
+            if (found := recalled.get(answer_id)) is not None:
                 self._sessions.take(owner, answer_id, found.prompt, found.responses, awake.now())
-
-        await asyncio.gather(*map(take, self._sessions.missing(owner, answers)))
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""

@@ -39,7 +39,7 @@ from trinity_bus.chat.openai import UnknownModelError, error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
-from trinity_bus.runtime.http import Place, Room, read_body
+from trinity_bus.runtime.http import Room, TakenRoom, read_body
 
 log = logging.getLogger("workers.gateway")
 
@@ -47,7 +47,7 @@ OWNER: Final = web.RequestKey("owner", str)
 """By which name the client of a request is known."""
 BODY: Final = web.RequestKey("body", bytes)
 """What it says, for who answers it to take."""
-PLACE: Final = web.RequestKey("place", Place)
+PLACE: Final = web.RequestKey("place", TakenRoom)
 """Its room, which is free at its end, or before: once it is written as tokens."""
 BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
 """Between the buckets of durations: from what needs no engine to what no client waits for."""
@@ -151,7 +151,7 @@ class RequestGate:
         finally:
             self._requests[owner] -= 1
 
-    async def _receive(self, request: web.Request, owner: str) -> Place:
+    async def _receive(self, request: web.Request, owner: str) -> TakenRoom:
         """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
         largest, place = self._max_body_mib << 20, None
         if (told := request.content_length or 0) > largest:

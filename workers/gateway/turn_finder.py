@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,9 @@ LIMIT_S: Final = 0.5
 REQUEST_LIMIT_S: Final = 10.0
 """Of a look for what has feedback, which no agent waits for."""
 MOST_REQUESTS: Final = 4
-"""That are looked for at once."""
+"""Partitions that are read at once for feedback."""
+MOST_OF_ONE: Final = 2
+"""Feedbacks of one client that are looked for at once."""
 _CLOCKS_S: Final = 60.0
 """By so much the clocks of two gateways, or of one and a broker, may differ."""
 _AGAIN_S: Final = 0.2
@@ -92,6 +94,8 @@ class TurnFinder:
         self._workflow = workflow
         self._keep_s = keep_s
         self._requests = asyncio.Semaphore(MOST_REQUESTS)
+        self._of_one: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOST_OF_ONE))
+        """Of each client; there are as many as keys."""
         self._looks: set[asyncio.Task[Any]] = set()
         """Under way, those among them that nobody waits for any more."""
         self.recalled = 0
@@ -127,31 +131,31 @@ class TurnFinder:
         self.recalled += len(recalled)
         return None if failed and not recalled else recalled
 
-    async def request(self, task_id: str, answer_id: str) -> RecalledRequest | None:
-        """Return a request that another gateway has answered; None where there is none on the log.
+    async def requests(self, owner: str, answers: Iterable[str]) -> dict[str, RecalledRequest]:
+        """Return those requests of a client that other gateways have answered, by the ids of their answers.
 
-        Args:
-            task_id: Under which it would be contributed.
-            answer_id: By which its client knows it.
+        However many are asked for, each partition is read twice at most, and between two the others have their turn.
 
         Raises:
-            BusError: It could not be looked for.
+            BusError: They could not be looked for.
         """
-        asked = asked_at(answer_id)
-        if asked is None:
-            return None
-        found = None
-        async with self._requests:
+        asked = {one: at for one in answers if (at := asked_at(one)) is not None}
+        found: dict[str, RecalledRequest] = {}
+        async with self._of_one[owner]:
             for look in range(2):
-                if look:
+                missing: defaultdict[int, dict[str, float]] = defaultdict(dict)
+                for one in asked.keys() - found.keys():
+                    missing[partition_of(f"{owner}/{one}", TURNS.partitions)][one] = asked[one]
+                if look and missing:
                     await asyncio.sleep(_AGAIN_S)
-                try:
-                    found = await self._look(self._find_request(task_id, answer_id, asked), REQUEST_LIMIT_S)
-                except TimeoutError as error:
-                    raise BusError(f"answer {answer_id} cannot be looked for: {error}") from error
-                if found is not None:
-                    self.recalled += 1
-                    break
+                for partition in sorted(missing):
+                    async with self._requests:
+                        try:
+                            find = self._find_requests(owner, partition, missing[partition])
+                            found |= await self._look(find, REQUEST_LIMIT_S)
+                        except TimeoutError as error:
+                            raise BusError(f"{len(asked)} answers cannot be looked for: {error}") from error
+        self.recalled += len(found)
         return found
 
     async def _look[T](self, find: Coroutine[Any, Any, T], limit_s: float) -> T:
@@ -184,36 +188,42 @@ class TurnFinder:
     async def _find(self, task_id: str) -> dict[str, Sequence[_Found]]:
         """Return what was drawn in a session, by the question of its prompt."""
         found: defaultdict[str, list[_Found]] = defaultdict(list)
-        async with aclosing(self._turns(task_id, time.time() - self._keep_s)) as turns:
+        partition = partition_of(task_id, TURNS.partitions)
+        async with aclosing(self._turns({task_id}, time.time() - self._keep_s, partition)) as turns:
             async for turn in turns:
                 for answer in turn.answers:
                     found[answer.question] += [_found(one, turn) for one in answer.responses or ()]
         return dict(found)
 
-    async def _find_request(self, task_id: str, answer_id: str, asked: float) -> RecalledRequest | None:
-        """Return a request that was asked at a time (seconds since the epoch, of another machine's clock)."""
-        since = max(asked - _CLOCKS_S, time.time() - self._keep_s)
-        async with aclosing(self._turns(task_id, since)) as turns:
+    async def _find_requests(
+        self, owner: str, partition: int, asked: Mapping[str, float]
+    ) -> dict[str, RecalledRequest]:
+        """Return requests of a partition that were asked at times (seconds since the epoch, of other machines)."""
+        found: dict[str, RecalledRequest] = {}
+        since = max(min(asked.values()) - _CLOCKS_S, time.time() - self._keep_s)
+        async with aclosing(self._turns({f"{owner}/{one}" for one in asked}, since, partition)) as turns:
             async for turn in turns:
-                if turn.answer_id == answer_id and turn.prompt is not None:
-                    responses = [kept_completion(one) for answer in turn.answers for one in answer.responses or ()]
-                    return RecalledRequest(tokens_of(turn.prompt), responses)
-        return None
+                answer = turn.answer_id or ""
+                if answer in asked and turn.task_id == f"{owner}/{answer}" and turn.prompt is not None:
+                    responses = [kept_completion(one) for drawn in turn.answers for one in drawn.responses or ()]
+                    found.setdefault(answer, RecalledRequest(tokens_of(turn.prompt), responses))
+                    if len(found) == len(asked):
+                        break
+        return found
 
-    async def _turns(self, task_id: str, since: float) -> AsyncGenerator[Turn]:
-        """Yield the turns of a session that are on the log by now, and not older than that."""
-        partition = partition_of(task_id, TURNS.partitions)
+    async def _turns(self, task_ids: set[str], since: float, partition: int) -> AsyncGenerator[Turn]:
+        """Yield the turns of sessions in a partition that are on the log by now, and not older than that."""
         offsets = await self._bus.offsets_from(TURNS, round(since * 1000))
         start = {(TURNS.name, partition): offsets[partition]}
         size = 0
-        async with self._bus.reader(TURNS, partitions=[partition], start=start, key=task_id) as reader:
+        async with self._bus.reader(TURNS, partitions=[partition], start=start, key=task_ids) as reader:
             async for received in reader.replay():
                 turn = received.record
-                if not isinstance(turn, Turn) or (turn.task_id, turn.workflow) != (task_id, self._workflow):
+                if not isinstance(turn, Turn) or turn.task_id not in task_ids or turn.workflow != self._workflow:
                     continue
                 size += len(received.raw)
                 if size > MOST_BYTES:
-                    log.warning("session %s has more turns than are recalled", task_id)
+                    log.warning("there are more turns than are recalled, of session %s or beside it", turn.task_id)
                     break
                 yield turn
 

@@ -18,7 +18,6 @@ Failures: whatever is wrong with a description is a ``DatasetError`` that names 
 """
 
 import string
-import tomllib
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -27,24 +26,31 @@ from pydantic_core import ErrorDetails
 
 from schemas.record import Identifier, PlainMap
 from schemas.sampling import Sampling
+from trinity_bus.config.file import MAX_TOML_BYTES, toml_of
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import ConfigError
 
 SUFFIX = ".toml"
 GYM_WORKFLOW = "reasoning-gym"
 
 
-class DatasetError(TrinityError):
+class DatasetError(ConfigError):
     """What is to become tasks cannot."""
+
+
+class RowTemplate(string.Template):
+    """Text with columns in it, or parts of them: ``${question}``, ``${answers.text.0}``."""
+
+    braceidpattern = r"[^{}]+"
 
 
 class RowSource(Section):
     """Rows, and how they become tasks."""
 
     path: Annotated[str, Field(min_length=1)] | None = None
-    """A file (``.jsonl``, ``.parquet``, ``.csv``), a folder that the library ``datasets`` has saved, or a pattern of
-    several such as ``train-*.parquet``; from the folder of the description."""
+    """A file (``.jsonl``, ``.csv``, either with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
+    ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description."""
     gym: Annotated[str, Field(min_length=1)] | None = None
     """Instead of a path: a task of reasoning-gym, which makes rows without end."""
     options: PlainMap = Field(default_factory=dict)
@@ -62,7 +68,8 @@ class RowSource(Section):
     ``workflow`` either, rows are tasks already, field by field."""
     workflow: Identifier | None = None
     prompt: str | None = None
-    """What to ask, with columns in it: ``${question}``. A dollar sign is ``$$``."""
+    """What to ask, with columns in it, or parts of them: ``${question}``, ``${question.text}``. A dollar sign is
+    ``$$``."""
     system: str | None = None
     """What stands before it, as a message of the system."""
     chat: bool = True
@@ -99,10 +106,23 @@ class RowSource(Section):
             raise ValueError("workflow is missing: which one is to answer these rows")
         if self.workflow is not None and self.prompt is None and self.messages is None and not self.data:
             raise ValueError("prompt is missing: what to ask, such as prompt = '${question}'")
-        for template in (self.prompt, self.system, self.answer, self.id):
-            if template is not None and not string.Template(template).is_valid():
+        for template in self.templates:
+            if not RowTemplate(template).is_valid():
                 raise ValueError(f"{template!r}: a $ that begins no column is written $$, a column ${{name}}")
         return self
+
+    @property
+    def templates(self) -> list[str]:
+        """All that it has."""
+        return [one for one in (self.prompt, self.system, self.answer, self.id) if one is not None]
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The columns that it takes, or parts of them; None: whole rows."""
+        if self.workflow is None:
+            return None
+        named = [*self.data, *(one for one in (self.messages, self.difficulty) if one is not None)]
+        return named + [name for template in self.templates for name in RowTemplate(template).get_identifiers()]
 
 
 class EvalRows(RowSource):
@@ -148,11 +168,12 @@ def describe(path: Path) -> Description:
     if path.suffix != SUFFIX:
         return Description(train=(RowSource(path=path.name),))
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = toml_of(file.read(MAX_TOML_BYTES + 1))
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DatasetError(f"{path}: this is not TOML: {error}") from error
+    except ValueError as error:
+        raise DatasetError(f"{path}: {error}") from error
     try:
         return Description.model_validate(found)
     except ValidationError as error:

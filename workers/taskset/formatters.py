@@ -3,23 +3,27 @@
 A formatter is a function from a row to the fields of a task. An installed package registers one by an entry point of
 the group ``trinity_bus.formatters``; its name comes from a description on this machine, never off the wire.
 
-Failures: a row that no task can be made of is a ``FormatError`` that says why; one that makes the function of somebody
-else raise, likewise.
+A number is written as an answer can have it, ``42`` and not ``42.0``, ``0.00001`` and not ``1e-05``, and a truth value
+as JSON writes it.
+
+Failures: a row that no task can be made of is a ``FormatError`` that says why, and so is a column of lists, structures
+or bytes where text is wanted; one that makes the function of somebody else raise, likewise.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from importlib.metadata import entry_points
-from string import Template
 from typing import Any, Final
 
 from schemas.codec import encode
 from schemas.errors import SchemaError
 from schemas.message import in_one_shape
-from schemas.task import Task
+from schemas.task import ALL_ALIKE, Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
-from workers.taskset.description import RowSource
+from workers.taskset.description import EvalRows, RowSource, RowTemplate
 from workers.taskset.rows import Row
 
 type Formatter = Callable[[Row], Mapping[str, Any]]
@@ -62,7 +66,11 @@ def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Ta
 
 
 def completed(source: RowSource, task: Task) -> Task:
-    """Return a task with what its source says of all its tasks, where it says nothing itself."""
+    """Return a task with what its source says of all its tasks, where it says nothing itself.
+
+    Raises:
+        FormatError: It could never be run, or be trained on.
+    """
     own: dict[str, Any] = {
         "repeat_times": task.repeat_times or source.repeat_times,
         "pool": task.pool or source.pool,
@@ -72,7 +80,13 @@ def completed(source: RowSource, task: Task) -> Task:
         own["sampling"] = merge_sampling(source.sampling, task.sampling)
     if source.name is not None:
         own["task_id"] = f"{source.name}/{task.task_id}"
-    return task.model_copy(update=own)
+    task = task.model_copy(update=own)
+    if not isinstance(source, EvalRows):
+        if task.is_greedy:
+            raise FormatError("sampling.temperature is 0: what is drawn so is never trained on; leave it out")
+    elif (task.repeat_times or 1) > 1 and not (task.sampling and task.sampling.temperature):
+        raise FormatError(f"{task.repeat_times} runs at temperature 0, which evaluations have unless told, {ALL_ALIKE}")
+    return task
 
 
 def _registered(name: str) -> Formatter:
@@ -106,7 +120,9 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
     if source.id is not None:
         fields["task_id"] = _filled(source.id, row)
     if source.messages is not None:
-        fields["messages"] = _column(source.messages, row)
+        fields["messages"] = value_at(source.messages, row)
+        if not isinstance(fields["messages"], list):
+            raise FormatError(f"column {source.messages!r} is no list of messages")
     elif source.prompt is not None and not source.chat:
         fields["prompt"] = _filled(source.prompt, row)
     elif source.prompt is not None:
@@ -116,18 +132,68 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
     if source.answer is not None:
         fields["answer"] = _filled(source.answer, row)
     if source.data:
-        fields["data"] = {name: _column(name, row) for name in source.data}
+        fields["data"] = {name: value_at(name, row) for name in source.data}
     return fields
 
 
-def _column(name: str, row: Row) -> Any:
+def value_at(path: str, row: Row) -> Any:
+    """Return the value of a column, or of a part of it: ``answers.text.0``.
+
+    Raises:
+        FormatError: There is no such column, or nothing in it.
+    """
+    name, _, inner = (path, "", "") if path in row else path.partition(".")
     if name not in row:
         raise FormatError(f"there is no column {name!r}; there are {', '.join(map(repr, row))}")
-    if row[name] is None or row[name] == "":
-        raise FormatError(f"column {name!r} is empty")
-    return row[name]
+    value = row[name]
+    for step in inner.split(".") if inner else ():
+        if value is None:
+            break
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        elif isinstance(value, dict) and step in value:
+            value = value[step]
+        else:
+            raise FormatError(f"column {path!r}: there is no {step!r} in {_kind(value)}")
+    if value is None or value == "":
+        raise FormatError(f"column {path!r} is empty")
+    return value
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case list():
+            return f"a list of {len(value)}"
+        case dict():
+            return f"a structure of {', '.join(map(repr, value)) or 'nothing'}"
+        case bytes():
+            return "bytes"
+    return "text" if isinstance(value, str) else "a number"
 
 
 def _filled(template: str, row: Row) -> str:
-    found = Template(template)
-    return found.substitute({name: str(_column(name, row)) for name in found.get_identifiers()})
+    found = RowTemplate(template)
+    return found.substitute({name: _text(name, value_at(name, row)) for name in found.get_identifiers()})
+
+
+def _text(path: str, value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float() if math.isfinite(value):
+            return format(Decimal(repr(value)), "f").removesuffix(".0")
+        case [{"role": _}, *_]:
+            hint = f"; it is a conversation, which messages = {path!r} takes"
+        case [_, *_]:
+            hint = f"; name a part of it, such as ${{{path}.0}}"
+        case dict() if value:
+            hint = f"; name a part of it, such as ${{{path}.{next(iter(value))}}}"
+        case float():
+            raise FormatError(f"column {path!r} is {value}, which is no number")
+        case _:
+            hint = ""
+    raise FormatError(f"column {path!r} is {_kind(value)}, and no text{hint}")

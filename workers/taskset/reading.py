@@ -5,17 +5,23 @@ Failures: a row that is no task, an id that two rows share, another number of ro
 """
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from schemas import Task
 from trinity_bus.runtime.wording import counted
 from workers.task_lines import BadLine, parse
 from workers.taskset.description import DatasetError, RowSource
-from workers.taskset.formatters import FormatError, completed, formatter_of, task_of
-from workers.taskset.rows import Row, RowError, files, rows
+from workers.taskset.formatters import FormatError, completed, formatter_of, task_of, value_at
+from workers.taskset.rows import Row, RowError, RowReader, files, unpacked
+
+_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9._:/@#-]+")
+"""What no id has."""
+_LONGEST_NAME: Final = 150
 
 
 @dataclass(slots=True)
@@ -55,9 +61,10 @@ def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
             raise DatasetError(f"{place}: duplicate_id: task_id {task.task_id!r} is that of {first} too")
         found.tasks.append(task)
         if source.difficulty is not None:
-            if row.get(source.difficulty) is None:
-                raise DatasetError(f"{place}: there is no difficulty in column {source.difficulty!r}")
-            found.difficulties.append(row[source.difficulty])
+            try:
+                found.difficulties.append(value_at(source.difficulty, row))
+            except FormatError as error:
+                raise DatasetError(f"{place}: there is no difficulty: {error}") from error
     if not found.tasks:
         raise DatasetError(f"{path} has no task")
     if source.rows not in (None, len(found.tasks)):
@@ -72,33 +79,47 @@ def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Tas
         parts = files(path)
     except (FormatError, RowError) as error:
         raise DatasetError(f"{path}: {error}") from error
-    several = len(parts) > 1 or "*" in str(source.path)
-    for file in parts:
-        try:
-            # A pipe or a device would never end.
-            if file.exists() and not file.is_file():
-                raise DatasetError(f"{file} is no file")
-            raw = file.read_bytes()
-        except OSError as error:
-            raise DatasetError(f"{file} cannot be read: {error.strerror}") from error
-        found.digest += raw if len(parts) == 1 else hashlib.sha256(raw).digest()
-        for number, task, row in _tasks(source, file, raw, several=several):
-            yield f"{file}:{number}", task, row
+    names = _names(parts) if len(parts) > 1 or "*" in str(source.path) else [""]
+    with RowReader() as reader:
+        for file, name in zip(parts, names, strict=True):
+            try:
+                # A pipe or a device would never end.
+                if file.exists() and not file.is_file():
+                    raise DatasetError(f"{file} is no file")
+                raw = file.read_bytes()
+            except OSError as error:
+                raise DatasetError(f"{file} cannot be read: {error.strerror}") from error
+            found.digest += raw if len(parts) == 1 else hashlib.sha256(raw).digest()
+            for number, task, row in _tasks(source, file, raw, reader, name):
+                yield f"{file}:{number}", task, row
 
 
-def _tasks(source: RowSource, file: Path, raw: bytes, *, several: bool) -> Iterator[tuple[int, Task, Row]]:
+def _names(parts: list[Path]) -> list[str]:
+    """Return what tells files apart in ids: their names, or where they lie from the folder that has all of them."""
+    common = Path(os.path.commonpath([part.parent for part in parts]))
+    for found in ([part.stem for part in parts], [str(part.relative_to(common)) for part in parts]):
+        names = [_UNNAMEABLE.sub("-", name).lstrip("._:/@#-") or "part" for name in found]
+        if len({*names}) == len(names) and max(map(len, names)) <= _LONGEST_NAME:
+            return names
+    return [f"part-{place}" for place in range(len(parts))]
+
+
+def _tasks(source: RowSource, file: Path, raw: bytes, reader: RowReader, name: str) -> Iterator[tuple[int, Task, Row]]:
     """Return the tasks of a file with the number and the content of their rows."""
-    if source.workflow is None and source.formatter is None and file.suffix == ".jsonl":
-        for line in parse(raw.splitlines(), Task):
-            if isinstance(line, BadLine):
-                raise DatasetError(f"{file}:{line.number}: {line.reason}")
-            yield line[0], completed(source, line[1]), line[1].data
-        return
-    fields_of = formatter_of(source)
     number: int | None = None
     try:
-        for number, row in rows(file.suffix, raw):
-            default_id = f"{file.stem}/{number}" if several else str(number)
+        if source.workflow is None and source.formatter is None:
+            suffix, content = unpacked(file.name, raw)
+            if suffix == ".jsonl":
+                for line in parse(content.splitlines(), Task):
+                    if isinstance(line, BadLine):
+                        raise DatasetError(f"{file}:{line.number}: {line.reason}")
+                    number, task = line
+                    yield number, completed(source, task), task.data
+                return
+        fields_of = formatter_of(source)
+        for number, row in reader.rows(file.name, raw, source.paths):
+            default_id = f"{name}/{number}" if name else str(number)
             yield number, task_of(source, fields_of(row), default_id), row
     except RowError as error:
         raise DatasetError(f"{file}{'' if error.number is None else f':{error.number}'}: {error}") from error

@@ -5,33 +5,63 @@ A file is read once, by who wants its rows: what is hashed is what they are made
 =====================  =============================================  ================================================
 path                   read with                                      the number of a row
 =====================  =============================================  ================================================
-``*.jsonl``            msgspec, a line at a time                      its line
+``*.jsonl``            the standard library, a line at a time         its line
 ``*.csv``              the standard library; the first line names     the line that it ends in
                        the columns
 ``*.parquet``          pyarrow                                        its place in the file, from 1
+``*.arrow``            pyarrow, streams and files                     likewise
 a folder               pyarrow: what ``datasets`` has saved           likewise, after the file's name, if several
                        (``Dataset.save_to_disk``)
 =====================  =============================================  ================================================
 
+Lines may be packed (``*.jsonl.gz``). pyarrow trusts what it reads, so it has a process of its own, which the kernel
+keeps within limits, and which may die::
+
+    (none) --first file--> IDLE --a file--> READING --all its rows, or why not--> IDLE
+                                               '--its end, or nobody wants the rest--> (none)
+
 Failures: what cannot be read is a :class:`RowError` with its number, as is a line that is no row; what follows is not
-read. Nothing in a file can run code.
+read. Rows of more bytes in sum than a file of its size may have are refused, wherever they come from. Nothing in a file
+can run code.
 """
 
+import codecs
 import csv
+import gzip
+import importlib.util
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.frames import HEAD, UNREADABLE, ProtocolError, read_frame
+from workers.task_lines import distinct
 
 type Row = Mapping[str, Any]
 
 _STATE: Final = "state.json"
 _SPLITS: Final = "dataset_dict.json"
+_PACKED: Final = ".gz"
+_COLUMNAR: Final = (".parquet", ".arrow")
+_MAIN: Final = Path(__file__).with_name("columns_main.py")
+_OUT_OF_MEMORY: Final = 77
+"""The same as in ``columns_main``, which is not imported here: it brings pyarrow."""
+MAX_ROW_BYTES: Final = 8 << 20
+_TASK_BYTES: Final = 1 << 10
+"""That a row takes at least, whatever it has."""
+_FEW_BYTES: Final = 128 << 20
+_PER_BYTE: Final = 256
+"""What packs best of what people train on, hundreds of thousands of sums, takes 200 times its size."""
+_MOST_BYTES: Final = 8 << 30
+_WIDE: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class RowError(TrinityError):
@@ -63,23 +93,135 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def rows(suffix: str, content: bytes) -> Iterator[tuple[int, Row]]:
-    """Return the rows of one file with their numbers.
+def most_bytes(size: int) -> int:
+    """Return what the rows of a file of this size may have in sum."""
+    return min(_FEW_BYTES + _PER_BYTE * size, _MOST_BYTES)
 
-    Args:
-        suffix: Of its name, which tells its format.
-        content: All of it.
+
+def unpacked(name: str, raw: bytes) -> tuple[str, bytes]:
+    """Return the format of a file, as its name has it, and its content, without a mark of byte order.
 
     Raises:
-        RowError: It has a format that is not known, or a row that cannot be read.
+        RowError: It cannot be unpacked, has too much in it, or is not UTF-8.
     """
-    read = _READERS.get(suffix)
-    if read is None:
-        raise RowError(None, f"the format {suffix!r} is not known; there are {', '.join(_READERS)}")
-    try:
-        yield from read(content)
-    except OSError as error:
-        raise RowError(None, f"cannot be read: {error.strerror or error}") from error
+    path, content = Path(name.lower()), raw
+    if path.suffix == _PACKED:
+        path, most = Path(path.stem), most_bytes(len(raw))
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+                content = file.read(most + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RowError(None, f"this is no gzip file: {error}") from error
+        if len(content) > most:
+            raise RowError(None, f"it has more than {most:,} bytes in it, for {len(raw):,} of its own")
+    if path.suffix not in _COLUMNAR:
+        if content.startswith(_WIDE):
+            raise RowError(1, "this is UTF-16; save it as UTF-8")
+        content = content.removeprefix(codecs.BOM_UTF8)
+    return path.suffix, content
+
+
+class RowReader:
+    """Reads rows, and ends the process that it has needed for that with its context."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def rows(self, name: str, raw: bytes, paths: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
+        """Return the rows of one file with their numbers.
+
+        Args:
+            name: Of the file; its end tells its format.
+            raw: All of it.
+            paths: The columns that are wanted, or parts of them; None: all. Others may be there as well.
+
+        Raises:
+            RowError: It has a format that is not known, or a row that cannot be read.
+        """
+        suffix, content = unpacked(name, raw)
+        most = left = most_bytes(len(raw))
+        read = _READERS.get(suffix)
+        if suffix in _COLUMNAR:
+            found = self._columnar(suffix, content, paths)
+        elif read is not None:
+            found = read(content)
+        else:
+            raise RowError(None, f"the format {suffix!r} is not known; there are {', '.join([*_READERS, *_COLUMNAR])}")
+        for number, size, row in found:
+            left -= size + _TASK_BYTES
+            if left < 0:
+                raise RowError(number, f"a file of {len(raw):,} bytes may have rows of {most:,} in sum, and has more")
+            yield number, row
+
+    def _columnar(self, suffix: str, content: bytes, paths: Sequence[str] | None) -> Iterator[tuple[int, int, Row]]:
+        process = self._process or self._start()
+        assert process.stdin is not None  # noqa: S101 - for types
+        assert process.stdout is not None  # noqa: S101 - likewise
+        number, group, whole = 0, "", False
+        header = msgspec.msgpack.encode({"suffix": suffix, "size": len(content), "paths": paths})
+        try:
+            try:
+                process.stdin.write(HEAD.pack(len(header)) + header)
+                process.stdin.write(content)
+                process.stdin.flush()
+                while (body := read_frame(process.stdout, MAX_ROW_BYTES)) is not None:
+                    said = msgspec.msgpack.decode(body)
+                    if isinstance(said, dict):
+                        number += 1
+                        yield number, len(body), said
+                    elif isinstance(said, list):
+                        group = f"row group {said[0]}: "
+                    else:
+                        whole = True
+                        if said is None:
+                            return
+                        raise RowError(number + 1 if group else None, f"{group}{said}")
+                why = _ended(process.wait())
+            except BrokenPipeError:
+                why = _ended(process.wait())
+            except (ProtocolError, *UNREADABLE) as error:
+                why = f"what is said of it cannot be read: {error}"
+            raise RowError(number + 1 if group else None, f"{group}{why}")
+        finally:
+            if not whole:
+                self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, and a file beside this one
+            [sys.executable, "-I", str(_MAIN)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # Nothing of this process's. Other allocators take far more addresses than they use.
+            env={"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"},
+        )
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            # Closes its pipes, too.
+            process.communicate()
+
+
+def _ended(status: int) -> str:
+    if status == _OUT_OF_MEMORY:
+        return "it takes more memory than a file of its size may"
+    if status == -signal.SIGPROF:
+        return "it takes longer than a few rows may"
+    if status == -signal.SIGKILL:
+        return "it takes more memory than there is"
+    how = f"of {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    return f"the process that reads it has died {how}: the file is damaged"
 
 
 def _far(path: Path) -> list[Path]:
@@ -102,60 +244,50 @@ def _saved(folder: Path) -> list[Path]:
     return [folder / Path(name).name for name in names]
 
 
-def _json_lines(content: bytes) -> Iterator[tuple[int, Row]]:
+def _json_lines(content: bytes) -> Iterator[tuple[int, int, Row]]:
     for number, line in enumerate(io.BytesIO(content), 1):
-        if line.strip():
-            try:
-                yield number, msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise RowError(number, f"this is no JSON object: {error}") from error
+        if not line.strip():
+            continue
+        if len(line) > MAX_ROW_BYTES:
+            raise RowError(number, f"a row of {len(line):,} bytes; at most {MAX_ROW_BYTES:,} are allowed")
+        try:
+            # What Python's json writes for a number that is none is a missing value.
+            row = json.loads(line.decode(), object_pairs_hook=distinct, parse_constant=_constant)
+        except (ValueError, RecursionError) as error:
+            raise RowError(number, f"this is no JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise RowError(number, f"this is no JSON object, but {type(row).__name__}")
+        yield number, len(line), row
 
 
-def _csv(content: bytes) -> Iterator[tuple[int, Row]]:
-    reader = csv.DictReader(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline=""), strict=True)
+def _constant(name: str) -> float | None:
+    return None if name == "NaN" else float(name)
+
+
+def _csv(content: bytes) -> Iterator[tuple[int, int, Row]]:
     try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise RowError(
-                    reader.line_num, f"it has not the {len(reader.fieldnames or ())} columns of the first line"
-                )
-            yield reader.line_num, row
-    except (csv.Error, UnicodeDecodeError) as error:
+        lines = io.StringIO(content.decode(), newline="")
+    except UnicodeDecodeError as error:
+        raise RowError(content.count(b"\n", 0, error.start) + 1, f"this is no CSV: {error}") from error
+    # Of the process; nothing else in it reads CSV.
+    csv.field_size_limit(MAX_ROW_BYTES)
+    reader = csv.reader(lines, strict=True)
+    try:
+        names = next(reader, [])
+        twice = {name for name in names if name and names.count(name) > 1}
+        if twice:
+            raise RowError(reader.line_num, f"two columns are called {min(twice)!r}")
+        for values in reader:
+            if not values:
+                continue
+            if len(values) != len(names):
+                raise RowError(reader.line_num, f"it has not the {len(names)} columns of the first line")
+            yield reader.line_num, sum(map(len, values)), dict(zip(names, values, strict=True))
+    except csv.Error as error:
         raise RowError(reader.line_num, f"this is no CSV: {error}") from error
 
 
-def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(pa.BufferReader(content)) as opened:
-            yield from _numbered(opened.iter_batches())
-    except pa.ArrowException as error:
-        raise RowError(None, f"this is no Parquet file: {error}") from error
-
-
-def _arrow(content: bytes) -> Iterator[tuple[int, Row]]:
-    import pyarrow as pa
-
-    try:
-        with pa.ipc.open_stream(pa.BufferReader(content)) as stream:
-            yield from _numbered(stream)
-    except pa.ArrowException as error:
-        raise RowError(None, f"this is no Arrow stream: {error}") from error
-
-
-def _numbered(batches: Iterator[Any]) -> Iterator[tuple[int, Row]]:
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
-
-
-_READERS: Final[Mapping[str, Callable[[bytes], Iterator[tuple[int, Row]]]]] = {
+_READERS: Final[Mapping[str, Callable[[bytes], Iterator[tuple[int, int, Row]]]]] = {
     ".jsonl": _json_lines,
     ".csv": _csv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
 }

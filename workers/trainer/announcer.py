@@ -11,8 +11,9 @@
         it is gone -------------------------> VersionRefused, with the versions that are kept
     what came after a version is discarded -> this incarnation ends, and a new one begins from its checkpoint
 
-Staging copies, in the engine's thread where the weights are the engine's. The checkpoint of a version that was brought
-back is held until another one is brought back, so that it is not removed while explorers may be told to take it.
+Staging packs, in the engine's thread where the weights are the engine's, and copies what no file will have. The
+checkpoint of a version that was brought back is held until another one is brought back, so that it is not removed while
+explorers may be told to take it.
 """
 
 import asyncio
@@ -116,7 +117,8 @@ class Announcer:
             "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._who.model}
         ) as span:
             async with self._staging:
-                checksum = await self._thread.call(lambda: self._publisher.stage(version, self._weights.now()))
+                folder = self._weights.folder_of(self._directory, version)
+                checksum = await self._thread.call(lambda: self._publisher.stage(version, self._weights.now(), folder))
         self._publication.published(version, checksum)
         self._spans[version] = span
         self.staged_version = version
@@ -129,6 +131,7 @@ class Announcer:
             return
         # Whoever takes the version does so for the reason that it was staged for.
         with trace.use_span(self._spans.pop(version), record_exception=False, set_status_on_exception=False):
+            await asyncio.to_thread(self._publisher.durable, version)
             await self._tell(step, publish=True, checksum=self._publication.checksum(version))
         # Heartbeats tell of it only behind this: the coordinator asks for what it has not heard of.
         self.published_version = version
@@ -194,7 +197,9 @@ class Announcer:
             async with self._staging:
                 # Not before: the names of tensors are made anew while a version is staged.
                 tensors = self._weights.of_checkpoint(folder)
-                checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)
+                kept = self._weights.folder_of(self._directory, version)
+                checksum = await asyncio.to_thread(self._publisher.stage, version, tensors, kept)
+                await asyncio.to_thread(self._publisher.durable, version)
             self._held.close()
             self._held = held.pop_all()
         return checksum
@@ -222,6 +227,8 @@ class Announcer:
             seconds=last.seconds,
             skipped=[batch for batch in progress.skipped if again is None or batch.step <= again],
             rollback=self._who.rollback,
+            dtype=str(self._engine.dtype).removeprefix("torch."),
+            source=progress.source,
         )
         if publish and again is None:
             self._published = step

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, required
+from trinity_bus.hub import source_of
 from trinity_bus.training import checkpoint, layout_rules, resume
 from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress
+from trinity_bus.training.checkpoint.manifest import read_manifest
 from trinity_bus.training.digests import model_digest
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ConversionError
@@ -96,12 +98,21 @@ def load_engine(
     progress = engine.load_latest(directory)
     if progress is None and origin is not None:
         progress = engine.load_latest(origin.directory, through=origin.through)
-    engine.progress = engine.progress.model_copy(update={"run": run, "settings": shaping})
+    engine.progress = engine.progress.model_copy(
+        update={"run": run, "settings": shaping, "source": _named(engine.source)}
+    )
     if progress is None:
         log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
     else:
         log.info("going on after step %d", progress.step)
     return engine
+
+
+def _named(source: Path) -> str | None:
+    """Return the name on a hub of the model that training began with; of a checkpoint, that which it came of."""
+    if (source / checkpoint.PROGRESS).exists():
+        return read_manifest(source).progress.source
+    return source_of(source)
 
 
 def check(
@@ -178,8 +189,12 @@ def _engine_type(settings: Settings) -> "type[MegatronEngine | TorchEngine]":
 
 
 def _make(settings: Settings, followers: Followers | None) -> TrainingEngine:
-    if followers is None or settings.trainer.engine == "torch":
-        return _engine_type(settings)(settings.trainer)
+    from trinity_bus.training.micro_batch import fitted
+
+    source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
+    trainer = fitted(settings.trainer, read_shape(source), settings.mesh.max_model_len)
+    if followers is None or trainer.engine == "torch":
+        return _engine_type(settings)(trainer)
     from trinity_bus.training.multi_rank_engine import MultiRankEngine
 
-    return MultiRankEngine(settings.trainer, followers)
+    return MultiRankEngine(trainer, followers)

@@ -1,5 +1,6 @@
 """Errors of the trainer service."""
 
+import shlex
 from pathlib import Path
 
 from trinity_bus.errors import TrinityError
@@ -16,7 +17,7 @@ class LineageEndedError(TrinityError):
 
 def way_out(batch_id: str) -> str:
     """Return what an operator can do about a batch that cannot be trained on, as the end of a message."""
-    return f"`trinity-bus batches skip {batch_id} --reason ...` has the trainer pass over it"
+    return f"`trinity-bus batches skip {shlex.quote(str(batch_id))} --reason ...` has the trainer pass over it"
 
 
 def diverged(skipped: int, step: int, directory: Path) -> TrainingError:

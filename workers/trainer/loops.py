@@ -131,7 +131,7 @@ class Trainer:
             producer=producer,
             thread=thread,
             engine=engine,
-            published=published_of(engine, settings.trainer),
+            published=published_of(engine, settings),
             publisher=publisher,
             publication=self._publication,
         )

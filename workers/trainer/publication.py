@@ -67,8 +67,24 @@ class Publisher(Server, Protocol):
         """Host and port for ``ModelVersion``."""
         ...
 
-    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
-        """Make a copy of a version that can be had from now on; its checksum."""
+    def stage(
+        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
+    ) -> str:
+        """Make a version one that can be had from now on; its checksum.
+
+        Args:
+            version: Its number.
+            named_tensors: All of it.
+            folder: Whose files have the same tensors once it is announced, so that no copy need be kept.
+        """
+        ...
+
+    def durable(self, version: int) -> None:
+        """Note that the files of a staged version are there, before it is announced.
+
+        Raises:
+            WeightTransferError, OSError: They are not.
+        """
         ...
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trinity_bus.config import TrainerSettings
-from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
+from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.training.checkpoint.folders import ADAPTER, STATE, folder_of
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.base import BASE, identity
@@ -44,10 +44,27 @@ class PublishedTensors(Protocol):
         """
         ...
 
+    def folder_of(self, directory: Path, version: int) -> Path | None:
+        """Return the folder whose files have the very tensors of a version by the time that it is announced.
 
-def published_of(engine: TrainingEngine, settings: TrainerSettings) -> PublishedTensors:
+        Args:
+            directory: Of checkpoints.
+            version: Its number.
+
+        Returns:
+            It; None where there is none, or they are other ones.
+        """
+        ...
+
+
+def published_of(engine: TrainingEngine, settings: Settings) -> PublishedTensors:
     """Return what the settings want to be published."""
-    return AdapterAlone(engine, settings) if settings.adapter_rank else MergedWeights(engine)
+    trainer = settings.trainer
+    if trainer.adapter_rank:
+        return AdapterAlone(engine, trainer)
+    # What was not trained yet is the model's own files, unless it has been rounded on the way through the engine.
+    is_as_read = settings.synchronizer.sync_dtype == "same" and not trainer.lora_rank
+    return MergedWeights(engine, durable=trainer.publish == "durable", is_as_read=is_as_read)
 
 
 class MergedWeights:
@@ -55,12 +72,16 @@ class MergedWeights:
 
     Args:
         engine: Has them.
+        durable: Whether what is announced has a checkpoint.
+        is_as_read: Whether version 0 has the very tensors of the model that was begun with.
     """
 
     file = WEIGHTS
 
-    def __init__(self, engine: TrainingEngine) -> None:
+    def __init__(self, engine: TrainingEngine, *, durable: bool = False, is_as_read: bool = False) -> None:
         self._engine = engine
+        self._durable = durable
+        self._is_as_read = is_as_read
         self._names: list[str] = []
         """In the engine's order."""
 
@@ -74,6 +95,12 @@ class MergedWeights:
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
         """See :class:`PublishedTensors`."""
         return read_tensors(folder / WEIGHTS, tuple(self._names))
+
+    def folder_of(self, directory: Path, version: int) -> Path | None:
+        """See :class:`PublishedTensors`."""
+        if version == 0:
+            return self._engine.source if self._is_as_read else None
+        return folder_of(directory, version) if self._durable else None
 
 
 class AdapterAlone:
@@ -104,6 +131,9 @@ class AdapterAlone:
         for name, tensor in read_tensors(folder / STATE, [ADAPTER + name for name in self._names]):
             yield name.removeprefix(ADAPTER), self._scaled(name, tensor)
         yield self._base
+
+    def folder_of(self, directory: Path, version: int) -> None:
+        """See :class:`PublishedTensors`: in files it is not scaled."""
 
     def _scaled(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
         return tensor * self._scale if name.endswith(".lora_B.weight") else tensor

@@ -11,9 +11,9 @@
                                              fetch the experiences that its manifest names, check them
                                              choose what of them is trained on ----------------------> steps
                                              train           (a thread; the event loop stays free)
-                                             copy weights, optimizer, generators, offset: the checkpoint is written
-                                               beside the next step, and appears by one rename
-                                             stage weights   (copies them; the next step may change them)
+                                             begin a checkpoint: weights, optimizer, generators, offset are written
+                                               beside the next step's passes, and it appears by one rename
+                                             stage weights   (hashes them; copies where no checkpoint will have them)
                                              StepTrained ----------------------------------------------> events
                                                when, says workers/trainer/publishing.py
     model-versions -- for this incarnation --> send the weights to its members       (threads, while training goes on)
@@ -256,6 +256,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
         batches = await bus.identity(BATCHES)
         log.info("loading %s", settings.trainer.model_path)
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
+        log.info("training in %s on %s", str(engine.dtype).removeprefix("torch."), engine.device_type)
         try:
             async with bus.producer() as producer, FigureLog(bus) as figures:
                 steps = StepLog.of(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, RequestRefusedError
-from trinity_bus.inference.launch import launch
+from trinity_bus.inference.launch import _configuration, launch
 from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
@@ -119,6 +121,26 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield made
         runner.run(made.engine.stop())
         made.publisher.close()
+
+
+def test_options_that_are_refused_are_options_and_all_that_is_decided_is_among_them(rig: Rig) -> None:
+    from vllm import AsyncEngineArgs
+
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    refused = [name for names in REFUSED_ENGINE_OPTIONS for name in names]
+    for name in refused:
+        assert name in known or (name.endswith("_") and any(one.startswith(name) for one in known)), name
+    decided: set[str] = set()
+
+    def note(arguments: dict[str, Any], *_: object, **__: object) -> None:
+        decided.update(arguments)
+        raise EngineStartError("that is all")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trinity_bus.inference.launch._add_options", note)
+        with pytest.raises(EngineStartError, match="that is all"):
+            _configuration(ExplorerSettings(model_path=str(rig.path), adapter_rank=8), str(rig.path))
+    assert decided - set(refused) - {"kv_cache_memory_bytes", "max_loras", "max_lora_rank"} == set()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="engines on GPUs tell routes")
@@ -412,7 +434,7 @@ def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:
             await request
         return await rig.engine.wait_dead()
 
-    assert "gone" in str(rig.run(kill()))
+    assert "gone: it was ended by SIGKILL; if nobody did that, memory was short" in str(rig.run(kill()))
     with pytest.raises(EngineDeadError):
         rig.generate()
 

@@ -117,7 +117,7 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(
             tensors = {name: weights(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
         save_file({"exp_avg.model.norm.weight": torch.ones(3)}, folder / "optimizer.safetensors")
         write_companions(folder, models[1], None)
-        hf_folder.write_weights(folder, tensors.items())
+        hf_folder.write_weights(folder, tensors.items)
         written = checkpoint.commit(directory, TrainingProgress(step=7, version=7), WrittenBy(dtype="float32"), keep=2)
         publisher = CheckpointPublisher(directory)
         checksum = publisher.stage(7, tensors.items())

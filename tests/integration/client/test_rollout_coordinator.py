@@ -13,7 +13,7 @@ from tests.support.mesh.client_fleet import Fleet, fleet, held, tasks
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.client import RolloutCoordinator
+from trinity_bus.client import RolloutCoordinator, Scheduler
 
 pytestmark = pytest.mark.integration
 
@@ -145,3 +145,37 @@ async def test_a_coordinator_that_is_killed_is_answered_for_by_the_next(mesh: Me
             await mesh_of.answer("1#h0")
             assert (await waiting)["finished_task_count"] == 4
             assert (await client.finalize_train_batch(2))["finished_task_count"] == 2
+
+
+async def test_what_a_scheduler_gave_is_trained_on_once_it_is_processed(mesh: Mesh) -> None:
+    async with (
+        fleet(mesh, batch_size=3) as mesh_of,
+        Scheduler(mesh_of.settings) as scheduler,
+        RolloutCoordinator(mesh_of.settings) as client,
+    ):
+        scheduler.schedule(tasks(3), 1)
+        _, payloads = await scheduler.get_payload_results(1)
+        assert (await client.process_experiences(payloads))["experience_pipeline/experience_count"] == 3.0
+        await mesh_of.trainer.until_trained(1)
+        manifest = mesh_of.trainer.trained[0].manifest
+        assert [entry.task_id.partition("#")[2] for entry in manifest] == ["t0@0", "t1@0", "t2@0"]
+        assert [entry.status for entry in manifest] == ["completed"] * 3
+        with pytest.raises(ValueError, match=r"3 of 3 contributions are refused: .*known_task"):
+            await client.process_experiences(payloads)
+
+
+async def test_batches_are_trained_in_the_order_of_submission_behind_a_backlog(mesh: Mesh) -> None:
+    async with (
+        fleet(mesh, max_open_tasks=2, max_inflight_batches=2) as mesh_of,
+        RolloutCoordinator(mesh_of.settings) as client,
+    ):
+        await client.submit_batch(batch_id=0, tasks=held(2), batch_type="train")
+        await mesh_of.orders("h0")
+        await asyncio.gather(
+            *(client.submit_batch(batch_id=n, tasks=tasks(3), batch_type="train") for n in range(1, 31))
+        )
+        for name in ("h0", "h1"):
+            await mesh_of.orders(name)
+            await mesh_of.answer(name)
+        await mesh_of.trainer.until_trained(31)
+        assert [batch.batch_id for batch in mesh_of.trainer.trained] == [str(number) for number in range(31)]

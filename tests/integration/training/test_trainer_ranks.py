@@ -29,7 +29,7 @@ from tests.integration.training.trainers import (
 )
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings, TrainerSettings
+from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.runtime.process import start_time
 from trinity_bus.training import parallel
 from trinity_bus.training.megatron_engine import MegatronEngine
@@ -171,7 +171,7 @@ async def test_an_adapter_of_two_ranks_is_published_as_its_checkpoint_has_it(tmp
 
     def publish(followers: Followers) -> None:
         engine = MultiRankEngine(settings, followers)
-        published = published_of(engine, settings)
+        published = published_of(engine, Settings(trainer=settings))
         assert isinstance(published, AdapterAlone)
         untrained = checksum_of(published.now())
         engine.train_step(batches_of(1)[0])

@@ -111,9 +111,9 @@ class FakeReader:
     """Stands in for ``trinity_bus.bus.Reader``."""
 
     def __init__(
-        self, log: FakeLog, topics: Sequence[Topic], start: Any, expect: Sequence[type] | None, key: str | None = None
+        self, log: FakeLog, topics: Sequence[Topic], start: Any, expect: Sequence[type] | None, key: Any = None
     ) -> None:
-        self._key = None if key is None else key.encode()
+        self._keys = None if key is None else {one.encode() for one in ([key] if isinstance(key, str) else key)}
         self._log = log
         self._topics = topics
         self._start = start
@@ -174,7 +174,7 @@ class FakeReader:
                 taken += [
                     receive(topic, record, expect)
                     for record in records[self._next[place] :]
-                    if self._key in (None, record.key)
+                    if self._keys is None or record.key in self._keys
                 ]
                 self._next[place] = len(records)
         return taken
@@ -211,7 +211,7 @@ class FakeBus:
         *topics: Topic,
         start: Any = "end",
         expect: Sequence[type] | None = None,
-        key: str | None = None,
+        key: Any = None,
         partitions: Sequence[int] | None = None,
         gather_s: float | None = None,  # its records are there at once
     ) -> FakeReader:

@@ -30,9 +30,13 @@ class Incarnation:
         self._checkpoint = checkpoint
         self._producer = producer
         self._incarnation = uuid.uuid4().hex
-        state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "offset": 0}
+        state = (
+            json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "offset": 0, "batch_id": None}
+        )
         self.step: int = state["step"]
         self.offset: int = state["offset"]
+        self.batch_id: str | None = state["batch_id"]
+        """What the last step was taken on."""
 
     async def train(self, batch: BatchRecord, offset: int) -> None:
         """Takes a record of ``batches`` in."""
@@ -40,9 +44,10 @@ class Incarnation:
             if batch.sequence != self.step + 1:
                 raise TrinityError(f"after step {self.step} comes a batch of sequence {batch.sequence}")
             self.step += 1
+            self.batch_id = batch.batch_id
         self.offset = offset + 1
         half = self._checkpoint.with_suffix(".tmp")
-        half.write_text(json.dumps({"step": self.step, "offset": self.offset}))
+        half.write_text(json.dumps({"step": self.step, "offset": self.offset, "batch_id": self.batch_id}))
         half.replace(self._checkpoint)
 
     async def publish(self) -> None:
@@ -53,6 +58,7 @@ class Incarnation:
             model="policy",
             step=self.step,
             version=self.step,
+            batch_id=self.batch_id,
             publish=True,
             checksum=f"checksum-{self.step}",
             master_address="127.0.0.1",

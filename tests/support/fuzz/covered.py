@@ -42,7 +42,8 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "trinity_bus/bus/frames.py": "tests/unit/bus/test_batches.py",
     "workers/task_lines.py": "tests/unit/task_lines",
     "workers/taskset/description.py": "tests/unit/taskset/test_dataset.py",
-    "workers/taskset/rows.py": "tests/attacks/test_37_data_sets_that_are_none.py",
+    "workers/taskset/columns_main.py": "tests/attacks/test_50_damaged_data_sets.py",
+    "workers/taskset/rows.py": "tests/attacks/test_50_damaged_data_sets.py",
 }
 """Damaged by tests of their own."""
 
@@ -63,6 +64,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/training/checkpoint/notes.py": "notes of the same trainer, in the folder that it holds",
     "trinity_bus/training/companions.py": "the user's model",
     "trinity_bus/training/families/": "the user's model",
+    "trinity_bus/hub.py": "the user's model",
     "trinity_bus/training/hf_folder.py": "the user's model",
     "trinity_bus/training/needs.py": "progress.json, of which any error means that all is needed",
     "trinity_bus/training/rank": "between the ranks of one trainer",

@@ -25,8 +25,15 @@ class Mesh:
         self.started = 0
 
     @contextlib.contextmanager
-    def coordinator(self, synchronizer: Mapping[str, object] | None = None, **settings: object) -> Iterator[Child]:
-        """A coordinator process."""
+    def coordinator(
+        self,
+        synchronizer: Mapping[str, object] | None = None,
+        *,
+        module: str = "workers.cli.app",
+        environment: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> Iterator[Child]:
+        """A coordinator process; of another module, and with more variables, where these are given."""
         self.started += 1
         log = self.folder / f"coordinator-{self.started}.log"
         values = {"batch_size": 4, "tick_s": 0.05, "explorer_timeout_s": 5, **settings}
@@ -37,8 +44,9 @@ class Mesh:
             "TRINITY_BUS_TELEMETRY__RUN_DIR": str(self.folder),
             **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
             **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},
+            **(environment or {}),
         }
-        command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
+        command = [sys.executable, "-W", "error", "-m", module, "run", "coordinator"]
         with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
             yield child
 

@@ -189,7 +189,7 @@ def losses(subject: Subject) -> None:
             ours = engine.train_step(batch(step))
             assert ours.keys() == theirs.keys(), name
             for metric in theirs.keys() - {"seconds", "micro_batches"}:
-                assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (name, step, metric)
+                assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-4), (name, step, metric)
         for tensor_name, tensor in engine.hf_tensors():
             # Rounding shows where AdamW divides a gradient that is next to nothing by itself.
             difference = (tensor - reference.weights[tensor_name]).abs()
@@ -224,7 +224,7 @@ def logits(subject: Subject) -> None:
         indices: Sequence[int], arrays: PackedArrays, found: torch.Tensor, *, non_loss_data: bool
     ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
         del non_loss_data
-        return indices, arrays, found[0]
+        return indices, arrays, engine._runner.output_states(found) @ engine._runner.output_weight.T
 
     with torch.no_grad():
         outputs = engine._runner.run(mine, collect, token_weight=0.0, forward_only=True)
@@ -328,8 +328,8 @@ def replayed_routes(subject: Subject) -> None:
         np.testing.assert_allclose(found[number], logp.detach().numpy(), atol=1e-5)
         (logp * torch.from_numpy(sample.mask)).sum().backward()
 
-    def loss(_: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
-        logprobs, _ = engine._runner.token_logprobs(logits, arrays)
+    def loss(_: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor) -> Any:
+        logprobs, _ = engine._runner.token_logprobs(hidden, arrays)
         return (logprobs * torch.from_numpy(arrays.weight)).sum(), torch.ones((), dtype=torch.int), torch.zeros(())
 
     for chunk in engine._runner.chunks:

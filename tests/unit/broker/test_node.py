@@ -6,6 +6,8 @@ import socket
 import struct
 import sys
 import threading
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,29 @@ def test_claim_makes_the_folder_and_locks_it(folder: Folder) -> None:
             pass
     with claim(folder):
         assert folder.kafka.is_dir()
+
+
+@pytest.mark.parametrize("started", [0, None])
+def test_claim_waits_for_a_broker_that_dies(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, started: int | None
+) -> None:
+    """One that has ended (another process has its id), and one whose command was killed just now."""
+    holder = ExitStack()
+    holder.enter_context(claim(folder))
+    with pytest.raises(DataFolderInUseError), claim(folder):
+        pass
+    own = this_process(background=False)
+    write_state(folder, own if started is None else replace(own, started=started))
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            holder.close()
+
+    monkeypatch.setattr("trinity_bus.broker.node.time.sleep", sleep)
+    with claim(folder):
+        assert len(waited) == 3
 
 
 def test_claim_refuses_a_folder_of_something_else(folder: Folder) -> None:

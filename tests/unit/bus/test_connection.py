@@ -11,11 +11,12 @@ from aiokafka.errors import KafkaConnectionError
 
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, internals
-from trinity_bus.bus.connection import check_reachable, wait_reachable
+from trinity_bus.bus.connection import check_reachable, kafka_errors, wait_reachable
 from trinity_bus.bus.internals import LogClient
 from trinity_bus.bus.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BrokerUnreachableError
+from trinity_bus.errors import BrokerUnreachableError, BusError, ConfigError
+from workers.coordinator.upset import is_upset
 
 type Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -130,3 +131,27 @@ async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
             await check_reachable(kafka, "test")
         (connection,) = made
         assert connection._closed_fut.done()
+
+
+@pytest.mark.parametrize("error", [AssertionError("COMMITTING -> ABORTING"), KeyError(3), asyncio.CancelledError()])
+async def test_whatever_the_client_library_raises_is_an_error_of_the_log(error: BaseException) -> None:
+    with pytest.raises(BusError, match=r"^commit: ") as raised, kafka_errors("commit"):
+        raise error
+    assert not is_upset(raised.value)
+
+
+async def test_an_error_of_ours_stays_what_it_is() -> None:
+    with pytest.raises(ConfigError), kafka_errors("commit"):
+        raise ConfigError("no")
+
+
+async def test_who_is_told_to_stop_is_stopped() -> None:
+    async def commit() -> None:
+        with kafka_errors("commit"):
+            await asyncio.Event().wait()
+
+    committing = asyncio.create_task(commit())
+    await asyncio.sleep(0)
+    committing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await committing

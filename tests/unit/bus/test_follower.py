@@ -32,6 +32,20 @@ class KeptReader(FakeReader):
         return await super().batch(timeout_s)
 
 
+async def test_one_that_is_stopped_at_once_leaves_no_reader_open() -> None:
+    reader = FakeReader(FakeLog(), [TASKS], "end", None)
+    stopped: list[bool] = []
+
+    async def stop() -> None:
+        stopped.append(True)
+
+    reader.stop = stop  # type: ignore[method-assign]
+    follower = TopicFollower(lambda _: cast("Reader", reader), lambda _: None, lambda _: None)
+    await follower.start()
+    await follower.stop()
+    assert stopped
+
+
 async def test_what_was_deleted_before_it_was_read_is_counted_and_reading_that_stands_still_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,10 @@ from typer.testing import CliRunner
 from workers.cli.tasks import app
 from workers.taskset.description import DatasetError
 
-SETS = '[[train]]\npath = "t.jsonl"\n[[eval]]\nname = "held-out"\npath = "t.jsonl"\nrepeat_times = 4\n'
+SETS = (
+    '[[train]]\npath = "t.jsonl"\n[[eval]]\nname = "held-out"\npath = "t.jsonl"\nrepeat_times = 4\n'
+    "sampling = { temperature = 0.6 }\n"
+)
 LINE = '{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
 
 

@@ -24,7 +24,7 @@ from schemas.topics import TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.mesh.records import record_of
-from trinity_bus.client import Scheduler
+from trinity_bus.client import RolloutCoordinator, Scheduler, Synchronizer
 from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
 from trinity_bus.errors import BusError, NoCoordinatorError, SendError
@@ -363,6 +363,28 @@ async def test_limits_of_attempts_are_those_that_the_coordinator_tells() -> None
         assert mesh.scheduler.dynamic_timeout() == 12.0
         assert mesh.scheduler.dynamic_timeout(3.0) == 3.0
         assert mesh.scheduler.dynamic_timeout(99.0) == 12.0
+
+
+async def test_a_limit_that_is_asked_for_holds_while_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Mesh().running() as mesh:
+        heartbeat = mesh.scheduler._coordinator().model_copy(update={"dynamic_timeout_s": 30.0})
+        monkeypatch.setattr(mesh.scheduler, "_coordinator", lambda: heartbeat)
+        assert mesh.scheduler.dynamic_timeout() == heartbeat.max_timeout_s == 30.0
+        assert [mesh.scheduler.dynamic_timeout(asked) for asked in (3.0, 60.0)] == [3.0, 60.0]
+
+
+def test_models_that_are_given_are_not_used_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    Scheduler(Settings())
+    RolloutCoordinator.get_actor(Settings())
+    assert not caplog.messages
+    for make in (Scheduler, RolloutCoordinator, RolloutCoordinator.get_actor):
+        make(Settings(), ["a model"], [["a judge"]])
+    Synchronizer(Settings(), "an actor")
+    assert len(caplog.messages) == 4
+    assert {message.split(":")[0] for message in caplog.messages} == {
+        "models and actors that a client is given are not used"
+    }
+    assert Synchronizer.get_actor(Settings(), "another")._settings.kafka.namespace == "another"
 
 
 async def test_states_of_runners_are_told_by_their_names(caplog: pytest.LogCaptureFixture) -> None:

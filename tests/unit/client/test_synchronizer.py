@@ -116,7 +116,7 @@ async def test_the_states_of_explorers_are_counted() -> None:
             beat = ExplorerHeartbeat(explorer=f"e{number}", incarnation="1", state=state, slots=1, model_version=number)
             await rig.say(beat)
         await rig.until(lambda: sum(client.get_explorer_status_counts().values()) == 3)
-        assert client.get_explorer_status_counts() == {"ready": 2, "syncing": 1}
+        assert client.get_explorer_status_counts() == {"running": 2, "require_sync": 1}
         assert client.serving(1) == ["e1"]
 
 

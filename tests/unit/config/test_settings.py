@@ -18,6 +18,7 @@ from trinity_bus.config import (
     secret_variables,
     setting_paths,
 )
+from trinity_bus.config.given import read_given
 from trinity_bus.errors import ConfigError, TrinityError
 
 
@@ -341,3 +342,29 @@ def test_an_explorer_follows_the_trainer_where_there_is_one() -> None:
     judge = explorer("both", follows="none", pool="judge")
     assert (judge.first_version, judge.served_model, judge.is_in_own_pool) == (-1, "judge", False)
     assert explorer("both", pool="long").served_model == "policy"
+
+
+@pytest.mark.parametrize(
+    ("setting", "option", "why"),
+    [
+        ("explorer.engine_options", "seed", "set explorer.seed"),
+        ("explorer.engine_options", "data_parallel_size_local", "start more explorers"),
+        ("explorer.engine_options", "logprobs_mode", "log-probabilities must be those"),
+        ("explorer.engine_options", "kv_transfer_config", "must not outlive its version"),
+        ("trainer.optimizer_options", "lr", "set trainer.learning_rate"),
+        ("trainer.optimizer_options", "muon_momentum", "the state of AdamW"),
+    ],
+)
+def test_options_that_would_break_a_promise_are_refused_with_the_reason(setting: str, option: str, why: str) -> None:
+    settings, wrong = read_given({setting: {option: 1}})
+    assert settings is None
+    assert f"{option} cannot be set: " in wrong[setting]
+    assert why in wrong[setting]
+
+
+def test_other_options_are_passed_through() -> None:
+    given = {"block_size": 32, "compilation_config": {"mode": 0, "sizes": [1, 2]}}
+    settings, wrong = read_given({"explorer.engine_options": given, "trainer.optimizer_options": {"adam_eps": 1e-6}})
+    assert settings is not None, wrong
+    assert settings.explorer.engine_options == given
+    assert settings.trainer.optimizer_options == {"adam_eps": 1e-6}

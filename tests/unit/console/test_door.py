@@ -201,6 +201,16 @@ async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monk
             assert second.status == 503
 
 
+async def test_one_visitor_does_not_take_the_streams_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.console.live.MAX_OF_ONE", 1)
+    async with with_tokens(tmp_path) as client:
+        operator, viewer = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, VIEWERS))
+        async with client.get("/live", headers=viewer) as first, client.get("/live", headers=viewer) as second:
+            assert (first.status, second.status) == (200, 503)
+            async with client.get("/live", headers=operator) as other:
+                assert other.status == 200
+
+
 async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> None:
     kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here")
     there = Console(Settings(kafka=kafka, console=ConsoleSettings(folder=tmp_path, port=0)))

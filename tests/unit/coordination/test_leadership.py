@@ -71,9 +71,28 @@ def test_one_that_is_fenced_after_it_has_led_is_at_its_end() -> None:
         now += STEP_S
         one.committed(now)
     one.fenced(now)
+    one.progress(now, one.entry("active"))
+    assert one.role is Role.STANDBY, "nobody has taken over: its transaction was open for too long"
+    one.progress(now, OTHER)
     assert one.role is Role.FENCED
     with pytest.raises(LeadershipError, match="me is fenced"):
         one.is_due(now)
+
+
+def test_one_whose_transaction_was_open_for_too_long_leads_again() -> None:
+    one = leadership()
+    now = 0.0
+    for _ in range(5):
+        one.take_over(now)
+        one.lead(now)
+        for _ in range(20):
+            now += STEP_S
+            one.committed(now)
+        one.fenced(now)
+        one.progress(now, one.entry("active"))
+        while not one.is_due(now):
+            now += STEP_S
+    assert now < 20.0
 
 
 def test_one_that_loses_a_race_stands_by_again_and_longer_each_time() -> None:

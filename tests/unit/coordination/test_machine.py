@@ -8,9 +8,12 @@ from schemas import (
     Cancel,
     ExplorerLeft,
     RunningAttempt,
+    Sampling,
+    Task,
     TrainerHeartbeat,
 )
 from schemas.batch_names import escaped
+from schemas.errors import RecordError
 from tests.support.simulation.harness import (
     TRACE,
     Harness,
@@ -29,6 +32,7 @@ from trinity_bus.coordination import (
     Dismiss,
     Effect,
     Fact,
+    RejectTask,
     SendOrder,
     StateError,
     TellPace,
@@ -628,3 +632,32 @@ def test_the_first_tick_of_a_new_machine_decides_nothing() -> None:
     assert machine.handle(Tick(), 0.0) == []
     assert machine.changes() == []
     assert machine.entries() == {}
+
+
+def test_of_batches_that_are_full_the_one_that_was_submitted_first_is_next() -> None:
+    harness = Harness(max_inflight_batches=1)
+    harness.beat()
+    names = [f"b{number}" for number in range(6)]
+    for name in names:
+        harness.submit(name, 1)
+    harness.task("first", batch_id="b0", batch_type="train")
+    for name in reversed(names[1:]):
+        harness.task(f"of-{name}", batch_id=name, batch_type="train")
+    order = []
+    for _ in names:
+        (batch,) = [batch for batch in harness.machine.ledger.batches.values() if batch.state == "running"]
+        order.append(batch.batch_id)
+        harness.restart()
+        harness.abort(batch.batch_id)
+    assert order == names
+
+
+def test_a_greedy_task_of_several_runs_is_refused_by_name() -> None:
+    harness = Harness(group_size=8)
+    harness.beat()
+    (refused,) = [e for e in harness.task("a", sampling=Sampling(temperature=0)) if isinstance(e, RejectTask)]
+    assert "8 runs at temperature 0 are all alike" in refused.detail
+    one = harness.task("b", sampling=Sampling(temperature=0), repeat_times=1)
+    assert not [effect for effect in one if isinstance(effect, RejectTask)]
+    with pytest.raises(RecordError, match="2 runs at temperature 0 are all alike"):
+        Task(workflow="math", prompt="1", sampling=Sampling(temperature=0), repeat_times=2)

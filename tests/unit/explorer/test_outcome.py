@@ -81,12 +81,12 @@ def test_a_run_that_was_timed_by_itself_keeps_its_time() -> None:
     assert result.metrics == [{"time/run_execution": 0.125, "time/task_execution": 0.25}]
 
 
-def test_rollouts_of_one_run_are_its_experiences_and_its_metrics_are_those_of_the_last() -> None:
+def test_rollouts_of_one_run_are_its_experiences_and_its_metrics_are_of_all_of_them() -> None:
     given = [(0, 0.25), (1, 0.5), (0, 0.75)]
     rollouts = [dataclasses.replace(rollout([1], reward, [(0, 5)]), run_id=4 + run) for run, reward in given]
     result = finished(order(), group(rollouts, run_id_base=4), experience=None, seconds=0.0)
     assert (result.status, result.completed_runs, result.total_runs, result.samples) == ("completed", 2, 2, 3)
-    assert [metrics["reward"] for metrics in result.metrics] == [0.75, 0.5]
+    assert [metrics["reward"] for metrics in result.metrics] == [0.5, 0.5]
     half = finished(order(), group(rollouts[::2], run_id_base=4), experience=None, seconds=0.0)
     assert (half.status, half.completed_runs, half.samples) == ("partial", 1, 2)
     assert half.error == "the workflow gave 1 of 2 runs"

@@ -190,6 +190,33 @@ async def test_an_answer_counts_once_under_whatever_tasks_two_gateways_were_told
         assert sorted(coordinator.contributed["one"].covers or ()) == sorted(f"me/{answer}" for answer in answers)
 
 
+async def test_unknown_answers_of_one_client_do_not_hold_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand ids are a few looks, and feedback of another client is taken between them."""
+    monkeypatch.setattr(turn_finder, "_AGAIN_S", 0.0)
+    async with two() as (here, there):
+        answer = await ask_alone(here)
+        await on_the_log(here, 1)
+        look, looks, at_once, most = turn_finder.TurnFinder._look, 0, 0, 0
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal looks, at_once, most
+            looks, at_once = looks + 1, at_once + 1
+            most = max(most, at_once)
+            try:
+                await asyncio.sleep(0)
+                return await look(*arguments)
+            finally:
+                at_once -= 1
+
+        monkeypatch.setattr(turn_finder.TurnFinder, "_look", counted)
+        unknown = [new_answer_id("chatcmpl-", time.time()) for _ in range(1000)]
+        several = (post(there, "/feedback", OTHERS_KEY, msg_ids=unknown, reward=1) for _ in range(4))
+        *refused, taken = await asyncio.gather(*several, post(there, "/feedback", msg_ids=[answer], reward=1))
+        assert ([status for status, _ in refused], taken[1]["counted"]) == ([404] * 4, 1)
+        assert looks <= 4 * 2 * TURNS.partitions + 2
+        assert most <= turn_finder.MOST_OF_ONE + 1
+
+
 async def test_what_no_gateway_has_answered_is_unknown_and_without_a_broker_nobody_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,17 +1,24 @@
-"""An engine ends with its last user, whatever the imports before it have left behind."""
+"""An engine ends with its last user, whatever the imports before it have left behind; what it died of is told."""
 
 import contextlib
 import importlib
+import logging
+import re
+import signal
 import sys
 import threading
 import weakref
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.config.mesh import Dtype, computed_dtype
 from trinity_bus.inference import launch
+from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.errors import EngineStartError
+from trinity_bus.weights.vllm import plugin
 
 
 class FakeEngine:
@@ -59,3 +66,99 @@ def test_an_error_that_an_import_has_kept_does_not_keep_the_engine(monkeypatch: 
     del engine
     assert kept
     assert ended() is None
+
+
+def config_of(device: str, dtype: str) -> Any:
+    """What of vLLM's configuration is looked at."""
+    return SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device), model_config=SimpleNamespace(dtype=f"torch.{dtype}")
+    )
+
+
+FLOAT32 = "set mesh.dtype to float32"
+
+
+@pytest.mark.parametrize(
+    ("codes", "config", "said", "advised"),
+    [
+        ([-signal.SIGILL], config_of("cpu", "bfloat16"), ": it was ended by SIGILL", FLOAT32),
+        ([-signal.SIGSEGV], config_of("cpu", "float16"), ": it was ended by SIGSEGV", FLOAT32),
+        ([-signal.SIGSEGV], config_of("cpu", "float32"), ": it was ended by SIGSEGV", None),
+        ([-signal.SIGSEGV], config_of("cuda", "bfloat16"), ": it was ended by SIGSEGV", None),
+        ([-signal.SIGILL], None, ": it was ended by SIGILL", None),
+        (
+            [0, -signal.SIGKILL],
+            config_of("cuda", "bfloat16"),
+            ": it was ended by SIGKILL",
+            "lower explorer.max_num_seqs",
+        ),
+        ([1], config_of("cpu", "bfloat16"), ": it ended with status 1", None),
+        ([0], config_of("cpu", "bfloat16"), "", None),
+        ([], None, "", None),
+    ],
+)
+def test_a_dead_engine_says_of_what_and_what_to_set(
+    codes: list[int], config: Any, said: str, advised: str | None
+) -> None:
+    told = launch.cause_of_death(codes, config)
+    assert told.startswith(said)
+    assert told[len(said) :] == "" if advised is None else advised in told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_cpu", "computed"),
+    [
+        ("auto", True, "float32"),
+        ("auto", False, "bfloat16"),
+        ("bfloat16", True, "bfloat16"),
+        ("float16", False, "float16"),
+    ],
+)
+def test_types_follow_from_setting_and_device_alone(dtype: Dtype, computed: str, *, on_cpu: bool) -> None:
+    assert computed_dtype(dtype, on_cpu=on_cpu) == computed
+
+
+def test_tensors_of_another_type_are_no_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    vllms = logging.getLogger("vllm.model_executor.models.utils")
+    vllms.addFilter(plugin._is_no_cast)
+    try:
+        vllms.warning("Attempted to load weight %s with dtype %s into parameter with dtype %s", "a", "b", "c")
+        vllms.warning("something else")
+    finally:
+        vllms.removeFilter(plugin._is_no_cast)
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
+
+
+def test_another_type_than_the_trainers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = InferenceEngine(ExplorerSettings())
+    engine._llm = cast("Any", SimpleNamespace(model_config=SimpleNamespace(dtype="torch.bfloat16")))
+    for told in (None, "float32", "float32", "bfloat16"):
+        engine._compare_types(told)
+    assert [record.getMessage()[:60] for record in caplog.records] == [
+        "the trainer computes in float32 and this engine in bfloat16:"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "message"),
+    [
+        ({"block_size": 32}, True, None),
+        ({"blok_size": 32}, True, "blok_size is none; did you mean block_size?"),
+        ({"kv_cache_memory_bytes": 1}, True, "kv_cache_memory_bytes cannot be set on a CPU"),
+        ({"kv_cache_memory_bytes": 1}, False, None),
+        ({"enable_chunked_prefill": True}, True, "enable_chunked_prefill cannot be set on a CPU"),
+        ({"enable_chunked_prefill": True}, False, None),
+    ],
+)
+def test_what_is_passed_through_decides_nothing_that_is_decided_here(
+    options: dict[str, Any], message: str | None, *, on_cpu: bool
+) -> None:
+    arguments: dict[str, Any] = {"model": "m", **({"kv_cache_memory_bytes": 2} if on_cpu else {})}
+    known = ["model", "block_size", "kv_cache_memory_bytes", "enable_chunked_prefill"]
+    settings = ExplorerSettings(engine_options=options)
+    if message is None:
+        launch._add_options(arguments, settings, known, on_cpu=on_cpu)
+        assert arguments.items() >= options.items()
+        return
+    with pytest.raises(EngineStartError, match=rf"^explorer\.engine_options: {re.escape(message)}"):
+        launch._add_options(arguments, settings, known, on_cpu=on_cpu)

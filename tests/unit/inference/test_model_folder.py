@@ -47,8 +47,9 @@ def test_what_only_vllm_can_judge_is_left_to_it(tmp_path: Path, config: dict[str
     check_model(settings(written(tmp_path, config)))
 
 
-def test_a_name_on_a_hub_is_looked_up_by_vllm() -> None:
-    check_model(settings("Qwen/Qwen3-0.6B"))
+def test_a_name_on_a_hub_is_a_folder_before_it_comes_here() -> None:
+    with pytest.raises(ConfigError, match=r"org/model/config\.json does not exist"):
+        check_model(settings("org/model"))
 
 
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ ALLOWED = {
 
 def _constants(module: ast.Module) -> dict[str, float]:
     """Numbers that a module gives a name."""
-    found = {}
+    found: dict[str, float] = {}
     for node in module.body:
         names = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []

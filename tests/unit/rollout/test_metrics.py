@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_bus.rollout.metrics import (
+    Folded,
     aggregate_eval_metrics,
     aggregate_metrics,
     aggregate_run_level_metrics,
@@ -156,3 +157,13 @@ def test_order_of_batches() -> None:
     assert sort_batch_id("5") == (5, 1)
     assert sort_batch_id("x5") == (math.inf, 1)
     assert sort_batch_id("٣") == (math.inf, 1)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8), st.sampled_from(["a", "a:sum", "a:max", "a:min", "a:last"])
+)
+def test_steps_that_come_one_after_the_other_come_to_the_same(values: list[float], key: str) -> None:
+    folded = Folded(key)
+    for value in values:
+        folded.add(value)
+    assert folded.result == pytest.approx(aggregate_run_level_metrics([{key: value} for value in values])[key])

@@ -14,7 +14,7 @@ from workers.explorer.outcome import finished
 
 
 class Steps(SingleRunWorkflow):
-    """Some experiences of each run; what is told of a run is what its last one tells."""
+    """Some experiences of each run; what is told of a run is what all of them tell."""
 
     name = "steps"
 
@@ -28,7 +28,7 @@ class Steps(SingleRunWorkflow):
                 response_token_ids=[2 + step],
                 logprobs=[-1.0],
                 reward=float(run_id),
-                metrics={"step": float(step)},
+                metrics={"step": float(step), "tokens:sum": 10.0 * (step + 1), "step:last": float(step)},
             )
             for step in range(self.steps)
         ]
@@ -77,7 +77,9 @@ async def test_as_many_experiences_as_steps_of_all_runs(
         assert {event.status for event in events} == {"completed"}
         assert sum(event.completed_runs for event in events) == runs
         told = [metrics for event in events for metrics in event.metrics]
-        assert [metrics["step"] for metrics in told] == [steps - 1.0] * runs, "one of each run, that of its last step"
+        assert [metrics["step"] for metrics in told] == [(steps - 1.0) / 2] * runs, "one of each run, of all its steps"
+        assert [metrics["tokens:sum"] for metrics in told] == [5.0 * steps * (steps + 1)] * runs
+        assert [metrics["step:last"] for metrics in told] == [steps - 1.0] * runs
         whole = join_groups([group for group, _ in parts])
         assert Counter(whole.run_ids.tolist()) == dict.fromkeys(range(runs), steps)
         assert sum(event.samples for event in events) == len(whole)

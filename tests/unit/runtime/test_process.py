@@ -17,7 +17,7 @@ import pytest
 from tests.support.mesh.processes import assert_all_gone, family_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime import process
-from trinity_bus.runtime.process import Child, start_time, tail
+from trinity_bus.runtime.process import Child, how_ended, start_time, tail
 
 FAMILY = "setsid sh -c 'echo apart; exec sleep 600' & sh -c 'sleep 600 & echo ready; wait' & wait"
 """A command with children, one of them in a session of its own, which has left the others' when it says so."""
@@ -185,3 +185,9 @@ def test_tail_reads_only_the_end(tmp_path: Path) -> None:
     assert tail(log) == ""
     log.write_bytes(b"x" * 200_000 + b"\nlast but one\n\xff last\n")
     assert tail(log, 2) == "last but one\n\ufffd last"
+
+
+def test_what_a_status_says_is_told_in_words() -> None:
+    assert how_ended(3) == "ended with status 3"
+    assert how_ended(-9) == "was ended by SIGKILL"
+    assert how_ended(-63) == "was ended by signal 63"

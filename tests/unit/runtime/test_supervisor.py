@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.runtime.process import Child, ProcessError
+from trinity_bus.runtime.restarts import SETTINGS_STATUS
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor, activity_of
 
 SLEEP = ("sleep", "600")
@@ -76,16 +77,30 @@ def test_readiness_has_a_limit(tmp_path: Path) -> None:
         supervisor.start(spec)
 
 
-async def test_restarts_as_often_as_allowed(tmp_path: Path) -> None:
+async def test_starts_again_what_has_ended_until_its_reason_stays(tmp_path: Path) -> None:
+    said: list[str] = []
+
     async def until_it_stays_dead(supervisor: Supervisor) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await supervisor.watch()
 
-    with Supervisor(tmp_path) as supervisor:
-        supervisor.launch(ServiceSpec(name="flaky", command=["sh", "-c", "echo run"], restarts=2))
-        with pytest.raises(ServiceDiedError, match="flaky ended with status 0"):
+    with Supervisor(tmp_path, said.append) as supervisor:
+        script = f"echo run; [ $(wc -l <{tmp_path}/logs/flaky.log) -lt 3 ] || exit {SETTINGS_STATUS}"
+        supervisor.launch(ServiceSpec(name="flaky", command=["sh", "-c", script], again=True))
+        with pytest.raises(ServiceDiedError, match=f"flaky ended with status {SETTINGS_STATUS}: a setting is wrong"):
             await until_it_stays_dead(supervisor)
     assert (tmp_path / "logs/flaky.log").read_text() == "run\n" * 3
+    assert [line.partition(";")[0] for line in said] == ["flaky ended with status 0"] * 2
+
+
+async def test_the_end_of_its_work_ends_nobody_else(tmp_path: Path) -> None:
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="brief", command=["true"], again=True, work_ends=True))
+        supervisor.launch(ServiceSpec(name="other", command=SLEEP))
+        while not supervisor.is_done("brief"):
+            supervisor.check()
+            await asyncio.sleep(0.01)
+        assert not supervisor.is_done("other")
 
 
 def test_stages_stop_in_reverse_order(tmp_path: Path) -> None:

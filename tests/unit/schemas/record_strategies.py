@@ -367,6 +367,8 @@ records = st.one_of(
         checkpoint=st.none() | text,
         skipped=skipped,
         rollback=rollbacks,
+        dtype=st.none() | st.sampled_from(["float32", "bfloat16"]),
+        source=st.none() | identifiers,
     ),
     st.builds(
         VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, rollback=rollbacks, sent_at=times
@@ -474,6 +476,8 @@ records = st.one_of(
         asked_by=people,
         metrics=metrics,
         pinned=st.booleans(),
+        dtype=st.none() | st.sampled_from(["float32", "bfloat16"]),
+        source=st.none() | identifiers,
     ),
     st.builds(
         PublishedVersion,
@@ -490,6 +494,7 @@ records = st.one_of(
         seconds=seconds,
         skipped=skipped,
         rollback=rollbacks,
+        source=st.none() | identifiers,
     ),
 )
 

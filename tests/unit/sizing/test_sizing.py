@@ -99,7 +99,9 @@ def test_what_costs_a_copy_of_the_model_is_counted() -> None:
 
 def test_less_is_kept_of_what_is_computed_again_and_of_what_is_split() -> None:
     kept, again, split = (
-        sizes(trainer_memory(QWEN25_7B, settings(**change), 80 * GIB))["activations"]
+        sizes(trainer_memory(QWEN25_7B, settings(trainer__micro_batch_tokens=16_384, **change), 80 * GIB))[
+            "activations"
+        ]
         for change in ({}, {"trainer__recompute": True}, {"trainer__tensor_parallel": 4})
     )
     assert again < kept / 10
@@ -122,7 +124,7 @@ def test_a_model_is_spread_until_it_fits() -> None:
     small = spread(QWEN3_0_6B, settings(), Hardware(trainer_gpus=1, explorer_gpus=1))
     assert small.get("trainer.tensor_parallel", 1) == 1
     large = Hardware(trainer_gpus=4, explorer_gpus=4, gpu_gib=24)
-    found = spread(QWEN25_7B, settings(), large)
+    found = spread(QWEN25_7B, settings(trainer__micro_batch_tokens=16_384), large)
     assert found["trainer.tensor_parallel"] == 4
     assert found["trainer.recompute"] is True
     many = spread(QWEN3_30B, settings(), Hardware(trainer_gpus=8, explorer_gpus=2))

@@ -1,10 +1,13 @@
 """Lines of JSON become tasks, or are told by their number."""
 
+import codecs
 import json
+from typing import Any
 
 import pytest
 
-from schemas import Demonstration, Task
+from schemas import Demonstration, Preference, Task
+from schemas.codec import encode
 from workers.task_lines import BadLine, parse
 
 GOOD = b'{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
@@ -27,6 +30,8 @@ def test_lines_become_tasks() -> None:
         (b'{"schema": "task", "schema_version": 9, "task_id": "t", "workflow": "math", "prompt": ""}\n', "9"),
         (b'{"task_id": "t\xff", "workflow": "math", "prompt": ""}\n', "not_msgpack_or_json"),
         (GOOD, "duplicate_id: task_id 't1' is that of line 1 too"),
+        (b'{"task_id": "t", "workflow": "math", "prompt": "a", "prompt": "b"}\n', "the name 'prompt' is there twice"),
+        (encode(Task(task_id="t", workflow="math", prompt="a")), "bad_line"),
     ],
 )
 def test_a_bad_line_is_told_by_its_number(line: bytes, reason: str) -> None:
@@ -76,3 +81,95 @@ def test_messages_are_taken_as_training_sets_have_them() -> None:
     (bad,) = parse([b'{"example_id": "a", "tools": "{"}'], Demonstration)
     assert isinstance(bad, BadLine)
     assert "cannot be read" in bad.reason
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_line() -> None:
+    assert [item for item in parse([codecs.BOM_UTF8 + GOOD], Task) if isinstance(item, BadLine)] == []
+    assert list(parse([codecs.BOM_UTF8], Task)) == []
+
+
+ASKED = {"role": "user", "content": "6 * 7"}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def told(line: dict[str, Any], kind: type[Demonstration] | type[Preference]) -> Any:
+    """Return the fields of the one record, or why there is none."""
+    (found,) = parse([json.dumps(line).encode()], kind, name="a")
+    if isinstance(found, BadLine):
+        return found.reason
+    return found[1].model_dump(exclude_none=True, exclude_defaults=True, exclude={"example_id"})
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ({"prompt": "6 * 7 =", "completion": " 42"}, {"prompt": "6 * 7 =", "response": " 42"}),
+        ({"prompt": [ASKED], "completion": [said("42")]}, {"messages": [ASKED], "response": "42"}),
+        ({"prompt": [ASKED], "completion": [said("42", name=None)]}, {"messages": [ASKED], "response": "42"}),
+        ({"prompt": [ASKED], "completion": "42"}, {"messages": [ASKED], "response": "42"}),
+        (
+            {"prompt": [ASKED], "completion": [said("42"), ASKED, said("43")]},
+            {"messages": [ASKED, said("42"), ASKED, said("43")]},
+        ),
+        (
+            {"prompt": [ASKED, said("41"), ASKED], "completion": [said("42")]},
+            {"messages": [ASKED, said("41"), ASKED], "response": "42"},
+        ),
+        ({"messages": [ASKED, said("42")]}, {"messages": [ASKED, said("42")]}),
+    ],
+)
+def test_demonstrations_may_be_as_trl_has_them(line: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert told(line, Demonstration) == fields
+
+
+BOTH = {"messages": [ASKED], "chosen": "42", "rejected": "41"}
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ({"prompt": "6 * 7", "chosen": "42", "rejected": "41"}, {"prompt": "6 * 7", "chosen": "42", "rejected": "41"}),
+        ({"prompt": [ASKED], "chosen": [said("42")], "rejected": [said("41")]}, BOTH),
+        ({"chosen": [ASKED, said("42")], "rejected": [ASKED, said("41")]}, BOTH),
+        ({"prompt": "6 * 7", "chosen": [ASKED, said("42")], "rejected": [ASKED, said("41")]}, BOTH),
+    ],
+)
+def test_preferences_likewise(line: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert told(line, Preference) == fields
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "reason"),
+    [
+        (
+            {"prompt": [ASKED, said("41")], "completion": [said("42"), ASKED, said("43")]},
+            Demonstration,
+            "completion is not one message of an assistant, with text alone",
+        ),
+        ({"prompt": [ASKED], "completion": []}, Demonstration, "completion is not one message"),
+        ({"prompt": [ASKED], "completion": [{"x": 1}, 2]}, Demonstration, "messages"),
+        ({"prompt": [1, "a"], "completion": "42"}, Demonstration, "messages"),
+        ({"prompt": "6 * 7", "completion": [said("42")]}, Demonstration, "response"),
+        ({"prompt": "6 * 7", "completion": "42", "response": "41"}, Demonstration, "completion and response"),
+        ({"chosen": [ASKED, said("42")], "rejected": [ASKED, said("42")]}, Preference, "chosen is not one message"),
+        ({"chosen": [said("42")], "rejected": [said("41")]}, Preference, "messages"),
+        ({"chosen": [ASKED, said("42"), ASKED], "rejected": [ASKED, said("41")]}, Preference, "chosen is not one"),
+        (
+            {"prompt": [ASKED], "chosen": [said("42", tool_calls=[{}])], "rejected": [said("1")]},
+            Preference,
+            "chosen is",
+        ),
+        ({"chosen": "6 * 7 = 42", "rejected": "6 * 7 = 41"}, Preference, "exactly one of prompt and messages"),
+    ],
+)
+def test_what_is_no_example_of_theirs_is_told(line: dict[str, Any], kind: Any, reason: str) -> None:
+    assert reason in told(line, kind)
+
+
+def test_an_example_with_a_name_twice_is_told() -> None:
+    (bad,) = parse([b'{"prompt": "a", "response": "b", "response": "c"}'], Demonstration, name="a")
+    assert isinstance(bad, BadLine)
+    assert "the name 'response' is there twice" in bad.reason

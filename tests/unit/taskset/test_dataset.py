@@ -213,3 +213,21 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.jsonl")
     with pytest.raises(DatasetError, match=r"nowhere.toml cannot be read: No such file"):
         load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("rows", "description", "message"),
+    [
+        ({}, '[[eval]]\nname = "a"\npath = "tasks.jsonl"\nrepeat_times = 2\n', "2 runs at temperature 0"),
+        ({"repeat_times": 4}, '[[eval]]\nname = "a"\npath = "tasks.jsonl"\n', "4 runs at temperature 0"),
+        ({"sampling": {"temperature": 0.0}}, '[[train]]\npath = "tasks.jsonl"\n', "never trained on"),
+        ({}, '[[train]]\npath = "tasks.jsonl"\nsampling = { temperature = 0.0 }\n', "never trained on"),
+        ({"repeat_times": 2, "sampling": {"temperature": 0.0}}, '[[train]]\npath = "tasks.jsonl"\n', "2 runs at temp"),
+    ],
+)
+def test_greedy_runs_that_can_never_work_are_named_before_anything_runs(
+    path: Path, rows: dict[str, Any], description: str, message: str
+) -> None:
+    path.write_bytes(lines(line("one", **rows)))
+    with pytest.raises(DatasetError, match=rf"tasks\.jsonl:1: .*{message}"):
+        described(path.parent, description)

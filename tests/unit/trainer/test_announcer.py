@@ -31,6 +31,8 @@ class Engine:
         save_file(dict(self.hf_tensors()), partial / "model.safetensors")
         checkpoint.commit(directory, self.progress, WrittenBy(dtype="float32"), keep=keep)
 
+    dtype = torch.bfloat16
+
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         # In another order than that of their names.
         for name in ("b", "a"):
@@ -52,8 +54,11 @@ class Publisher:
     def keep(self, version: int) -> None:
         self.staging.keep(version)
 
-    def stage(self, version: int, named_tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
-        return self.staging.stage(version, named_tensors).checksum
+    def stage(self, version: int, named_tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> str:
+        return self.staging.stage(version, named_tensors, folder).checksum
+
+    def durable(self, version: int) -> None:
+        self.staging.open(version)
 
 
 class Log:
@@ -73,7 +78,7 @@ class Trainer:
         self.engine, self.log, publisher = Engine(), Log(), Publisher()
         self.staging = publisher.staging
         parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher}
-        parts["published"] = MergedWeights(parts["engine"])
+        parts["published"] = MergedWeights(parts["engine"], durable=True)
         self.announcer = Announcer(
             TrainerIdentity("trainer-0", "trainer-0/grpo", "life-1", "policy"),
             directory=directory,
@@ -114,6 +119,7 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -
     assert isinstance(again, StepTrained)
     assert (again.again, again.publish, again.version, again.step) == (True, True, 1, 1)
     assert {(one.trainer, one.writer) for one in trainer.log.sent} == {("trainer-0", "trainer-0/grpo")}
+    assert {(one.dtype, one.source) for one in trainer.log.sent} == {("bfloat16", None)}
     assert again.checksum == first.checksum
     assert again.checkpoint == first.checkpoint
     assert 1 in trainer.staging.versions

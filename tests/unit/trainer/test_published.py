@@ -27,7 +27,7 @@ def test_a_checkpoint_has_what_was_published(tmp_path: Path, rank: int) -> None:
     base = write_model(tmp_path / "model")
     settings = TrainerSettings(model_path=str(base), lora_rank=2, lora_alpha=6.0, adapter_rank=rank, learning_rate=1e-2)
     engine = TorchEngine(settings)
-    published: PublishedTensors = published_of(engine, settings)
+    published: PublishedTensors = published_of(engine, Settings(trainer=settings))
     assert isinstance(published, AdapterAlone if rank else MergedWeights)
     engine.train_step([make_group()])
     kept = engine.save_checkpoint(tmp_path / "checkpoints", engine.progress).result()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.errors import CheckpointError
 from workers.cli.checkpoints import app
 
 MODEL = {"config.json": '{"torch_dtype": "bfloat16"}', "tokenizer.json": "{}"}
@@ -33,6 +34,46 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
     return run
+
+
+@pytest.mark.parametrize("leads_to", ["secret", "/dev/zero"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json", "model.safetensors"])
+def test_links_that_lead_out_are_not_followed_into_what_is_written(
+    tmp_path: Path, command: Callable[..., Result], name: str, leads_to: str
+) -> None:
+    (tmp_path / "secret").write_text('{"key": "mine"}')
+    weights = tmp_path / "global_step_3" / "actor" / "huggingface"
+    weights.mkdir(parents=True)
+    for file, content in {**MODEL, "model.safetensors": "weights"}.items():
+        (weights / file).write_text(content)
+    (weights / name).unlink(missing_ok=True)
+    (weights / name).symlink_to(tmp_path / leads_to)
+    result = command("convert", weights.parents[1], tmp_path / "out")
+    assert isinstance(result.exception, CheckpointError)
+    assert "leads out of the folder" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_with_a_link_is_damaged(tmp_path: Path, command: Callable[..., Result]) -> None:
+    folder = write(tmp_path / "run", 1)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+    assert command("verify").exit_code == 1
+    (folder / "progress.json").unlink()
+    (folder / "progress.json").symlink_to("/dev/zero")
+    assert command("verify").exit_code == 1
+
+
+def test_a_model_of_the_hubs_cache_is_made_of_links(tmp_path: Path, command: Callable[..., Result]) -> None:
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "1a2b", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name, content in MODEL.items():
+        (blobs / name).write_text(content)
+        (snapshot / name).symlink_to(Path("../../blobs") / name)
+    write(tmp_path / "run", 1, as_hf=False)
+    assert command("convert", 1, tmp_path / "out", "--model", snapshot).exit_code == 0
+    assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
 
 
 def test_they_are_listed_oldest_first(

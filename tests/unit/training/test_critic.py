@@ -13,6 +13,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.micro_batch import MicroBatchBudget
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.step_plan import Update
 from trinity_bus.training.torch_engine import TorchEngine
@@ -26,7 +27,9 @@ RATE = 1e-3
 def make(model_folder: Path) -> Callable[..., Critic]:
     def made(**settings: Any) -> Critic:
         values = {"model_path": str(model_folder), "critic_learning_rate": RATE, "micro_batch_tokens": 24, **settings}
-        return Critic(model_folder, TrainerSettings(**values), ALONE, before_each=lambda: None)
+        return Critic(
+            model_folder, TrainerSettings(**values), ALONE, budget=MicroBatchBudget(24), before_each=lambda: None
+        )
 
     return made
 

@@ -1,4 +1,6 @@
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
+from trinity_bus.config.trainer import REFUSED_OPTIMIZER_OPTIONS
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron import OptimizerConfig
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.rank_engine import RankEngine
 from trinity_bus.training.torch_engine import TorchEngine
@@ -246,3 +250,26 @@ def test_a_step_can_be_given_the_seed_that_it_had(engine: MakeEngine, batches: l
     obeys.train_step(batches[0], seed=0)
     assert not same(weights(was), weights(other))
     assert same(weights(was), weights(obeys))
+
+
+def test_options_reach_the_optimizer(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
+    name = "adam_eps" if engine().NAME == "megatron" else "eps"
+    plain, slow = engine(), engine(optimizer_options={name: 1e6})
+    first = weights(slow)
+    for one in (plain, slow):
+        one.train_step(batches[0])
+    moved = [max(float((after[n] - first[n]).abs().max()) for n in first) for after in (weights(plain), weights(slow))]
+    # What gradients are divided by is at least this.
+    assert moved[0] > 1e-3
+    assert 0 <= moved[1] < 1e-6
+    with pytest.raises(TrainingError, match=rf"optimizer_options: {name}s is none; did you mean {name}\?"):
+        engine(optimizer_options={f"{name}s": 1e-6})
+
+
+def test_options_that_are_refused_are_options() -> None:
+    known = {
+        *inspect.signature(torch.optim.AdamW).parameters,
+        *(field.name for field in fields(OptimizerConfig)),
+    }
+    for name in [name for names in REFUSED_OPTIMIZER_OPTIONS for name in names]:
+        assert name in known or (name.endswith("_") and any(one.startswith(name) for one in known)), name

@@ -59,11 +59,18 @@ def packed(lengths: list[int]) -> PackedSeqParams:
     )
 
 
+def logits_of(
+    built: GPTModel, shape: ModelShape, tokens: torch.Tensor, positions: torch.Tensor, lengths: list[int]
+) -> torch.Tensor:
+    hidden = built(tokens, positions, None, packed_seq_params=packed(lengths))
+    return (hidden @ model.output_weight(built).T)[..., : shape.vocabulary]
+
+
 def test_logits_and_gradients(loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module) -> None:
     (built,), shape = loaded
     tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(17).repeat(3)[None]
-    ours = built(tokens.view(1, -1), positions, None, packed_seq_params=packed([17] * 3)).view(3, 17, -1)
+    ours = logits_of(built, shape, tokens.view(1, -1), positions, [17] * 3).view(3, 17, -1)
     theirs = genuine(tokens).logits
     assert (ours - theirs).abs().max() < 1e-5
     for module, logits in ((built, ours), (genuine, theirs)):
@@ -89,7 +96,7 @@ def test_packed_sequences_do_not_see_each_other(
     sequences = [torch.randint(0, shape.vocabulary, (n,), generator=generator) for n in lengths]
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     with torch.no_grad():
-        ours = built(torch.cat(sequences)[None], positions, None, packed_seq_params=packed(lengths))
+        ours = logits_of(built, shape, torch.cat(sequences)[None], positions, lengths)
         theirs = torch.cat([genuine(sequence[None]).logits[0] for sequence in sequences])[None]
     assert (ours - theirs).abs().max() < 1e-5
 
@@ -110,7 +117,7 @@ def test_a_written_folder_is_a_hugging_face_model(
     from transformers import AutoModelForCausalLM
 
     write_companions(tmp_path, folder, "torch.float32")
-    write_weights(tmp_path, model.hf_tensors(*loaded, layout))
+    write_weights(tmp_path, lambda: model.hf_tensors(*loaded, layout))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     tokens = torch.arange(10)[None]
@@ -161,6 +168,21 @@ def edit(folder: Path, **changes: object) -> None:
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type='yarn'"),
         ({"hidden_size": "big"}, "not a Qwen3 configuration"),
+        ({"hidden_size": "64"}, "hidden_size='64' is no number"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5 is no whole number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' is neither true nor false"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_attention_heads=3 is no multiple of"),
+        ({"model_type": "llama", "hidden_size": 33, "head_dim": None}, "hidden_size=33 is no multiple of"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters of full_attention"),
+        ({"rope_parameters": "default"}, "rope_parameters='default' is no table"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has .*sliding_attention"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized \(fp8\)"),
+        ({"compression_config": {"format": "int-quantized"}}, "its weights are quantized"),
     ],
 )
 def test_another_model_is_refused(
@@ -178,6 +200,19 @@ def test_older_configurations_spell_rope_differently(model_at: Callable[..., Pat
     assert read_shape(folder).rope_theta == 1e6
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_configuration_leaves_out_is_what_transformers_takes(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    whole = read_shape(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    assert read_shape(tmp_path) == whole
+    ours = {"head_dim", "attention_bias", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings"}
+    edit(tmp_path, **dict.fromkeys([*ours, "quantization_config", "layer_types", "hidden_act"]))
+    assert read_shape(tmp_path) == whole
+
+
 def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tmp_path: Path, layout: Layout) -> None:
     with pytest.raises(ConversionError, match="does not exist"):
         read_shape(tmp_path / "nowhere")
@@ -190,7 +225,7 @@ def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tm
     with pytest.raises(ConversionError, match=r"model\.norm\.weight.*\(31,\).*\(32,\)"):
         model.load(built, shape, layout, folder)
     save_file({k: v for k, v in weights.items() if "norm.weight" not in k}, folder / "model.safetensors")
-    with pytest.raises(ConversionError, match=r"lacks the tensor 'model\.layers\.0"):
+    with pytest.raises(ConversionError, match=r"lacks model\.layers\.0"):
         model.load(built, shape, layout, folder)
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ConversionError, match="cannot be read"):

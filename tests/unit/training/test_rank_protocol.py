@@ -137,9 +137,3 @@ def test_the_end_of_a_rank_that_leaves_is_no_loss() -> None:
     roll.ended(1, "ended with status 0")
     assert roll.lost is None
     assert roll.settled
-
-
-def test_what_a_status_says_is_told_in_words() -> None:
-    assert protocol.how_ended(3) == "ended with status 3"
-    assert protocol.how_ended(-9) == "was ended by SIGKILL"
-    assert protocol.how_ended(-63) == "was ended by signal 63"

@@ -32,7 +32,15 @@ class Table(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, *, use_cache: bool) -> SimpleNamespace:
         del use_cache
-        return SimpleNamespace(logits=self.rows[input_ids])
+        return SimpleNamespace(last_hidden_state=self.rows[input_ids])
+
+    def get_decoder(self) -> "Table":
+        return self
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        head = torch.nn.Identity()
+        head.out_features = WORDS
+        return head
 
 
 class TableEngine(TorchEngine):

@@ -45,7 +45,7 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
                 ),
                 *("checkpoint_dir", "publish", "adapter_rank", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
                 *("model_path", "max_tokens", "dtype", "engine"),
-                *("objective_options", "stages"),
+                *("objective_options", "optimizer_options", "stages"),
             }
         ),
     }
@@ -60,6 +60,7 @@ def test_each_difference_is_a_line() -> None:
         dual_clip=3.0,
         advantage_std="none",
         objective_options={"beta": 2},
+        optimizer_options={"adam_eps": 1e-6, "more": [1, {"a": "b"}]},
         total_steps=9,
     )
     assert resume.differences(before, before) == []
@@ -70,6 +71,8 @@ def test_each_difference_is_a_line() -> None:
         "trainer.advantage_std: group -> none",
         "trainer.dual_clip: unset -> 3.0",
         "trainer.objective_options.beta: 1 -> 2",
+        "trainer.optimizer_options.adam_eps: unset -> 1e-06",
+        'trainer.optimizer_options.more: unset -> [1, {"a": "b"}]',
         "trainer.objective_options.gone: true -> unset",
     ]
 

@@ -33,8 +33,9 @@ def model(version: int) -> dict[str, torch.Tensor]:
 class Mesh:
     """A trainer that publishes by one method, and members."""
 
-    def __init__(self, method: str, folder: Path) -> None:
+    def __init__(self, method: str, folder: Path, *, in_files: bool = False) -> None:
         self.directory = folder
+        self.in_files = in_files
         self.publisher: Publisher = make_publisher(
             TrainerSettings(bucket_mib=1),
             SynchronizerSettings(sync_method=method, sync_timeout_s=TIMEOUT_S),
@@ -48,7 +49,10 @@ class Mesh:
         save_file(model(version), partial / "model.safetensors")
         progress = TrainingProgress(step=version, version=version)
         checkpoint.commit(self.directory, progress, WrittenBy(dtype="float32"), keep=3)
-        return version, self.publisher.stage(version, model(version).items())
+        kept = checkpoint.of_step(self.directory, version) if self.in_files else None
+        checksum = self.publisher.stage(version, model(version).items(), kept)
+        self.publisher.durable(version)
+        return version, checksum
 
     def announce(self, published: tuple[int, str], epoch: int, *names: str) -> ModelVersion:
         """Begin to serve a round, as the trainer's service does."""
@@ -76,9 +80,9 @@ class Mesh:
         self.publisher.close()
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=[(method, in_files) for method in METHODS for in_files in (False, True)], ids=str)
 def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mesh]:
-    made = Mesh(request.param, tmp_path)
+    made = Mesh(request.param[0], tmp_path, in_files=request.param[1])
     yield made
     made.close()
 

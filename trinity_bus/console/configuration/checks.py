@@ -76,8 +76,8 @@ class Checks:
 
     refusals: Callable[[str, Sections], Sequence[str]]
     """Says what a service would refuse."""
-    shape: Callable[[str], ModelShape]
-    """Reads a model's folder."""
+    shape: Callable[[str], ModelShape | None]
+    """Reads a model's folder; None of a model that is not here."""
     is_there: Callable[[str], bool]
     """Whether rows are at a path."""
 

@@ -18,6 +18,8 @@ class PlannedService:
     """That it sees. None: it is not told."""
     stage: int = 1
     """Higher ones stop first."""
+    work_ends: bool = False
+    """Whether it ends by itself, with status 0, when its work is done."""
 
 
 def planned(services: Sequence[str], settings: Sections, hardware: Hardware) -> list[PlannedService]:
@@ -30,7 +32,7 @@ def planned(services: Sequence[str], settings: Sections, hardware: Hardware) -> 
     """
     found = [PlannedService("coordinator", ["run", "coordinator"], stage=0)]
     if "trainer" in services:
-        found.append(PlannedService("trainer", ["run", "trainer"], range(hardware.trainer_gpus)))
+        found.append(PlannedService("trainer", ["run", "trainer"], range(hardware.trainer_gpus), work_ends=True))
     if "explorer" in services:
         size = settings.explorer.tensor_parallel_size if hardware.explorer_gpus else 0
         for number in range(hardware.explorers(settings)):
@@ -38,5 +40,5 @@ def planned(services: Sequence[str], settings: Sections, hardware: Hardware) -> 
             arguments = ["--set", f"explorer.name={name}", "run", "explorer"]
             found.append(PlannedService(name, arguments, range(first, first + size)))
     if "taskset" in services:
-        found.append(PlannedService("taskset", ["run", "taskset"], stage=2))
+        found.append(PlannedService("taskset", ["run", "taskset"], stage=2, work_ends=True))
     return found

@@ -6,13 +6,14 @@ table of them does that in a third of the time that the tokenizer takes. Tokens 
 
 from collections.abc import Sequence
 from itertools import accumulate, count, pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from trinity_bus.chat.formats import format_of
 from trinity_bus.console.index.group_rows import Texts, Tokens
+from trinity_bus.errors import ConfigError
+from trinity_bus.hub import model_folder
 from trinity_bus.rollout.tokenizer import load_tokenizer
 
 
@@ -45,10 +46,13 @@ def load_texts(model_path: str | None) -> ModelTexts | str:
     """
     if model_path is None:
         return "samples have no text: set console.model_path to the model's folder, for its tokenizer"
-    if not Path(model_path).is_dir():
-        return f"samples have no text: console.model_path = {model_path!r} is no folder"
     try:
-        return ModelTexts(load_tokenizer(model_path))
+        folder = model_folder(model_path, weights=False)
+        if not folder.is_dir():
+            return f"samples have no text: console.model_path = {model_path!r} is no folder"
+        return ModelTexts(load_tokenizer(str(folder)))
+    except ConfigError as error:
+        return f"samples have no text: {error}"
     except ModuleNotFoundError:
         return "samples have no text: the tokenizer needs transformers, pip install 'trinity-bus[console]'"
     except (OSError, ValueError) as error:

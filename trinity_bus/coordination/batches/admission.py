@@ -7,8 +7,8 @@
                    +--> one is given up when too much waits here, see ``coordination.batches.unfilled``
 
 Full train batches wait for a place in training, and producers take turns: the next place is for whoever has the fewest
-batches in training, see :mod:`trinity_bus.coordination.batches.shares`; of each producer, the batch that was full first
-goes first. Batches that are filled with tasks that name none are never given up.
+batches in training, see :mod:`trinity_bus.coordination.batches.shares`; of each producer, of those that are full the
+batch that was submitted first goes first. Batches that are filled with tasks that name none are never given up.
 """
 
 from collections import OrderedDict, deque
@@ -105,7 +105,7 @@ class Admission:
         if not waiting or len(self._in_training) >= self._max_inflight_batches:
             return
         queues: dict[str, deque[Batch]] = {}
-        for batch in waiting.values():
+        for batch in sorted(waiting.values(), key=lambda batch: batch.number):
             queues.setdefault(batch.owner, deque()).append(batch)
         self._shares.forget_idle(queues)
         while queues and len(self._in_training) < self._max_inflight_batches:

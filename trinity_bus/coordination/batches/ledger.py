@@ -177,7 +177,8 @@ class Ledger:
         """Take a batch that a client has submitted and whose id is free."""
         owner = wanted.producer or wanted.client
         batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count, owner)
-        if wanted.min_wait_num is not None and batch.expected:
+        # An evaluation waits for all, as in the reference: of fewer tasks, it is another one.
+        if wanted.min_wait_num is not None and batch.expected and batch.batch_type == "train":
             batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
         return batch
 

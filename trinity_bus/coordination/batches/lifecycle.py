@@ -13,7 +13,8 @@ from        to                                          when
 ==========  ==========================================  ======================================================
 PENDING     RUNNING                                     all its tasks are accepted, and (train batches) fewer than
                                                         ``max_inflight_batches`` are open; a train batch gets its
-                                                        sequence number now. An open batch at once
+                                                        sequence number now, of those of one producer the one that
+                                                        was submitted first. An open batch at once
 PENDING     FINALIZING                                  it has no tasks and its client asks for its end; or it is an
                                                         eval batch, and the time of a client that waits is up. It has
                                                         no sequence number, and nothing to train on

@@ -1,6 +1,7 @@
 """Which tasks fit into their batches, and which the operator allows. Pure: settings, and what is said of the batch."""
 
 from schemas import Task
+from schemas.task import ALL_ALIKE
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.batch import NOBODY, Batch
 from trinity_bus.coordination.batches.usage import Use
@@ -39,6 +40,8 @@ class TaskRules:
                 RejectionReason.BATCH_TOO_LARGE,
                 f"a batch has {most} tasks at most, not {task.batch_size}",
             )
+        if task.is_greedy and self.runs_of(task) > 1:
+            return RejectionReason.OVER_LIMIT, f"{self.runs_of(task)} runs at temperature 0 {ALL_ALIKE}"
         return (
             self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch, use)
         )

@@ -6,6 +6,7 @@ from schemas import Contribute, ExperienceGroup, ExperiencePiece
 from schemas.record import Metrics
 from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus.coordination.inputs import Examined, Finding, Uncountable
+from trinity_bus.rollout.metrics import Folded
 
 MAX_METRICS = 4096
 """Of all runs of one contribution: they are kept until its batch has its place."""
@@ -23,8 +24,7 @@ class Examination:
         self._attempt = 0
         self._workflow = ""
         self._versions: list[int] = []
-        self._runs: dict[int, Metrics] = {}
-        self._metrics = 0
+        self._runs: dict[int, dict[str, Folded]] = {}
 
     def misnamed(self) -> Uncountable | None:
         """Return why there is nothing to look at."""
@@ -45,12 +45,14 @@ class Examination:
         if said != named:
             return Uncountable("wrong_record", f"(task, author, type, attempt, samples) are {said}, named were {named}")
         self._versions += _versions(record)
-        for run_id, metrics in _runs(record):
-            self._metrics += len(metrics) - len(self._runs.get(run_id, {}))
-            self._runs[run_id] = metrics
-        if len(self._runs) > MAX_REPEAT_TIMES or self._metrics > MAX_METRICS:
+        for run_id, metrics in _steps(record):
+            run = self._runs.setdefault(run_id, {})
+            for key, value in metrics.items():
+                run.setdefault(key, Folded(key)).add(value)
+        count = sum(map(len, self._runs.values()))
+        if len(self._runs) > MAX_REPEAT_TIMES or count > MAX_METRICS:
             limits = f"{MAX_REPEAT_TIMES} with {MAX_METRICS} metrics are the most"
-            return Uncountable("over_limit", f"{len(self._runs)} runs with {self._metrics} metrics; {limits}")
+            return Uncountable("over_limit", f"{len(self._runs)} runs with {count} metrics; {limits}")
         return None
 
     def finding(self) -> Finding:
@@ -59,7 +61,8 @@ class Examination:
         if drawn != (self._command.version_min, self._command.version_max):
             claimed = f"{self._command.version_min} to {self._command.version_max}"
             return Uncountable("wrong_record", f"drawn by versions {drawn[0]} to {drawn[1]}, named were {claimed}")
-        return Examined(attempt=self._attempt, workflow=self._workflow, runs=list(self._runs.values()))
+        runs = [{key: folded.result for key, folded in run.items()} for run in self._runs.values()]
+        return Examined(attempt=self._attempt, workflow=self._workflow, runs=runs)
 
 
 def _versions(group: ExperienceGroup) -> tuple[int, int]:
@@ -70,7 +73,7 @@ def _versions(group: ExperienceGroup) -> tuple[int, int]:
     return min(drawn), max(drawn)
 
 
-def _runs(group: ExperienceGroup) -> Iterable[tuple[int, Metrics]]:
-    """Return the metrics of each sample's run, its reward where it has none; the last sample of a run counts."""
+def _steps(group: ExperienceGroup) -> Iterable[tuple[int, Metrics]]:
+    """Return the run of each sample, and its metrics: its reward where it has none."""
     metrics = group.metrics or [{"reward": reward} for reward in group.rewards.tolist()]
     return zip(group.run_ids.tolist(), metrics, strict=True)

@@ -25,6 +25,7 @@ def entry(step: StepTrained) -> PublishedVersion:
         seconds=step.seconds,
         skipped=step.skipped,
         rollback=step.rollback,
+        source=step.source,
     )
 
 

@@ -395,4 +395,6 @@ class WeightSync:
             metrics=bounded(release.metrics),
             pinned=state.pinned,
             asked_by=state.asked_by,
+            dtype=release.dtype,
+            source=release.source,
         )

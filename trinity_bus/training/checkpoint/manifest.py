@@ -7,12 +7,14 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from trinity_bus.runtime.plain_files import read_plain
 from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first
 from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgress, WrittenBy
 from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
 
 FORMAT: Final = 2
+_MAX_BYTES: Final = 64 << 20
 
 
 class Manifest(WrittenBy):
@@ -42,7 +44,7 @@ def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
     """
     manifest = read_manifest(folder)
     try:
-        sizes = {name: (folder / Path(name).name).stat().st_size for name in manifest.files}
+        sizes = {name: (folder / Path(name).name).lstat().st_size for name in manifest.files}
     except OSError as error:
         raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
     if sizes != manifest.files:
@@ -115,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: It is damaged.
     """
     try:
-        content = (folder / PROGRESS).read_bytes()
+        content = read_plain(folder / PROGRESS, _MAX_BYTES)
         manifest = Manifest.model_validate_json(content)
     except OSError as error:
         raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error

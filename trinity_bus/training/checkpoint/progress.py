@@ -41,6 +41,8 @@ class TrainingProgress(BaseModel):
     """How many demonstrations or preferences there were to choose from when the first step began; 0 where none is
     learned from."""
     run: RunIdentity | None = None
+    source: str | None = None
+    """The model that training began with, ``organization/name@commit``, where it is from a hub."""
     settings: Shaping | None = None
     """With which it was trained last; None in checkpoints of the first programs."""
     skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()

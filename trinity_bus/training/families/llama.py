@@ -7,6 +7,7 @@ from trinity_bus.training.families.family import (
     ModelFamily,
     UnsupportedError,
     dense_shape,
+    number,
     rope_parameters,
     rope_type,
 )
@@ -21,17 +22,19 @@ class Llama(ModelFamily):
 
     model_type = "llama"
     title = "Llama"
-    implemented: ClassVar[Mapping[str, object]] = {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+    implemented: ClassVar[Mapping[str, object]] = {"attention_bias": False, "mlp_bias": False}
+    defaults: ClassVar[Mapping[str, object]] = {
+        "vocab_size": 32_000,
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 2048,
     }
 
     def _shape(self, config: Mapping[str, Any]) -> ModelShape:
         rope = rope_parameters(config)
         if rope_type(rope) != "llama3":
             return dense_shape(config, qk_norm=False, qkv_bias=False)
+        told = {"original_max_position_embeddings": config["max_position_embeddings"], **rope}
         for field, value in _SCALING.items():
-            if float(rope[field]) != value:
-                raise UnsupportedError(f"{field}={rope[field]!r} cannot be trained here; {value!r} can")
-        return dense_shape(config, qk_norm=False, qkv_bias=False, llama3_rope_factor=float(rope["factor"]))
+            if (found := number(told, field)) != value:
+                raise UnsupportedError(f"{field}={found!r} cannot be trained here; {value!r} can")
+        return dense_shape(config, qk_norm=False, qkv_bias=False, llama3_rope_factor=float(number(rope, "factor")))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from trinity_bus.training.families.family import ModelFamily, dense_shape
+from trinity_bus.training.families.family import QWEN_DEFAULTS, ModelFamily, dense_shape
 from trinity_bus.training.families.shape import ModelShape
 
 
@@ -12,10 +12,8 @@ class Qwen2(ModelFamily):
 
     model_type = "qwen2"
     title = "Qwen2"
-    implemented: ClassVar[Mapping[str, object]] = {
-        "hidden_act": "silu",
-        "use_sliding_window": False,
-    }
+    implemented: ClassVar[Mapping[str, object]] = {"use_sliding_window": False}
+    defaults: ClassVar[Mapping[str, object]] = QWEN_DEFAULTS
 
     def _shape(self, config: Mapping[str, Any]) -> ModelShape:
         return dense_shape(config, qk_norm=False, qkv_bias=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from trinity_bus.training.families.family import ModelFamily, dense_shape
+from trinity_bus.training.families.family import QWEN_DEFAULTS, ModelFamily, dense_shape
 from trinity_bus.training.families.shape import ModelShape
 
 
@@ -12,11 +12,8 @@ class Qwen3(ModelFamily):
 
     model_type = "qwen3"
     title = "Qwen3"
-    implemented: ClassVar[Mapping[str, object]] = {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "use_sliding_window": False,
-    }
+    implemented: ClassVar[Mapping[str, object]] = {"attention_bias": False, "use_sliding_window": False}
+    defaults: ClassVar[Mapping[str, object]] = {**QWEN_DEFAULTS, "head_dim": 128}
 
     def _shape(self, config: Mapping[str, Any]) -> ModelShape:
         return dense_shape(config, qk_norm=True, qkv_bias=False)

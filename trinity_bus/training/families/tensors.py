@@ -25,6 +25,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families.shape import ModelShape
 
+EMBEDDING: Final = "model.embed_tokens.weight"
+OUTPUT: Final = "lm_head.weight"
 _LAYER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "input_layernorm.weight": ("input_layernorm.weight",),
     "self_attention.linear_qkv.layer_norm_weight": ("input_layernorm.weight",),
@@ -40,15 +42,28 @@ _LAYER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "mlp.router.weight": ("mlp.gate.weight",),
 }
 _MODEL_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "embedding.word_embeddings.weight": ("model.embed_tokens.weight",),
+    "embedding.word_embeddings.weight": (EMBEDDING,),
     "decoder.final_layernorm.weight": ("model.norm.weight",),
-    "output_layer.weight": ("lm_head.weight",),
+    "output_layer.weight": (OUTPUT,),
 }
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(?:mlp\.experts\.local_experts\.(\d+)\.)?(.+)")
 _QKV: Final = ("linear_qkv.weight", "linear_qkv.bias")
 _GATE_UP: Final = "linear_fc1.weight"
 _SPLIT_BY_COLUMN: Final = ("linear_proj.weight", "linear_fc2.weight")
 _SPLIT_BY_ROW: Final = (*_QKV, _GATE_UP, "word_embeddings.weight", "output_layer.weight")
+
+
+def folder_names(shape: ModelShape) -> frozenset[str]:
+    """Return the names of all tensors that a Hugging Face folder of a model has; a tied output layer is not there."""
+    attention = ["weight", *(["bias"] if shape.qkv_bias else [])]
+    parts = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in attention]
+    parts += ["self_attn.o_proj.weight", "input_layernorm.weight", "post_attention_layernorm.weight"]
+    parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if shape.qk_norm else []
+    mlps = [f"mlp.experts.{expert}" for expert in range(shape.experts)] or ["mlp"]
+    parts += [f"{mlp}.{part}_proj.weight" for mlp in mlps for part in ("gate", "up", "down")]
+    parts += ["mlp.gate.weight"] if shape.experts else []
+    ends = [EMBEDDING, "model.norm.weight", *([] if shape.tied else [OUTPUT])]
+    return frozenset([*ends, *(f"model.layers.{layer}.{part}" for layer in range(shape.layers) for part in parts)])
 
 
 def hf_names(name: str) -> tuple[str, ...]:

@@ -39,7 +39,11 @@ def prove(transport: CheckpointTransport, source: Source, cancelled: threading.E
             yield full[-1]
 
     with ContentHash() as hashing:
-        transport.fill(empty(), lambda _: hashing.put(full.pop()))
+
+        def arrived(_: int) -> None:
+            hashing.put(full.pop())
+
+        transport.fill(empty(), arrived)
     if hashing.hexdigest() != manifest.content:
         raise WeightTransferError(
             f"the bytes of version {source.version} have digest {hashing.hexdigest()}, announced was {manifest.content}"

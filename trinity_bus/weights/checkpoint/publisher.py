@@ -1,7 +1,7 @@
 """The trainer's side of versions that explorers read from checkpoints.
 
 Nothing is sent. ``stage`` packs a version once more, as on every other way, for its checksum, and writes what readers
-need beside its checkpoint, which must be durable by then; see ``published``. With deltas, the version before is kept in
+need beside its checkpoint; see ``published``. With deltas, the version before is kept in
 memory, one more copy of the model, and what has changed is written as well, where it is smaller.
 
 Failures: those of writing files.
@@ -58,9 +58,12 @@ class CheckpointPublisher:
         """Host and port for ``ModelVersion``; nothing listens."""
         return self._host, 0
 
-    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
-        """Publish a version whose checkpoint is durable; its checksum. See ``Staging.stage``."""
-        manifest = self.staging.stage(version, named_tensors)
+    def stage(
+        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
+    ) -> str:
+        """Publish a version whose checkpoint will be durable; its checksum. See ``Staging.stage``."""
+        # A delta is made at once, when the files may not be there.
+        manifest = self.staging.stage(version, named_tensors, None if self._deltas else folder)
         base = "" if self._last is None else self._last[1]
         delta = self._delta(version, manifest.checksum) if self._deltas else None
         published.write(self._directory, manifest, base, delta)
@@ -71,6 +74,10 @@ class CheckpointPublisher:
     def keep(self, version: int) -> None:
         """Keep what belongs to a version, whatever newer ones are staged, until another is named."""
         self._kept = version
+
+    def durable(self, version: int) -> None:
+        """Nothing: explorers read the files themselves."""
+        del version
 
     def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
         """Nothing: who may read the folder is the file system's affair."""
@@ -86,5 +93,4 @@ class CheckpointPublisher:
         with self.staging.lease(*self._last) as base, self.staging.lease(version, checksum) as target:
             if base.layout != target.layout:
                 return None
-            old, new = ([buffer.numpy() for buffer in staged.buffers] for staged in (base, target))
-            return encode(target.layout, old, new, target.nbytes)
+            return encode(target.layout, base.buffers, target.buffers, target.nbytes)

@@ -1,16 +1,21 @@
-"""Reading a safetensors file straight into buffers: eight bytes of length, a JSON table, raw tensors.
+"""Safetensors files, read straight into buffers and written a tensor at a time: a length, a JSON table, raw tensors.
 
 The library maps the file into memory; a mapping of a file that is cut short, or that a network file system has lost,
 kills the process that touches it. Here every read is a call that can fail. The format is as documented by its makers:
 little-endian u64 length of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from
 the end of the header.
 
+Written, it takes memory for one tensor: the library wants all of them at once. Tensors of larger elements come first,
+so that each can be viewed in place.
+
 Failures: ``TensorFileError`` for a file that is not whole, not of this format, or whose name can be no file's. The
 table is checked as a whole when the file is opened, against the size of the file: what it names can be read.
 """
 
+import json
 import os
 import struct
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Self
@@ -18,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import msgspec
 from msgspec import Meta
 
-from trinity_bus.weights.buckets import TensorMeta
+from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
 from trinity_bus.weights.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -132,9 +137,17 @@ class TensorFile:
         Raises:
             TensorFileError: It is not there, has another size, or the file ends before it does.
         """
-        meta, begin = self._find(name)
+        meta, _ = self._find(name)
         if meta.nbytes != len(place):
             raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {len(place)}")
+        self.read_part(name, 0, place)
+
+    def read_part(self, name: str, offset: int, place: memoryview) -> None:
+        """Read some of a tensor's bytes, from ``offset`` on; raises as :meth:`read_into`."""
+        meta, begin = self._find(name)
+        if offset + len(place) > meta.nbytes:
+            raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {offset + len(place)}")
+        begin += offset
         done = 0
         while done < len(place):
             count = os.preadv(self._descriptor, [place[done : done + _PIECE]], begin + done)
@@ -175,3 +188,58 @@ class TensorFile:
                 f"{self._path}: {name!r} of {meta.nbytes} bytes lies at {first} to {last} of {end - begin}"
             )
         return meta, begin + first
+
+
+def write_tensors(
+    path: Path,
+    tensors: "Callable[[], Iterable[tuple[str, torch.Tensor]]]",
+    metadata: Mapping[str, str] | None = None,
+) -> int:
+    """Write a file; the bytes of its tensors.
+
+    Args:
+        path: Its place.
+        tensors: Gives names and tensors, each looked at before the next is asked for. Called twice: what they are is
+            written before what they hold.
+        metadata: Of the file.
+
+    Raises:
+        OSError: It cannot be written.
+        ValueError: There are two of a name, or other ones the second time.
+    """
+    import torch
+
+    metas: dict[str, TensorMeta] = {}
+    for name, tensor in tensors():
+        meta = TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if metas.setdefault(name, meta) is not meta:
+            raise ValueError(f"there are two tensors {name!r}")
+    begins, end = {}, 0
+    for meta in sorted(metas.values(), key=lambda one: -ITEM_SIZES[one.dtype]):
+        begins[meta.name] = end
+        end += meta.nbytes
+    named = {dtype: name for name, dtype in _DTYPES.items()}
+    table: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, begin in begins.items():
+        meta = metas[name]
+        offsets = [begin, begin + meta.nbytes]
+        table[name] = {"dtype": named[meta.dtype], "shape": meta.shape, "data_offsets": offsets}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        _write(file.fileno(), memoryview(_LENGTH.pack(len(text)) + text), 0)
+        for name, tensor in tensors():
+            meta = metas[name]
+            if (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) != (meta.dtype, meta.shape):
+                raise ValueError(f"{name!r} has become {tensor.dtype} {tuple(tensor.shape)}")
+            raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            _write(file.fileno(), memoryview(raw.numpy()), _LENGTH.size + len(text) + begins.pop(name))
+        if begins:
+            raise ValueError(f"{next(iter(begins))!r} did not come a second time")
+    return end
+
+
+def _write(descriptor: int, view: memoryview, at: int) -> None:
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done : done + _PIECE], at + done)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Work
 
+    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
 _PART: Final = 64 << 20
@@ -65,7 +67,7 @@ class LinkCarrier:
         self._backend: Backend = backend
         self._gpu = gpu
 
-    def views(self, buffers: "list[torch.Tensor]") -> "list[torch.Tensor]":
+    def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "Sequence[torch.Tensor] | FileBuckets":
         """See ``Carrier``: the very list, in which a buffer may be replaced."""
         return buffers
 
@@ -117,7 +119,7 @@ class _End:
             )
         return self._link
 
-    def _move(self, buffers: "Sequence[torch.Tensor]", done: Arrived) -> None:
+    def _move(self, buffers: "Sequence[torch.Tensor] | FileBuckets", done: Arrived) -> None:
         """Broadcast buffers one after the other, cut alike at both ends."""
         link = self._open(1)
         under_way: deque[tuple[Work, int]] = deque()
@@ -129,10 +131,10 @@ class _End:
                 done(ends)
 
         for i, buffer in enumerate(buffers):
-            for start in range(0, buffer.numel(), _PART):
+            for start in range(0, len(buffer), _PART):
                 if len(under_way) == _PARTS:
                     wait()
-                ends = i if start + _PART >= buffer.numel() else -1
+                ends = i if start + _PART >= len(buffer) else -1
                 under_way.append((link.broadcast(buffer[start : start + _PART]), ends))
         while under_way:
             wait()

@@ -23,11 +23,18 @@ own connection does, within 10 ms, and gloo shows that to nobody. Where nothing 
 """
 
 import contextlib
+import ctypes
+import logging
+import os
+import re
+import socket
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trinity_bus import awake
@@ -46,6 +53,11 @@ type Backend = Literal["gloo", "nccl"]
 _SLICE = timedelta(milliseconds=50)
 """How long a wait may take to notice that it was cancelled."""
 _NCCL_POLL_S = 0.0005
+_SO_ATTACH_FILTER = 26
+_RETURN = 0x06
+_creating = threading.Lock()
+"""Held while one device is made, by which its listener is told from those of other links."""
+_log = logging.getLogger(__name__)
 
 
 class Link:
@@ -184,13 +196,17 @@ def open_link(
     store = LinkStore(channel, timeout_s)
     timeout = timedelta(seconds=timeout_s)
     group: Any
+    listeners: dict[int, int] = {}
     try:
         if backend == "gloo":
             from torch._C._distributed_c10d import ProcessGroupGloo
 
             # Private, but the only way to choose the interface: the one that leads to the other side.
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
-            options._devices = [ProcessGroupGloo.create_device(hostname=channel.ends[0])]  # noqa: SLF001
+            with _creating:
+                before = _listening()
+                options._devices = [ProcessGroupGloo.create_device(hostname=channel.ends[0])]  # noqa: SLF001
+                listeners = {inode: one for inode, one in _listening().items() if inode not in before}
             options._timeout = timeout  # noqa: SLF001
             options._threads = at_once  # noqa: SLF001
             group = ProcessGroupGloo(store, rank, 2, options)
@@ -198,6 +214,7 @@ def open_link(
             group = nccl.open_group(store, rank, timeout)
         link = Link(group, rank, backend, store)
         _agree(link, backend, store, channel, timeout_s)
+        _close_to_strangers(listeners)
         group._set_default_timeout(timedelta(seconds=operation_s))  # noqa: SLF001 (the class has no public one)
     except RuntimeError as error:
         raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
@@ -213,6 +230,37 @@ def _agree(link: Link, backend: Backend, store: "LinkStore", channel: Channel, t
         first = link.broadcast(torch.zeros(1, dtype=torch.uint8))
         link.wait(first, awake.now() + timeout_s, channel.cancelled)
     store.seal()
+
+
+def _listening() -> dict[int, int]:
+    """Return the descriptors of this process that listen, by the number of their socket."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        # Others may be closed meanwhile.
+        with contextlib.suppress(OSError):
+            socket_ = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
+            if socket_ is not None:
+                with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found[int(socket_[1])] = int(entry.name)
+    return found
+
+
+def _close_to_strangers(listeners: Mapping[int, int]) -> None:
+    """Have the kernel drop what comes for gloo's listener: the two have met, and nobody else is to come.
+
+    gloo goes on to listen for as long as its group lives, keeps whatever connects, and ends the process when it has no
+    descriptor left.
+    """
+    if len(listeners) > 1:
+        _log.warning("a link's listener is not told from others that were opened with it, and stays open to strangers")
+        return
+    for inode, descriptor in listeners.items():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+            if os.fstat(one.fileno()).st_ino == inode:
+                # One instruction of the classic packet filter: keep no byte of any packet.
+                program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
+                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
 def leave_to_a_thread(things: list[object]) -> None:

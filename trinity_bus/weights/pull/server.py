@@ -34,6 +34,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -128,9 +129,11 @@ class WeightServer:
         """Host and port, for ``ModelVersion``."""
         return self._listener.address
 
-    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
-        """Copy a version into buffers of its own; its checksum. See ``Staging.stage``."""
-        checksum = self.staging.stage(version, named_tensors).checksum
+    def stage(
+        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
+    ) -> str:
+        """Make a version one that can be had; its checksum. See ``Staging.stage``."""
+        checksum = self.staging.stage(version, named_tensors, folder).checksum
         if self._deltas is not None:
             self._deltas.forget(checksum)
         staged = self.staging.find(checksum)
@@ -140,6 +143,10 @@ class WeightServer:
                 "it on; a larger trainer.bucket_mib makes fewer", version, MAX_CHUNKS
             )  # fmt: skip
         return checksum
+
+    def durable(self, version: int) -> None:
+        """Note that the files of a version are there. See ``Staging.open``."""
+        self.staging.open(version)
 
     def keep(self, version: int) -> None:
         """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
@@ -286,8 +293,7 @@ class _Deltas:
         # Whoever else wants the same one waits for it.
         with self._lock:
             if key not in self._made:
-                old, new = ([buffer.numpy() for buffer in staged.buffers] for staged in (base, target))
-                self._made[key] = encode(target.layout, old, new, target.nbytes)
+                self._made[key] = encode(target.layout, base.buffers, target.buffers, target.nbytes)
             return self._made[key]
 
     def forget(self, newest: str) -> None:

@@ -4,12 +4,15 @@ It must import lightly and may run several times in one process. A process of vL
 gets a watcher here: vLLM's engine core otherwise outlives a front end that was killed, and keeps its memory.
 """
 
+import logging
 import multiprocessing
 import os
 import select
 import signal
 import threading
 
+_QUIET = "vllm.model_executor.models.utils"
+_CAST = "Attempted to load weight %s with dtype"
 BACKEND = "trinity"
 """Name of our engine in vLLM's ``WeightTransferConfig``."""
 
@@ -24,8 +27,14 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "trinity_bus.weights.vllm.engine", "OverlappedWeightTransferEngine"
         )
+    logging.getLogger(_QUIET).addFilter(_is_no_cast)
     leave_parents_signals()
     die_with_parent()
+
+
+def _is_no_cast(record: logging.LogRecord) -> bool:
+    """Leave out a line for each tensor of each version that comes in another type; the explorer says so once."""
+    return not str(record.msg).startswith(_CAST)
 
 
 def leave_parents_signals() -> None:

@@ -351,7 +351,7 @@ def test_a_batch_with_enough_may_wait_for_nothing_more() -> None:
     assert statuses(harness.wait(1)) == [("b", "aborted")]
 
 
-def test_evaluation_waits_for_all_unless_told() -> None:
+def test_evaluation_waits_for_all_whatever_is_said() -> None:
     harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=1, explorer_timeout_s=1000)
     harness.beat()
     for batch_id, fields in (("all", {}), ("one", {"min_wait_num": 1})):
@@ -359,7 +359,7 @@ def test_evaluation_waits_for_all_unless_told() -> None:
         for number in range(2):
             harness.task(f"{batch_id}-{number}", batch_id=batch_id, batch_type="eval")
         harness.finished(f"{batch_id}-0", batch_type="eval", experience=None)
-    assert statuses(harness.wait(10)) == [("one-1", "aborted")]
+    assert statuses(harness.wait(10)) == []
 
 
 def test_more_cannot_be_waited_for_than_there_is() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from schemas import ExplorerLeft
 from tests.support.simulation.harness import Harness, announced, facts, groups
 from trinity_bus.coordination import Fact
+from trinity_bus.coordination.effects import RecordVersion
 
 
 def mesh(explorers: int, **synchronizer: Any) -> Harness:
@@ -95,3 +96,10 @@ def test_each_explorer_is_named_as_often_as_any_other_however_fast_versions_come
             found = announced(harness.synced(under_way.version, under_way.epoch, name))
             named[name] = number
     assert min(named.values()) > 3 * rounds, "nobody waits for longer than all rounds take"
+
+
+def test_an_announcement_says_in_which_type_is_trained_and_from_which_model_on() -> None:
+    harness = mesh(1)
+    effects = harness.trained(1, dtype="bfloat16", source="org/model@0123")
+    assert [(record.dtype, record.source) for record in announced(effects)] == [("bfloat16", "org/model@0123")]
+    assert [e.record.source for e in effects if isinstance(e, RecordVersion)] == ["org/model@0123"]

@@ -1,0 +1,76 @@
+"""When a mesh of one's own is done, what it starts, and who runs its folder."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import BatchLifecycleState
+from trinity_bus.config import Settings
+from trinity_bus.view import BatchView, MeshState, StepView
+from workers.up import RUNNING, UpOptions, is_done, plan, running, stop
+
+STATES = st.sampled_from(BatchLifecycleState)
+BATCHES = st.lists(
+    st.tuples(st.sampled_from(["train", "eval"]), STATES, st.integers(0, 4), st.integers(0, 4), st.booleans()),
+    max_size=8,
+)
+
+
+def view_of(batches: list[tuple[str, BatchLifecycleState, int, int, bool]], trained: int) -> MeshState:
+    """A mesh that has these batches, in the order of their sequence, and has trained so many of them."""
+    view = MeshState()
+    for sequence, (kind, state, accepted, completed, skipped) in enumerate(batches, 1):
+        view.batches[str(sequence)] = BatchView(
+            str(sequence),
+            "train" if kind == "train" else "eval",
+            state,
+            sequence=sequence,
+            accepted=max(accepted, completed),
+            completed=completed,
+            reason="to be passed over" if skipped else None,
+        )
+    for number in range(1, min(trained, len(batches)) + 1):
+        view.steps[number] = StepView(number, number, str(number), 0.0, 1.0, {}, "", None)
+    return view
+
+
+@given(BATCHES, st.integers(0, 8), st.booleans(), st.booleans())
+def test_it_is_done_exactly_when_nothing_is_left(
+    batches: list[tuple[str, BatchLifecycleState, int, int, bool]], trained: int, trainer: bool, taskset: bool
+) -> None:
+    over = {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
+    to_answer = any(state not in over and completed < accepted for _, state, accepted, completed, _ in batches)
+    to_train = any(
+        kind == "train" and state is BatchLifecycleState.FINALIZED and not skipped and sequence > trained
+        for sequence, (kind, state, _, _, skipped) in enumerate(batches, 1)
+    )
+    expected = trainer or (taskset and not to_answer and not to_train)
+    assert is_done(view_of(batches, trained), trainer=trainer, taskset=taskset) is expected
+
+
+def test_what_the_settings_name_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = UpOptions(run_dir=tmp_path, explorers=2, console=True)
+    names = [one.name for one in plan(Settings(), options)]
+    assert names == ["coordinator", "trainer", "explorer-0", "explorer-1", "console"]
+    (tmp_path / "tasks.toml").touch()
+    monkeypatch.setenv("TRINITY_BUS_TASKSET__PATH", str(tmp_path / "tasks.toml"))
+    found = {one.name: one for one in plan(Settings(), UpOptions(run_dir=tmp_path, gateway=True))}
+    assert list(found) == ["coordinator", "trainer", "taskset", "explorer-0", "gateway"]
+    assert [name for name, one in found.items() if one.work_ends] == ["trainer", "taskset"]
+
+
+@pytest.mark.parametrize("said", ["", "{}", "[]", '{"pid": 1}', '{"pid": -1, "started": 3}', '{"pid": "x"}', "\ufffd"])
+def test_a_folder_that_nobody_runs_has_nobody_to_stop(tmp_path: Path, said: str) -> None:
+    (tmp_path / RUNNING).write_text(said)
+    assert running(tmp_path) is None
+    assert stop(tmp_path, 1) is None
+
+
+def test_another_process_with_the_id_of_one_that_is_gone_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / RUNNING).write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+    assert running(tmp_path) is None
+    assert stop(tmp_path, 1) is None

@@ -1,0 +1,123 @@
+"""Versions that are served from the files which their tensors are in anyway."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+from trinity_bus.weights.checkpoint.tensor_file import write_tensors
+from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.staging import Staged, Staging
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
+
+
+def tensors_of(shapes: list[tuple[int, list[int]]]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(shapes))
+    return {
+        f"t{number}": torch.randint(0, 200, shape, generator=generator).to(DTYPES[kind])
+        for number, (kind, shape) in enumerate(shapes)
+    }
+
+
+SHAPES = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 40), max_size=2)), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES)
+def test_what_is_written_is_what_the_library_reads(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, list[int]]]
+) -> None:
+    path, tensors = tmp_path_factory.mktemp("files") / "a.safetensors", tensors_of(shapes)
+    size = write_tensors(path, tensors.items, {"format": "pt"})
+    found = load_file(path)
+    assert size == sum(tensor.nbytes for tensor in tensors.values())
+    assert found.keys() == tensors.keys()
+    assert all(found[n].dtype == t.dtype and torch.equal(found[n], t) for n, t in tensors.items())
+
+
+def test_two_tensors_of_a_name_and_other_ones_the_second_time_are_refused(tmp_path: Path) -> None:
+    one = ("a", torch.zeros(2))
+    with pytest.raises(ValueError, match="two tensors 'a'"):
+        write_tensors(tmp_path / "a", lambda: [one, one])
+    each: Iterator[list[tuple[str, torch.Tensor]]] = iter([[one], []])
+    with pytest.raises(ValueError, match="'a' did not come a second time"):
+        write_tensors(tmp_path / "b", lambda: next(each))
+    other: Iterator[list[tuple[str, torch.Tensor]]] = iter([[one], [("a", torch.zeros(3))]])
+    with pytest.raises(ValueError, match="has become"):
+        write_tensors(tmp_path / "c", lambda: next(other))
+
+
+def both(folder: Path, tensors: dict[str, torch.Tensor], dtype: str | None = None) -> tuple[Staged, Staged]:
+    """The same version in memory, and in files."""
+    found = []
+    for where in (None, folder):
+        staging = Staging(bucket_bytes=640, retain=1, dtype=dtype, chunks=True)
+        checksum = staging.stage(1, tensors.items(), where).checksum
+        staged = staging.find(checksum)
+        assert staged is not None
+        found.append(staged)
+    return found[0], found[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.data())
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float32"])
+def test_every_part_of_every_bucket_is_what_a_copy_would_have(
+    tmp_path_factory: pytest.TempPathFactory,
+    dtype: str | None,
+    shapes: list[tuple[int, list[int]]],
+    data: st.DataObject,
+) -> None:
+    folder, tensors = tmp_path_factory.mktemp("files"), tensors_of(shapes)
+    write_tensors(folder / "model.safetensors", tensors.items)
+    memory, files = both(folder, tensors, dtype)
+    assert files.manifest == memory.manifest
+    assert files.chunk_hashes == memory.chunk_hashes
+    assert not files.memory
+    for buffer, bucket in zip(memory.buffers, files.buffers, strict=True):
+        assert torch.equal(bucket[:], buffer[:])
+        # Whole elements, as chunks are.
+        start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(buffer) // 16)] * 2)))
+        assert torch.equal(bucket[start * 16 : end * 16], buffer[start * 16 : end * 16])
+
+
+def test_what_is_open_can_be_had_when_its_folder_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "step"
+    folder.mkdir()
+    tensors = {"a": torch.arange(300.0), "b": torch.ones(7)}
+    # As a large model is: in several files, which an index names.
+    save_file({"a": tensors["a"]}, folder / "one.safetensors")
+    save_file({"b": tensors["b"]}, folder / "two.safetensors")
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
+    )
+    memory, files = both(folder, tensors)
+    assert isinstance(files.buffers, FileBuckets)
+    files.buffers.open()
+    shutil.rmtree(folder)
+    assert all(torch.equal(b[:], m) for b, m in zip(files.buffers, memory.buffers, strict=True))
+
+
+def test_files_that_are_not_there_or_of_another_model_are_refused(tmp_path: Path) -> None:
+    _, files = both(tmp_path, {"a": torch.ones(4)})
+    with pytest.raises(FileNotFoundError):
+        files.buffers[0][:]
+    save_file({"a": torch.ones(5)}, tmp_path / "model.safetensors")
+    with pytest.raises(TensorFileError, match="has no tensor 'a' of shape"):
+        files.buffers[0][:]
+
+
+def test_packing_for_hashes_alone_takes_a_few_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    original = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kw: made.append(size) or original(*size, **kw))
+    staging = Staging(bucket_bytes=4096, retain=2, chunks=True)
+    staging.stage(1, ((f"t{n}", torch.full((1024,), float(n))) for n in range(50)), tmp_path)
+    assert len(made) <= 5

@@ -1,0 +1,91 @@
+"""How many tokens go through the model at once: what ``trainer.micro_batch_tokens=auto`` comes to, and less of it.
+
+::
+
+    settings --fitted: what is free, by the formula of ``sizing.memory``--> a number of tokens, recompute where it must
+    a pass --the GPU is out of memory--> half as many, and the pass anew --a sample alone does not fit--> TrainingError
+
+A pass that is made anew begins with gradients of nothing, so the step is as it would have been. Several ranks meet
+within a pass: there one that is out of memory ends the trainer.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.free_memory import free_bytes
+from trinity_bus.sizing.memory import GIB, KEPT_BACK, micro_batch, trainer_need
+from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.packing import TrainSample
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class MicroBatchBudget:
+    """Tokens of a micro-batch, at most, unless a sample alone has more."""
+
+    tokens: int
+    halved: int = 0
+    """How often, since the start."""
+
+    def within_memory[R](self, samples: Sequence[TrainSample], run: Callable[[], R]) -> R:
+        """Run a pass over samples; anew, with half as many tokens at once, where a GPU has too little memory.
+
+        Raises:
+            TrainingError: Its longest sample does not fit alone.
+        """
+        while True:
+            try:
+                return run()
+            except torch.OutOfMemoryError as error:
+                longest = max(len(sample.tokens) for sample in samples)
+                if self.tokens < longest:
+                    raise TrainingError(
+                        f"a sample of {longest:,} tokens does not fit into the GPU's memory: set trainer.recompute, a "
+                        "smaller mesh.max_model_len, or more trainer.tensor_parallel or context_parallel"
+                    ) from error
+                # Nothing of the pass is kept: what it has made goes with the traceback, when this block is left.
+                said = str(error).partition(".")[0]
+            self.tokens, self.halved = self.tokens // 2, self.halved + 1
+            log.warning("%s: the pass is made again, with micro-batches of %d tokens", said, self.tokens)
+            torch.cuda.empty_cache()
+
+
+def fitted(settings: TrainerSettings, shape: ModelShape, longest: int = 1) -> TrainerSettings:
+    """Return settings with a number of tokens in place of ``auto``, for what is free now.
+
+    Args:
+        settings: Of the trainer, of all its ranks.
+        shape: Of the model.
+        longest: Tokens that a sample may have.
+
+    Raises:
+        ConfigError: A sample of that length does not fit.
+    """
+    if settings.micro_batch_tokens != "auto":
+        return settings
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        free -= round(KEPT_BACK * total)
+    else:
+        found = free_bytes()
+        # All ranks are on this machine, which says nothing of what is free where it has no such file.
+        free, total = (1 << 62 if found is None else found // settings.ranks), None
+    need = trainer_need(shape, settings, total, longest)
+    room = free - sum(item.size for item in need.fixed)
+    chosen = micro_batch(shape, settings, total, longest, room)
+    if chosen is None:
+        raise ConfigError(
+            f"training needs {need.total / GIB:.1f} GiB for samples of up to {longest:,} tokens, even with recompute, "
+            f"and {free / GIB:.1f} are free: set mesh.max_model_len lower, train adapters (trainer.lora_rank), or give "
+            "it more memory"
+        )
+    tokens, recompute = chosen
+    log.info("micro-batches of %d tokens%s", tokens, ", activations are computed again" if recompute else "")
+    return settings.model_copy(update={"micro_batch_tokens": tokens, "recompute": recompute})

@@ -1,0 +1,106 @@
+"""``trinity-bus up``: a mesh of one's own on this machine."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schemas.errors import printable
+from trinity_bus.config import CONFIG_VARIABLE, Settings
+from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.process import ProcessError, tail
+from trinity_bus.runtime.service import run_service
+from workers.cli.console import console
+from workers.demo.display import make_display
+from workers.runs import RUNS, command, program
+from workers.up import UpOptions, run_up, running
+
+app = typer.Typer(add_completion=False, help="Run a mesh of one's own on this machine until its training is done.")
+out = console()
+
+_GRACE_S = 60.0
+"""Limit of stopping all services and the broker."""
+_POLL_S = 0.1
+
+
+@app.command()
+def up(
+    *,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="File of settings, in TOML.")] = None,
+    explorers: Annotated[int, typer.Option("--explorers", min=1, max=64, help="Processes that generate.")] = 1,
+    gateway: Annotated[bool, typer.Option("--gateway", help="A gateway too.")] = False,
+    with_console: Annotated[bool, typer.Option("--console", help="A console too.")] = False,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", help="Folder of this run; one that has begun goes on. Unset: runs/NAMESPACE."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="In the background; `trinity-bus down` ends it.")] = False,
+) -> None:
+    """Start what the settings name: a broker where there is none, a coordinator, explorers, a trainer, a task set.
+
+    It shows what goes on, and ends when the training is done, or with Ctrl-C. What ends for a reason that can pass is
+    started again. Exit code 1 where a service was given up.
+    """
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    settings = Settings()
+    folder = (run_dir or RUNS / settings.mesh.namespace).absolute()
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    if detach:
+        _detach(folder, explorers, gateway=gateway, with_console=with_console)
+        return
+    options = UpOptions(run_dir=folder, explorers=explorers, gateway=gateway, console=with_console)
+    display = make_display(out, settings.trainer.total_steps)
+
+    done = False
+
+    async def main() -> None:
+        nonlocal done
+        await run_up(settings, options, display)
+        done = True
+
+    try:
+        with display.running():
+            run_service(main, grace_s=_GRACE_S)
+    except ProcessError as error:
+        out.print(printable(str(error)), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    if done:
+        where = settings.trainer.export_dir or settings.trainer.checkpoint_dir or folder / "checkpoints"
+        out.print(f"The training is done. Its model: {where}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _detach(folder: Path, explorers: int, *, gateway: bool, with_console: bool) -> None:
+    """Run the same in the background, and return once it has the folder.
+
+    Raises:
+        ConfigError: It has ended at once.
+    """
+    if (pid := running(folder)) is not None:
+        raise ConfigError(
+            f"{folder} is run by process {pid}: end it with `{program()} down`, or give another --run-dir"
+        )
+    asked = ["up", "--run-dir", str(folder), "--explorers", str(explorers)]
+    asked += ["--gateway"] * gateway + ["--console"] * with_console
+    log = folder / "logs" / "up.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            command(*asked), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    while running(folder) != process.pid:
+        if process.poll() is not None:
+            raise ConfigError(f"it ended at once; its log: {log}\n{tail(log)}")
+        time.sleep(_POLL_S)
+    out.print(
+        f"The mesh runs in {folder} (process {process.pid}).\n"
+        f"Look at it:  {program()} --config {folder / 'mesh.toml'} status\n"
+        f"End it:      {program()} down --run-dir {folder}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    sys.stdout.flush()

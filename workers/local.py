@@ -1,0 +1,127 @@
+"""The parts of a mesh that a command runs on this machine: its broker, and what each service is started with.
+
+::
+
+    Kafka: SERVES --ends--> see ``runtime.restarts``: again, at the same address; or given up: ServiceDiedError
+
+The services are a :class:`trinity_bus.runtime.supervisor.Supervisor`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from trinity_bus import awake
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.broker.errors import BrokerError
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.console.configuration import PlannedService
+from trinity_bus.errors import BusError
+from trinity_bus.runtime.restarts import Fate, Restarts
+from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec
+from workers.runs import command
+
+_GRACE_S = 20.0
+_POLL_S = 0.1
+
+
+class Broker:
+    """Where the log is, and whose it is.
+
+    Args:
+        kafka: How to connect.
+        embedded: Ours, where no cluster is configured. Started.
+        note: Tells the user what happened.
+    """
+
+    def __init__(self, kafka: KafkaSettings, embedded: EmbeddedBroker | None, note: Callable[[str], None]) -> None:
+        self.kafka = kafka
+        self._embedded = embedded
+        self._note = note
+        self._restarts = Restarts()
+        self._watch = asyncio.create_task(self._keep_alive())
+
+    def check(self) -> None:
+        """Look whether our own broker is to be given up.
+
+        Raises:
+            ServiceDiedError: It has ended too often, or does not start again.
+        """
+        if self._watch.done():
+            self._watch.result()
+
+    async def close(self) -> None:
+        """Watch it no more."""
+        self._watch.cancel()
+        await asyncio.wait([self._watch])
+
+    async def _keep_alive(self) -> None:
+        began = awake.now()
+        while self._embedded is not None:
+            if (code := self._embedded.poll()) is not None:
+                verdict = self._restarts.ended(code, awake.now() - began)
+                if verdict.fate is not Fate.AGAIN:
+                    raise ServiceDiedError("kafka", verdict.why, self._embedded.folder.server_log)
+                self._note(f"Kafka {verdict.why}; it is started again, and the services wait for it")
+                await asyncio.sleep(verdict.pause_s)
+                began = awake.now()
+                await self._start(self._embedded)
+            await asyncio.sleep(_POLL_S)
+
+    async def _start(self, embedded: EmbeddedBroker) -> None:
+        # A thread cannot be cancelled, and what it starts must be known before anybody stops it.
+        starting = asyncio.ensure_future(asyncio.to_thread(embedded.start))
+        await asyncio.wait([starting])
+        try:
+            starting.result()
+        except BrokerError as error:
+            raise ServiceDiedError("kafka", f"cannot be started again: {error}", embedded.folder.server_log) from error
+        if embedded.bootstrap_servers != self.kafka.bootstrap_servers:
+            raise ServiceDiedError("kafka", "has lost its port to another process", embedded.folder.server_log)
+
+
+@asynccontextmanager
+async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None]) -> AsyncIterator[Broker]:
+    """Provide the configured cluster; else an embedded broker, its data in the run's folder."""
+    async with AsyncExitStack() as stack:
+        embedded = None
+        kafka = settings.kafka
+        if settings.kafka.bootstrap_servers is None:
+            own = settings.broker.model_copy(update={"port": 0, "data_dir": run_dir / "broker"})
+            embedded = await stack.enter_async_context(EmbeddedBroker(own))
+            kafka = embedded.kafka_settings(kafka)
+        found = Broker(kafka, embedded, note)
+        stack.push_async_callback(found.close)
+        try:
+            yield found
+        except BusError:
+            # A client that cannot connect may be the first to notice; what has ended says more.
+            found.check()
+            raise
+
+
+def spec_of(
+    one: PlannedService,
+    mesh_file: Path,
+    env: Mapping[str, str],
+    program: Callable[..., Sequence[str]] = command,
+) -> ServiceSpec:
+    """Return how a service of a plan is run: whatever ends for a reason that can pass is started again.
+
+    Args:
+        one: What to start.
+        mesh_file: Settings of all services.
+        env: Their environment.
+        program: Makes the command line of ``trinity-bus`` with some arguments.
+    """
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))} if one.gpus else {}
+    return ServiceSpec(
+        name=one.name,
+        command=program("--config", str(mesh_file), *one.arguments),
+        env={**env, **gpus},
+        again=True,
+        work_ends=one.work_ends,
+        grace_s=_GRACE_S,
+        stage=one.stage,
+    )

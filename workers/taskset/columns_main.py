@@ -1,0 +1,173 @@
+"""``python -I columns_main.py``: reads Parquet files and Arrow data, and may die of them. See ``workers.taskset.rows``.
+
+::
+
+    in:   a header (msgpack), the content of the file; again and again
+    out:  [n]: row group n begins | {...}: a row | "...": it cannot be read, and why | nil: that was all
+
+Each is a frame: its length, four bytes, and a body of msgpack. The kernel bounds memory, and the time that is computed
+between two batches. Without anything of the project: it starts in a moment, and knows no secret.
+
+Failures: what pyarrow refuses is told; where there is no memory left it ends with ``OUT_OF_MEMORY``, and where a batch
+takes too long, or breaks pyarrow, by a signal.
+"""
+
+import math
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+from pyarrow import parquet
+
+OUT_OF_MEMORY: Final = 77
+MEMORY_BYTES: Final = 1 << 30
+"""Of addresses, beside the file: a third of a GiB is taken by pyarrow itself."""
+BATCH_S: Final = 60.0
+"""Of computing."""
+MAX_ROW_BYTES: Final = 8 << 20
+_HEAD: Final = struct.Struct(">I")
+_BATCH: Final = 64
+"""Rows at a time."""
+_WHY_CHARS: Final = 500
+
+
+def main() -> None:
+    """Read what comes, file by file, until there is no more."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if (score := Path("/proc/self/oom_score_adj")).exists():
+        # Where a machine or a container has too little, it is this process that ends, and not who has started it.
+        score.write_text("1000")
+    pa.set_cpu_count(1)
+    while head := sys.stdin.buffer.read(_HEAD.size):
+        asked = msgspec.msgpack.decode(sys.stdin.buffer.read(_HEAD.unpack(head)[0]))
+        # Of the copy that is read, and what it is read from.
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + 2 * asked["size"], resource.RLIM_INFINITY))
+        try:
+            content = sys.stdin.buffer.read(asked["size"])
+            _read(asked["suffix"], content, asked["paths"])
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        del content
+
+
+def _read(suffix: str, content: bytes, paths: list[str] | None) -> None:
+    name, batches = {".parquet": ("Parquet file", _parquet), ".arrow": ("Arrow data", _arrow)}[suffix]
+    why = f"this is no {name}"
+    try:
+        signal.setitimer(signal.ITIMER_PROF, BATCH_S)
+        for batch in batches(content, paths):
+            if isinstance(batch, int):
+                why = "it cannot be read"
+                _say([batch])
+                # It may be the last that is heard.
+                sys.stdout.buffer.flush()
+                continue
+            batch.validate(full=True)
+            for start in range(0, len(batch), _BATCH):
+                _rows(batch.slice(start, _BATCH))
+                signal.setitimer(signal.ITIMER_PROF, BATCH_S)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - told, with its row
+        text = " ".join(str(error).split()) or type(error).__name__
+        _say(f"{why}: {text}"[:_WHY_CHARS])
+    else:
+        _say(None)
+    sys.stdout.buffer.flush()
+
+
+def _say(said: Any) -> None:
+    body = msgspec.msgpack.encode(said)
+    if len(body) > MAX_ROW_BYTES:
+        raise ValueError(f"a row of {len(body):,} bytes; at most {MAX_ROW_BYTES:,} are allowed")
+    sys.stdout.buffer.write(_HEAD.pack(len(body)) + body)
+
+
+def _parquet(content: bytes, paths: list[str] | None) -> Iterator[int | pa.RecordBatch]:
+    with parquet.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as opened:
+        wanted = _wanted(opened.schema_arrow, paths)
+        for group in range(opened.num_row_groups):
+            yield group + 1
+            yield from opened.iter_batches(_BATCH, row_groups=[group], columns=wanted, use_threads=False)
+
+
+def _arrow(content: bytes, paths: list[str] | None) -> Iterator[int | pa.RecordBatch]:
+    source, options = pa.BufferReader(content), pa.ipc.IpcReadOptions(use_threads=False)
+    if content.startswith(b"ARROW1"):
+        with pa.ipc.open_file(source, options=options) as file:
+            wanted = _wanted(file.schema, paths)
+            for group in range(file.num_record_batches):
+                yield group + 1
+                yield file.get_batch(group).select(wanted)
+        return
+    with pa.ipc.open_stream(source, options=options) as stream:
+        wanted = _wanted(stream.schema, paths)
+        group = 1
+        yield group
+        for batch in stream:
+            yield batch.select(wanted)
+            group += 1
+            yield group
+
+
+def _wanted(schema: pa.Schema, paths: list[str] | None) -> list[str]:
+    """Return the columns that are to be read: all of them, too, where one that is named is not there."""
+    names: list[str] = schema.names
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"two columns are called {min(twice)!r}")
+    found = {path if path in names else path.partition(".")[0] for path in paths or names}
+    return [name for name in names if name in found] if found <= set(names) else names
+
+
+def _rows(batch: pa.RecordBatch) -> None:
+    columns = [_values(column) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        _say(dict(zip(batch.schema.names, values, strict=True)))
+    sys.stdout.buffer.flush()
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_float32(kind):
+        # The shortest text that means it: 0.1, and not what a wider number makes of it.
+        return [None if text in (None, "nan") else float(text) for text in column.cast(pa.string()).to_pylist()]
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        # Python has no nanoseconds.
+        return list(column.cast(pa.string()).to_pylist())
+    found = column.to_pylist(maps_as_pydicts="strict")
+    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return list(found)
+    return [_plain(value) for value in found]
+
+
+def _plain(value: Any) -> Any:
+    """Return what msgpack has: no NaN, which stands for a missing value."""
+    match value:
+        case dict():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case float():
+            return None if math.isnan(value) else value
+        case Decimal():
+            return format(value, "f")
+        case date() | time() | timedelta() | UUID():
+            return str(value)
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""A mesh of one's own on this machine, from its settings to the end of the training.
+
+::
+
+    STARTING: broker, then all services --all explorers serve--> TRAINING --the training is done--> STOPPED, in order: 0
+        |                                                           |
+        '--Ctrl-C, SIGTERM, ``down``--> STOPPED, in order           '--a service is given up: ServiceDiedError
+
+The training is done when the trainer has ended with its last step (``trainer.total_steps``), or when the task set has
+ended, since all its tasks are answered, and all that they became is trained on. With neither it goes on until Ctrl-C.
+
+A service that has ended is started again, or given up, as ``trinity_bus.runtime.restarts`` decides. Where the log
+cannot be looked at for a while, the services are watched all the same, and the view goes on when it can.
+
+A run's folder has ``mesh.toml``, which other commands can be given, ``logs``, ``up.json`` with the process that runs
+it, and ``broker`` where there is no cluster. Begun again in the same folder, a run goes on where its log ends.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from schemas import BatchLifecycleState
+from trinity_bus import awake
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config.template import rendered
+from trinity_bus.console.configuration import PlannedService, planned
+from trinity_bus.errors import BusError, ConfigError
+from trinity_bus.runtime.process import start_time
+from trinity_bus.runtime.supervisor import Supervisor
+from trinity_bus.sizing import Hardware
+from trinity_bus.view import MeshState, follow
+from workers.demo.display import Display
+from workers.demo.settings import given_settings, with_http_key
+from workers.local import Broker, broker, spec_of
+from workers.runs import command
+from workers.service_environment import service_environment
+
+RUNNING: Final = "up.json"
+MESH_FILE: Final = "mesh.toml"
+_POLL_S: Final = 0.1
+_AGAIN_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What a user may choose."""
+
+    run_dir: Path
+    explorers: int = 1
+    gateway: bool = False
+    console: bool = False
+    program: Callable[..., Sequence[str]] = command
+    """Makes the command line of ``trinity-bus`` with some arguments."""
+
+
+def is_done(view: MeshState, *, trainer: bool, taskset: bool) -> bool:
+    """Whether there is nothing left to be done.
+
+    Args:
+        view: Of the whole mesh.
+        trainer: Whether the trainer has ended, its work done.
+        taskset: Whether the task set has.
+    """
+    if trainer or not taskset:
+        return trainer
+    batches = view.batches.values()
+    if any(batch.completed < batch.accepted for batch in batches if not batch.ended):
+        return False
+    steps = [batch for step in view.trained if (batch := view.batches.get(step.batch_id or "")) is not None]
+    trained = max((batch.sequence for batch in steps), default=0)
+    return not any(
+        batch.state is BatchLifecycleState.FINALIZED
+        and batch.batch_type == "train"
+        and batch.sequence > trained
+        and batch.reason is None
+        for batch in batches
+    )
+
+
+def plan(settings: Settings, options: UpOptions) -> list[PlannedService]:
+    """Return what is started: what the settings name, and what the user asks for beside."""
+    services = ["trainer", "explorer", *["taskset"] * (settings.taskset.path is not None)]
+    made = [one for one in planned(services, settings, Hardware()) if not one.name.startswith("explorer")]
+    for number in range(options.explorers):
+        own = (f"explorer.name=explorer-{number}", "explorer.http_port=0")
+        arguments = [*(word for setting in own for word in ("--set", setting)), "run", "explorer"]
+        made.append(PlannedService(f"explorer-{number}", arguments))
+    more = (("gateway", options.gateway), ("console", options.console))
+    return [*made, *(PlannedService(name, ["run", name]) for name, wanted in more if wanted)]
+
+
+def write_mesh_file(options: UpOptions, settings: Settings, kafka: KafkaSettings) -> Path:
+    """Write the settings of this run; return where."""
+    own: dict[str, object] = {
+        "mesh.namespace": kafka.namespace,
+        "kafka.bootstrap_servers": kafka.bootstrap_servers,
+        "telemetry.run_dir": options.run_dir,
+        "trainer.checkpoint_dir": settings.trainer.checkpoint_dir or options.run_dir / "checkpoints",
+    }
+    path = options.run_dir / MESH_FILE
+    path.write_text(rendered("The settings of this run, as `up` has written them.", given_settings() | own), "utf-8")
+    return path
+
+
+async def run_up(settings: Settings, options: UpOptions, display: Display) -> None:
+    """Run a mesh until its training is done.
+
+    Args:
+        settings: The user's.
+        options: Likewise; the run's folder is there, and absolute.
+        display: Shows what goes on.
+
+    Raises:
+        ServiceDiedError: A service was given up; the message has the end of its log.
+        TrinityError: The broker, or a setting, is at fault.
+    """
+    settings = with_http_key(settings)
+    display.stage("start the services")
+    with _claimed(options.run_dir):
+        async with broker(settings, options.run_dir, display.note) as found:
+            mesh_file = write_mesh_file(options, settings, found.kafka)
+            display.note(f"Kafka: {found.kafka.bootstrap_servers}, topics {found.kafka.namespace}.*")
+            display.note(f"Its settings, for other commands: --config {mesh_file}")
+            supervisor = Supervisor(options.run_dir, display.note)
+            env = service_environment(settings)
+            try:
+                for one in plan(settings, options):
+                    supervisor.launch(spec_of(one, mesh_file, env, options.program))
+                await _until_done(_Run(found, supervisor, options, display))
+            finally:
+                # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
+                await asyncio.to_thread(supervisor.stop)
+
+
+async def _until_done(run: "_Run") -> None:
+    """Watch the services and look at the log, each however the other fares."""
+    watching, looking = asyncio.create_task(run.watch()), asyncio.create_task(run.look())
+    try:
+        await asyncio.wait([watching, looking], return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await watching
+        await looking
+    finally:
+        watching.cancel()
+        looking.cancel()
+        await asyncio.wait([watching, looking])
+
+
+class _Run:
+    """What is done with the services once they are launched."""
+
+    def __init__(self, found: Broker, supervisor: Supervisor, options: UpOptions, display: Display) -> None:
+        self._broker = found
+        self._supervisor = supervisor
+        self._options = options
+        self._display = display
+        self._serves = False
+
+    async def watch(self) -> None:
+        """Start again what ends; raise what is given up."""
+        while True:
+            self._broker.check()
+            self._supervisor.check()
+            await asyncio.sleep(_POLL_S)
+
+    async def look(self) -> None:
+        """Show what goes on until the training is done."""
+        while True:
+            try:
+                async with Bus(self._broker.kafka, client_id="up", patient=True) as bus:
+                    await bus.ensure_topics()
+                    async with follow(bus, whole=True, gather_s=_POLL_S) as follower:
+                        while not self._is_done(follower.state):
+                            await follower.changed(_POLL_S)
+                            self._show(follower.state)
+                        return
+            except BusError as error:
+                self._display.note(f"the log cannot be looked at now, and is again in a moment: {error}")
+            await asyncio.sleep(_AGAIN_S)
+
+    def _is_done(self, view: MeshState) -> bool:
+        names = {one.name for one in self._supervisor.activities()}
+        done = {name: name in names and self._supervisor.is_done(name) for name in ("trainer", "taskset")}
+        return is_done(view, **done)
+
+    def _show(self, view: MeshState) -> None:
+        if not self._serves:
+            self._display.starting(self._supervisor.activities())
+            if sum(1 for one in view.alive() if one.model_version >= 0) >= self._options.explorers:
+                self._serves = True
+                self._display.stage("train")
+        self._display.update(view)
+
+
+# --------------------------------------------------------------------------------------------------- who runs it
+
+
+@contextmanager
+def _claimed(run_dir: Path) -> Iterator[None]:
+    """Within the block, the folder says that this process runs it.
+
+    Raises:
+        ConfigError: Another one does.
+    """
+    if (pid := running(run_dir)) is not None:
+        raise ConfigError(
+            f"{run_dir} is run by process {pid}: trinity-bus down --run-dir {run_dir}, or give another one"
+        )
+    path = run_dir / RUNNING
+    path.write_text(json.dumps({"pid": os.getpid(), "started": start_time(os.getpid())}), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running(run_dir: Path) -> int | None:
+    """Return the process that runs a folder; None where there is none any more."""
+    try:
+        said = json.loads((run_dir / RUNNING).read_text(encoding="utf-8"))
+        pid, started = int(said["pid"]), said["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if pid > 0 and start_time(pid) == started else None
+
+
+def stop(run_dir: Path, limit_s: float) -> int | None:
+    """Ask the process that runs a folder to end, and wait for that.
+
+    Args:
+        run_dir: The folder.
+        limit_s: How long to wait.
+
+    Returns:
+        Its id; None where there is none.
+
+    Raises:
+        ConfigError: It has not ended in time.
+    """
+    pid = running(run_dir)
+    if pid is None:
+        return None
+    os.kill(pid, signal.SIGTERM)
+
+    def ended(left_s: float) -> bool:
+        time.sleep(min(left_s, _POLL_S))
+        return running(run_dir) != pid
+
+    if not awake.wait_in_thread(ended, limit_s):
+        raise ConfigError(f"process {pid}, which runs {run_dir}, has not ended in {limit_s:g} s")
+    return pid
