@@ -11,7 +11,10 @@ import functools
 import importlib.metadata
 import mmap
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -36,6 +39,12 @@ def uses_gpu() -> bool:
     import torch
 
     return not is_installed_for_cpu() and torch.cuda.is_available()
+
+
+def can_compile() -> bool:
+    """Whether Triton can build what launches its kernels: a C compiler, and what it needs of Python."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return compiler is not None and Path(sysconfig.get_paths()["include"], "Python.h").exists()
 
 
 def host_buffer(nbytes: int) -> "torch.Tensor":
