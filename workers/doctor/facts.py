@@ -26,6 +26,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.device import can_compile
 from trinity_bus.runtime.free_memory import free_bytes
 from trinity_bus.runtime.ports import is_free
+from trinity_bus.sandbox import why_no_sandbox
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
 from workers.preconditions import problems
 
@@ -78,6 +79,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         prepared=java_version is not None and is_ours(archive_path(cache_dir(settings.broker))),
         gpus=gpus,
         can_compile=can_compile(),
+        no_sandbox=await why_no_sandbox(),
         gpu_error=gpu_error,
         broker=await _broker(settings, [service for service in services if service in ROLES]),
         settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),
