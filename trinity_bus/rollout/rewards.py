@@ -57,25 +57,29 @@ _OPERATORS: Final = frozenset("+ - * / ^ x \\times \\cdot \\div \\pm".split())
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
-_SHORT: Final = re.compile(r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)(?:-[a-zA-Z]{2,}\S*|st|nd|rd|th|'s|\.[A-Za-z]{2,}.*)")
+_SHORT: Final = re.compile(
+    r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)(?:-[a-zA-Z]{2,}\S*|st|nd|rd|th|'s|\.[A-Za-z]{2,}.*)"
+)
 """A number with what is no part of it: ``5-year``, ``5th``."""
 _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")
 """What is in formulas, and not in words."""
 
 _CHARACTERS: Final = str.maketrans(
     {
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\u207b\ufe63\uff0d\u02d7\u2796", "-"),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-"),
         **{"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u2219": r"\cdot ", "\u00f7": "/"},
-        **{"\u2044": "/", "\u2215": "/", "\u221a": r"\sqrt ", "\u03c0": r"\pi ", "\u221e": r"\infty "},
+        **{"\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty "},
         **{"\u00b0": r"\text{degrees}", "\u00ba": r"\text{degrees}", "\u2264": r"\le ", "\u2265": r"\ge "},
         **{"\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b1": r"\pm "},
         **{"\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u200b": "", "\ufeff": ""},
         **{"\u20ac": r"\text{euro}", "\u00a3": r"\text{pound}", "\u00a5": r"\text{yen}", "\u2019": "'"},
     }
 )
+_ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
 
+_INSIDE: Final = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
 _FONTS: Final = "mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|boxed|fbox|emph|bf|textcolor"
 _TEXTS: Final = "text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mbox|hbox|operatorname"
 _WORDS_BETWEEN: Final = r"\\text\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
@@ -85,7 +89,7 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         # Emphasis of Markdown, and the delimiters of formulas.
         (r"^\s*(\*{1,3}|_{1,3}|`+)(?=\S)(.*\S)\1(?=[.,;:]?\s*$)", r"\2"),
         (r"^\s*#+\s+", ""),
-        (r"\\[()\[\]]", " "),
+        (r"(?<!\\)\\[()\[\]]", " "),
         (r"(?<!\\)\$\$", " "),
         (r"(?<!\\)\$(?=[^\s$])([^$]{0,400}[^\s$\\])?\$(?!\d)", r" \1 "),
         (r"(?<!\\)\$(?=\s*[-+]?\s*[\d.])", r"\\$"),
@@ -97,9 +101,9 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (r"(?<=\d)\\?'(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)(?:\{,\}|,?\\[,;:]|~)\s*(?=\d{3}(?!\d))", "\N{INVISIBLE SEPARATOR}"),
         (r"\{,\}", ","),
-        (r"\\[,;: \n]|~|\\q?quad(?![A-Za-z])|\\hspace\{[^{}]*\}|\\(?:thin|med|thick)?space(?![A-Za-z])", " "),
+        (r"(?<!\\)\\[,;: \n]|~|\\q?quad(?![A-Za-z])|\\hspace\{[^{}]*\}|\\(?:thin|med|thick)?space(?![A-Za-z])", " "),
         # Fonts.
-        (rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1"),
+        (rf"\\(?:{_FONTS})\s*\{{({_INSIDE})\}}", r"\1"),
         (r"\\(?:bf|rm|it)(?![A-Za-z])", " "),
         (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*|\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r"\1"),
         (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*)\}}", r"\1"),
@@ -129,12 +133,16 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (r"(?<=\d)\s*(?:\bx|\*)\s*(?=10\s*\^)", r"\\times "),
         (r"(^|[=(,\[{<>:])(\s*)([-+])\s+(?=[\d.\\a-zA-Z])", r"\1\2\3"),
         (r"^\s*\+(?=[\d.\\])", ""),
-        (r"^\s*\{([^{}]*)\}\s*$", r"\1"),
+        (rf"^\s*\{{({_INSIDE})\}}\s*$", r"\1"),
+        (r"^\s*\(([^(),;]*)\)\s*$", r"\1"),
+        (r"(?<=\w)_\{(\w)\}", r"_\1"),
         (r"(?<!\\)[.,;:]+\s*$", ""),
         (r"\s+", " "),
     )
 )
-_THOUSANDS: Final = re.compile(r"(?<![\d.,\N{INVISIBLE SEPARATOR}])([1-9]\d{0,2})((?:[, \N{INVISIBLE SEPARATOR}]\d{3})+)(?![\d,])")
+_THOUSANDS: Final = re.compile(
+    r"(?<![\d.,\N{INVISIBLE SEPARATOR}])([1-9]\d{0,2})((?:[, \N{INVISIBLE SEPARATOR}]\d{3})+)(?![\d,])"
+)
 _MIXED: Final = re.compile(
     r"(?<![\w.^_}/\\])(\d{1,12})(?:\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}| (?:and )?(\d{1,12})/(\d{1,12})(?![\w/]))"
 )
@@ -196,7 +204,7 @@ def normalize(answer: str) -> str:
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return answer.strip()
-    text = answer.translate(_CHARACTERS)
+    text = _ROOT.sub(r"\\sqrt{\1\2\3}", answer).translate(_CHARACTERS)
     text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = _VULGAR.sub(_vulgar, text)
     text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
@@ -266,7 +274,9 @@ def _taken_apart(text: str) -> _Answer:
         name, text = re.sub(r"\s", "", named[1]), named[2].strip()
         name = "" if name.lower() in {"answer", "result", "total", "solution"} else name
     sign, unit = "", ""
-    if money := re.match(r"([-+]?)\s*(?:\\\$|\\text\{(?:euro|pound|yen)\}|(?:USD|EUR)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])", text):
+    if money := re.match(
+        r"([-+]?)\s*(?:\\\$|\\text\{(?:euro|pound|yen)\}|(?:USD|EUR)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])", text
+    ):
         sign = "-" if "-" in money[1] + money[2] else ""
         unit = re.sub(r"[\s+-]|\\text|[{}]", "", money[0])
         unit = _UNIT_NAMES.get(unit.lower(), unit.lower())
@@ -294,7 +304,7 @@ def _read_unit(text: str) -> tuple[int, str] | None:
         if power or slash:
             parts.append(f"^{power}" if power else "/")
             continue
-        for one in (words.split() if words is not None else [sign or word]):
+        for one in words.split() if words is not None else [sign or word]:
             low = one.lower().strip(".,")
             single = low[:-1] if low.endswith("s") and len(low) > 3 else low
             if low in _NO_UNITS and low not in _UNITS:
@@ -322,7 +332,7 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 def _squeezed(text: str) -> str:
     """Return a text without blanks; words without regard to case."""
-    plain = re.sub(r"\s", "", text)
+    plain = re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
     return plain if _MATHEMATICS.search(text) else plain.casefold()
 
 
@@ -415,8 +425,11 @@ def _compare_one(given: str, wanted: str) -> bool | tuple[str, str]:
         )
     if _squeezed(mine.core) == _squeezed(theirs.core):
         return True
+    # Digits in a base are another number: 101_2 is not 101.
+    if re.search(r"\d_", mine.core + theirs.core):
+        return False
     # Where a number is wanted nothing is worked out: the question itself, 48 + 24, would be an answer to it.
-    return (mine.core, theirs.core) if _MATHEMATICS.search(theirs.core) else False
+    return (mine.core, theirs.core) if _MATHEMATICS.search(theirs.core) or re.search(r"\d", theirs.core) else False
 
 
 def extract_answer(text: str) -> str | None:
@@ -547,7 +560,12 @@ def _balanced(text: str, words: list[re.Match[str]], first: int, behind: int) ->
 def _unit_behind(text: str, end: int) -> str:
     found = re.compile(r"[ \t]*(?:\\?%|[A-Za-z]{2,})").match(text, end)
     word = found[0].strip().lower() if found else ""
-    known = word.lstrip("\\") == "%" or word in _SCALES or word in _UNIT_NAMES or word.removesuffix("s") in _UNITS | {*_UNIT_NAMES}
+    known = (
+        word.lstrip("\\") == "%"
+        or word in _SCALES
+        or word in _UNIT_NAMES
+        or word.removesuffix("s") in _UNITS | {*_UNIT_NAMES}
+    )
     return f" {word}" if known and word not in {"in", "per", "man", "sec", "second", "square"} else ""
 
 
