@@ -34,7 +34,7 @@ _END = "\n"
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
-_BETWEEN_BOXES: Final = re.compile(r"(?:[\s$,;.*]|\\[\](),;]|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*")
+_BETWEEN_BOXES: Final = re.compile(r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*")
 """What may stand between the boxes of one answer."""
 
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
@@ -53,7 +53,7 @@ _FORMULA: Final = re.compile(
 )
 _WORD: Final = re.compile(r"\S+")
 _BULLET: Final = re.compile(r"[ \t]*[-*+][ \t]")
-_OPERATORS: Final = frozenset("+ - * / ^ x \\times \\cdot \\div \\pm".split())
+_OPERATORS: Final = frozenset("+ - * / ^ x \\times \\cdot \\div \\pm < > \\le \\ge \\leq \\geq \\ne \\neq \\in".split())
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
@@ -91,6 +91,7 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (r"^\s*#+\s+", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
         (r"(?<!\\)\$\$", " "),
+        (r"^\s*\$([^$]*[^$\\])\$(?=[.,;:]?\s*$)", r"\1"),
         (r"(?<!\\)\$(?=[^\s$])([^$]{0,400}[^\s$\\])?\$(?!\d)", r" \1 "),
         (r"(?<!\\)\$(?=\s*[-+]?\s*[\d.])", r"\\$"),
         (r"(?<!\\)\$", " "),
@@ -181,6 +182,10 @@ _UNIT_TOKEN: Final = re.compile(r"\\text\{([^{}]*)\}|(\\%|\\\$|¢)|([A-Za-z]+)\.
 _LABEL: Final = re.compile(
     r"\s*(\\?[A-Za-z]+(?:\s[A-Z]{1,4})?(?:_(?:\{\w+\}|\w)|'|\([a-z](?:,\s*[a-z])*\))?)\s*(?:=|:|\\in(?![A-Za-z]))(?!=)\s*"
     r"([^=<>]+)$"
+)
+_CHOSEN: Final = re.compile(
+    r"(?i:answer|option|choice|choose|select)s?\b(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct)){0,4}[\s:]*"
+    r"((?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*(?:\([A-J]\)|[A-J](?![\w'])))"
 )
 _CHOICE: Final = re.compile(
     r"\s*(?:option\s+|choice\s+|answer:?\s+)?(?:\(([A-J])\)|([A-J])\)|([A-J])[.:](?=\s|$)|([A-J])$)\s*(.*)",
@@ -332,6 +337,7 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 def _squeezed(text: str) -> str:
     """Return a text without blanks; words without regard to case."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     plain = re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
     return plain if _MATHEMATICS.search(text) else plain.casefold()
 
@@ -443,6 +449,24 @@ def extract_answer(text: str) -> str | None:
     return _unmarked(text)
 
 
+def _chosen(text: str) -> str | None:
+    """Return the choice that a response names: as it marks answers, else behind words that say so, else at its end."""
+    if _BOXED.search(text) or "####" in text:
+        return extract_answer(text)
+    text = _EMPHASIS.sub(r"\2", text)
+    said = list(_CHOSEN.finditer(text))
+    if said:
+        letter, rest = said[-1][1], text[said[-1].end() :].partition("\n")[0]
+        others = re.match(r"[*_$`}]*\s*(?:,|/|&|or|and)[\s*(]*(?:or |and )?[A-J]\b", rest)
+        ends = re.match(r"[*_$`}]*\s*(?:,|;|since\b|because\b|as\b)", rest)
+        return letter if ends and not others else letter + rest
+    last = text.strip().rpartition("\n")[2]
+    if _choice(normalize(last)):
+        return last
+    letters = {*re.findall(r"\(([A-J])\)", last)}
+    return letters.pop() if len(letters) == 1 else None
+
+
 def reference(answer: str) -> str:
     """Return the end of a worked reference, or the reference as it is."""
     marked = "boxed" in answer or "####" in answer
@@ -457,7 +481,8 @@ async def math_reward(response: str, answer: str, is_equivalent: Equivalence) ->
         answer: The reference.
         is_equivalent: Asked where they are not the same, and a formula is wanted.
     """
-    given, wanted = extract_answer(response), reference(answer)
+    wanted = reference(answer)
+    given = _chosen(response) if _choice(normalize(wanted)) else extract_answer(response)
     if given is None:
         return 0.0
     verdict = compare(given, wanted)
