@@ -120,7 +120,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_where_there_was_no_room_for_a_thread_the_next_look_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = awake._OfThisProcess()  # noqa: SLF001 (as in a process that begins)
+    clock = awake._OfThisProcess()
     started = []
 
     def start(thread: threading.Thread) -> None:

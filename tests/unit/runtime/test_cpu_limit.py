@@ -57,7 +57,7 @@ def test_an_error_of_the_call_is_its_own() -> None:
 
 
 def test_where_there_was_no_room_for_a_thread_the_next_call_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_limit, "_watch", cpu_limit._Watch())  # noqa: SLF001 (as in a process that begins)
+    monkeypatch.setattr(cpu_limit, "_watch", cpu_limit._Watch())
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_room)
         with pytest.raises(RuntimeError, match="new thread"):
