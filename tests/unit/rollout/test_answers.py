@@ -163,7 +163,7 @@ def test_the_table_of_the_manual_is_so(checker: Checker) -> None:
         ("It is \\(x = 5\\).", "5", 1.0),
         ("x = 3 or x = -5", "3, -5", 0.0),
         ("It is 5 x 10^3.", "3", 0.0),
-        ("It is 5 × 10³ m.", "5000", 1.0),
+        ("It is 5 \u00d7 10³ m.", "5000", 1.0),
         ("It is 10².", "100", 1.0),
         ("It is x².", "2", 0.0),
         ("5 - 3 = 2", "2", 1.0),
