@@ -108,6 +108,7 @@ _CHARACTERS: Final = str.maketrans(
     )
 )
 _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
+_INEQUALITY: Final = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
 
@@ -380,7 +381,7 @@ def _squeezed(text: str) -> str:
     """Return a text without blanks; words without regard to case."""
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     plain = re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
-    return plain if _MATHEMATICS.search(text) else plain.casefold()
+    return plain if _MATHEMATICS.search(text) or len(plain) < 2 else plain.casefold()
 
 
 def _elements(text: str) -> tuple[str, list[str]]:
@@ -421,20 +422,21 @@ def compare(given: str, wanted: str) -> bool | tuple[str, str]:
     if _squeezed(given) == _squeezed(wanted):
         return True
     if (choice := _choice(wanted)) is not None:
-        other = _choice(given)
-        return other is not None and choice[0] == other[0] and (not choice[1] or not other[1] or choice[1] == other[1])
+        other = _choice(given) or ("", "")
+        return choice[0] == other[0] and (not choice[1] or not other[1] or choice[1] == other[1])
     named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
     (kind, mine), (other_kind, theirs) = _elements(given), _elements(wanted)
     if len(mine) == len(theirs) == 1 or named_given or named_wanted:
-        if len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{"):
-            return _compare_one(mine[0], theirs[0])
-        return _compare_one(given, wanted)
+        alike = len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{")
+        return _compare_one(mine[0], theirs[0]) if alike else _compare_one(given, wanted)
     if kind == other_kind == "{}":
         return _compare_unordered(mine, theirs)
+    # An interval may be written as inequalities.
+    if 1 in {len(mine), len(theirs)} and (_INEQUALITY.search(given) or _INEQUALITY.search(wanted)):
+        return given, wanted
     verdicts = [_compare_one(a, b) for a, b in zip(mine, theirs, strict=False)]
-    if kind != other_kind or len(mine) != len(theirs) or False in verdicts:
-        return False
-    return all(one is True for one in verdicts) or (given, wanted)
+    alike = kind == other_kind and len(mine) == len(theirs) and False not in verdicts
+    return alike and (all(one is True for one in verdicts) or (given, wanted))
 
 
 def _compare_unordered(mine: list[str], theirs: list[str]) -> bool | tuple[str, str]:
@@ -591,19 +593,15 @@ def _first_of_formula(words: list[re.Match[str]], first: int) -> int:
         if before in _OPERATORS:
             if first > 1 and _OPERAND.fullmatch(words[first - 2][0]):
                 first -= 2
-            elif before == "-" and (first == 1 or _SAYS.search(words[first - 2][0])):
-                first -= 1
-                break
             else:
-                break
-        elif _OPERAND.fullmatch(before) and here[0] in "+-*/^" and len(here) > 1:
-            first -= 1
+                return first - (before == "-" and (first == 1 or bool(_SAYS.search(words[first - 2][0]))))
         elif before.isdecimal() and re.fullmatch(r"(?:\d+/\d+|\\[dt]?frac\S+?)[.,;:!?]*", here):
-            first -= 1
-            break
-        elif re.fullmatch(r"\d{1,3}", before) and re.fullmatch(r"\d{3}(?:\.\d+)?[.,;:!?)]*", here):
-            first -= 1
-        elif before[-1] in "+*/^(" and len(before) > 1 and _OPERAND.fullmatch(before):
+            return first - 1
+        elif (
+            (re.fullmatch(r"\d{1,3}", before) and re.fullmatch(r"\d{3}(?:\.\d+)?[.,;:!?)]*", here))
+            or (_OPERAND.fullmatch(before) and here[0] in "+-*/^" and len(here) > 1)
+            or (_OPERAND.fullmatch(before) and before[-1] in "+*/^(" and len(before) > 1)
+        ):
             first -= 1
         else:
             break

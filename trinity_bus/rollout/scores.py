@@ -145,7 +145,7 @@ def _refuse(constant: str) -> None:
 
 
 def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None) -> Reward:
-    """Judge code: the last fenced block of a response that defines something, run with the task's answer, tests, after it.
+    """Judge code: the last fenced block of a response that defines something, run with the task's answer, tests, after.
 
     It runs in a sandbox.
 
