@@ -1,28 +1,441 @@
 r"""Reward functions: text in, a number between 0 and 1 out. Pure, and safe on whatever a model may write.
 
 Answers are found in the order in which people mark them: the last ``\boxed{...}``, else what stands after the last
-``####``, else the last number after the last ``=``, else the last number anywhere.
+``####``, else the last number after the last ``=``, else the last number anywhere. A number that is part of a formula
+is never found alone: it is the formula that was answered.
+
+Given and wanted answers are normalized by the same function, :func:`normalize`, and then compared by :func:`compare`.
+What could earn a reward wrongly, and does not:
+
+* a part of an answer: the digits of a formula, the letters of a word, one solution of two;
+* another unit, another name (``y = 5`` for ``x = 5``), other brackets, another order within brackets;
+* the question itself, such as ``48 + 24`` for ``72``: where a number is wanted nothing is worked out;
+* what takes long: texts beyond ``MAX_ANSWER_CHARS`` are only compared as they are, and exponents are bounded.
 """
 
 import re
-from collections.abc import Awaitable, Callable
+import unicodedata
+from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
+from typing import Final, NamedTuple
 
 type Equivalence = Callable[[str, str], Awaitable[bool]]
 """Whether two answers, that given and that wanted, mean the same."""
 
 MAX_NUMBER_CHARS = 64
 """Longer ones are compared as text: nobody means them, and exact arithmetic on them would cost time."""
+MAX_EXPONENT = 400
+"""Of ten; likewise."""
+MAX_ANSWER_CHARS = 2000
+"""Longer ones are not normalized."""
 
 _END = "\n"
 """Stands for the end of a sequence; no word that ``split`` gives can be equal to it."""
 
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
-_BOXED = re.compile(r"\\f?boxed\s*\{")
-_FRAC = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
-_MATHEMATICS = re.compile(r"[\\^_=<>()\[\]{}+*/-]")
+_BOXED: Final = re.compile(r"\\f?boxed\s*\{")
+_ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
+_BETWEEN_BOXES: Final = re.compile(r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*")
+"""What may stand between the boxes of one answer."""
+
+_DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
+_NUMBER: Final = re.compile(
+    rf"(?P<sign>[-+]?)(?:(?P<decimal>{_DIGITS})(?:\\overline\{{(?P<repeated>\d+)\}})?(?:/(?P<below>\d+))?"
+    r"(?P<power>(?:\\times|\\cdot|\*|x)10\^(?:\{(?P<e1>[-+]?\d+)\}|\((?P<e2>[-+]?\d+)\)|(?P<e3>[-+]?\d+)))?"
+    r"|\\frac\{(?P<over>[-+]?\d+(?:\.\d+)?)\}\{(?P<under>[-+]?\d+(?:\.\d+)?)\}"
+    r"|10\^(?:\{(?P<e4>[-+]?\d+)\}|(?P<e5>[-+]?\d+)))"
+)
+"""Of a normalized text without blanks."""
+_EMPHASIS: Final = re.compile(r"(?<![\w)\]}*])(\*{1,3}|__|`)(?=[^\s*])([^*`\n]{0,400}[^\s*`])\1(?![\w*])")
+_CALCULATED: Final = re.compile(r"<<[^<>\n]{0,400}>>")
+_FORMULA: Final = re.compile(
+    r"\$\$([^$]{1,1000})\$\$|(?<![\\$])\$(?=[^\s$])([^$\n]{0,400}[^\s$\\])?\$(?![\d$])"
+    r"|\\\(((?:[^\\]|\\[^()]){1,1000}?)\\\)|\\\[((?:[^\\]|\\[^\[\]]){1,1000}?)\\\]"
+)
+_WORD: Final = re.compile(r"\S+")
+_BULLET: Final = re.compile(r"[ \t]*[-*+][ \t]")
+_OPERATORS: Final = frozenset("+ - * / ^ x \\times \\cdot \\div \\pm < > \\le \\ge \\leq \\geq \\ne \\neq \\in".split())
+_OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
+_VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
+_SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
+_SHORT: Final = re.compile(
+    r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)(?:-[a-zA-Z]{2,}\S*|st|nd|rd|th|'s|\.[A-Za-z]{2,}.*)"
+)
+"""A number with what is no part of it: ``5-year``, ``5th``."""
+_MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")
 """What is in formulas, and not in words."""
-_CLUTTER = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\text\{([^{}]*)\}|[$\s]")
+
+_CHARACTERS: Final = str.maketrans(
+    {
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-"),
+        **{"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u2219": r"\cdot ", "\u00f7": "/"},
+        **{"\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty "},
+        **{"\u00b0": r"\text{degrees}", "\u00ba": r"\text{degrees}", "\u2264": r"\le ", "\u2265": r"\ge "},
+        **{"\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b1": r"\pm "},
+        **{"\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u200b": "", "\ufeff": ""},
+        **{"\u20ac": r"\text{euro}", "\u00a3": r"\text{pound}", "\u00a5": r"\text{yen}", "\u2019": "'"},
+    }
+)
+_ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
+_VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
+_SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
+
+_INSIDE: Final = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
+_FONTS: Final = "mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|boxed|fbox|emph|bf|textcolor"
+_TEXTS: Final = "text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mbox|hbox|operatorname"
+_WORDS_BETWEEN: Final = r"\\text\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
+_RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
+    (re.compile(pattern, re.DOTALL), becomes)
+    for pattern, becomes in (
+        # Emphasis of Markdown, and the delimiters of formulas.
+        (r"^\s*(\*{1,3}|_{1,3}|`+)(?=\S)(.*\S)\1(?=[.,;:]?\s*$)", r"\2"),
+        (r"^\s*#+\s+", ""),
+        (r"(?<!\\)\\[()\[\]]", " "),
+        (r"(?<!\\)\$\$", " "),
+        (r"^\s*\$([^$]*[^$\\])\$(?=[.,;:]?\s*$)", r"\1"),
+        (r"(?<!\\)\$(?=[^\s$])([^$]{0,400}[^\s$\\])?\$(?!\d)", r" \1 "),
+        (r"(?<!\\)\$(?=\s*[-+]?\s*[\d.])", r"\\$"),
+        (r"(?<!\\)\$", " "),
+        # Sizes and spaces.
+        (r"\\(?:left|right|middle)\s*\.", " "),
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|bigskip)(?![A-Za-z])", ""),
+        (r",\\!|\\!", ""),
+        (r"(?<=\d)\\?'(?=\d{3}(?!\d))", ","),
+        (r"(?<=\d)(?:\{,\}|,?\\[,;:]|~)\s*(?=\d{3}(?!\d))", "\N{INVISIBLE SEPARATOR}"),
+        (r"\{,\}", ","),
+        (r"(?<!\\)\\[,;: \n]|~|\\q?quad(?![A-Za-z])|\\hspace\{[^{}]*\}|\\(?:thin|med|thick)?space(?![A-Za-z])", " "),
+        # Fonts.
+        (rf"\\(?:{_FONTS})\s*\{{({_INSIDE})\}}", r"\1"),
+        (r"\\(?:bf|rm|it)(?![A-Za-z])", " "),
+        (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*|\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r"\1"),
+        (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*)\}}", r"\1"),
+        (rf"\\(?:{_TEXTS})\s*\{{\s*([^{{}}]*?)\s*\}}", r"\\text{\1}"),
+        (r"^\s*\\text\{([^{}]*)\}\.?\s*$", r"\1"),
+        # Names.
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
+        (r"\\neq(?![A-Za-z])", r"\\ne"),
+        (r"\\bar(?=\s*\{\d)", r"\\overline"),
+        (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", r"\\text{degrees}"),
+        (r"(?<!\\)%|(?<=[\d}\s])(?:\\text\{\s*percent\s*\}|percent(?![A-Za-z]))", r"\\%"),
+        (rf"(?:\s*,)?\s*(?:{_WORDS_BETWEEN})\s*(?=\S)", ", "),
+        # Numbers.
+        (r"\\frac\s*(\d)\s*(\d|\{)", r"\\frac{\1}\2"),
+        (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
+        (r"\\frac\s+\{", r"\\frac{"),
+        (r"(\\frac\{[^{}]*\})\s+\{", r"\1{"),
+        (r"\{\s*([^{}\\]+?)\s*\\over\s*([^{}\\]+?)\s*\}", r"\\frac{\1}{\2}"),
+        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+        (r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d+)(?![\w.])", r"\1\\times 10^{\2}"),
+        (r"(?<=\d)\s*(?:\bx|\*)\s*(?=10\s*\^)", r"\\times "),
+        (r"(^|[=(,\[{<>:])(\s*)([-+])\s+(?=[\d.\\a-zA-Z])", r"\1\2\3"),
+        (r"^\s*\+(?=[\d.\\])", ""),
+        (rf"^\s*\{{({_INSIDE})\}}\s*$", r"\1"),
+        (r"^\s*\(([^(),;]*)\)\s*$", r"\1"),
+        (r"(?<=\w)_\{(\w)\}", r"_\1"),
+        (r"(?<!\\)[.,;:]+\s*$", ""),
+        (r"\s+", " "),
+    )
+)
+_THOUSANDS: Final = re.compile(
+    r"(?<![\d.,\N{INVISIBLE SEPARATOR}])([1-9]\d{0,2})((?:[, \N{INVISIBLE SEPARATOR}]\d{3})+)(?![\d,])"
+)
+_MIXED: Final = re.compile(
+    r"(?<![\w.^_}/\\])(\d{1,12})(?:\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}| (?:and )?(\d{1,12})/(\d{1,12})(?![\w/]))"
+)
+
+_UNIT_NAMES: Final = {
+    **{"\\$": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound", "yen": "yen"},
+    **{"¢": "cent", "\\%": "%", "percent": "%", "percentage": "%", "pct": "%", "degs": "degree", "deg": "degree"},
+    **{"millimeter": "mm", "centimeter": "cm", "decimeter": "dm", "meter": "m", "kilometer": "km"},
+    **{"millimetre": "mm", "centimetre": "cm", "decimetre": "dm", "metre": "m", "kilometre": "km"},
+    **{"inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"},
+    **{"gram": "g", "kilogram": "kg", "milligram": "mg", "ounce": "oz", "lb": "lb", "lbs": "lb", "tonne": "ton"},
+    **{"second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "hrs": "h", "mins": "min", "secs": "s"},
+    **{"liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml", "newton": "n", "joule": "j", "watt": "w"},
+    **{"volt": "v", "ampere": "a", "kelvin": "k", "celsius": "c", "fahrenheit": "f", "hertz": "hz", "pascal": "pa"},
+    **{"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "square": "sq", "sq.": "sq", "cubic": "cu", "per": "/"},
+    **{"people": "person", "men": "man", "women": "woman", "children": "child"},
+}
+"""As they are written, in lower case and without the s of a plural: what they are compared as."""
+_UNITS: Final = frozenset(
+    "mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz pa kw kpa mol ev kj rad sq cu "
+    "day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar".split()
+)
+"""Those shorter than four letters that need no \\text to be one, and common words."""
+_NO_UNITS: Final = frozenset(
+    "or and more less than not least most mod modulo if squared cubed factorial root base time plus minus over "
+    "sin cos tan cot sec csc log ln exp sqrt pi max min lim theta alpha beta fewer greater smaller digit other".split()
+)
+"""Words behind a number that make another answer of it."""
+_SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_UNIT_PART: Final = r"(?:\\text\{[^{}]*\}|\\%|\\\$|¢|[A-Za-z]+\.?)(?:\s*\^\s*(?:\{-?\d\}|-?\d))?"
+_WITH_UNIT: Final = re.compile(
+    rf"(?P<core>.{{0,400}}?[\d}})!]|.{{0,400}}?\\pi)(?P<unit>(?:[\s/-]*(?:\\cdot(?![A-Za-z]))?\s*{_UNIT_PART}){{1,6}})",
+    re.DOTALL,
+)
+_UNIT_TOKEN: Final = re.compile(r"\\text\{([^{}]*)\}|(\\%|\\\$|¢)|([A-Za-z]+)\.?|\^\s*\{?(-?\d)\}?|(/)")
+_LABEL: Final = re.compile(
+    r"\s*(\\?[A-Za-z]+(?:\s[A-Z]{1,4})?(?:_(?:\{\w+\}|\w)|'|\([a-z](?:,\s*[a-z])*\))?)\s*(?:=|:|\\in(?![A-Za-z]))(?!=)\s*"
+    r"([^=<>]+)$"
+)
+_CHOSEN: Final = re.compile(
+    r"(?i:answer|option|choice|choose|select)s?\b(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct)){0,4}[\s:]*"
+    r"((?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*(?:\([A-J]\)|[A-J](?![\w'])))"
+)
+_CHOICE: Final = re.compile(
+    r"\s*(?:option\s+|choice\s+|answer:?\s+)?(?:\(([A-J])\)|([A-J])\)|([A-J])[.:](?=\s|$)|([A-J])$)\s*(.*)",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+class _Answer(NamedTuple):
+    """An answer taken apart."""
+
+    core: str
+    unit: str
+    name: str
+    """What it is said to be, ``x`` of ``x = 5``."""
+
+
+def normalize(answer: str) -> str:
+    r"""Return an answer as all ways to decorate it are written: the same text for ``**\frac12**`` and ``\(\dfrac{1}{2}\)``.
+
+    What it means is not changed, and normalizing again changes nothing.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return answer.strip()
+    text = _ROOT.sub(r"\\sqrt{\1\2\3}", answer).translate(_CHARACTERS)
+    text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = _VULGAR.sub(_vulgar, text)
+    text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
+    # Each pass undoes one layer; a text that goes on changing is nothing that anybody wrote.
+    for _ in range(12):
+        before = text
+        for pattern, becomes in _RULES:
+            text = pattern.sub(becomes, text)
+        text = _THOUSANDS.sub(_joined, text).replace("\N{INVISIBLE SEPARATOR}", " ")
+        text = _MIXED.sub(_improper, text).strip()
+        if text == before:
+            return text
+    return answer.strip()
+
+
+def _vulgar(found: re.Match[str]) -> str:
+    over, _, under = unicodedata.normalize("NFKC", found[0]).partition("\u2044")
+    return rf"\frac{{{over}}}{{{under or 1}}}"
+
+
+def _joined(found: re.Match[str]) -> str:
+    # Within brackets a plain comma is that of a list: (1,100) is a point.
+    before = found.string[: found.start()]
+    plain = "\N{INVISIBLE SEPARATOR}" not in found[2]
+    if plain and sum(before.count(one) for one in "([{") > sum(before.count(one) for one in ")]}"):
+        return found[0]
+    return found[1] + re.sub(r"\D", "", found[2])
+
+
+def _improper(found: re.Match[str]) -> str:
+    whole, over, under = int(found[1]), int(found[2] or found[4]), int(found[3] or found[5])
+    return rf"\frac{{{whole * under + over}}}{{{under}}}" if over < under else found[0]
+
+
+def parse_number(text: str) -> Fraction | None:
+    r"""Return the number that an answer is, exactly, without its unit; None when it is anything else.
+
+    Integers, decimals, fractions and mixed numbers, ``1.2 \times 10^{-3}`` and ``1.2e-3``, thousands separated in any way.
+    """
+    return _number(_taken_apart(normalize(text)).core)
+
+
+def _number(core: str) -> Fraction | None:
+    plain = re.sub(r"\s", "", core)
+    # A blank between digits is no way to write a number.
+    if len(plain) > MAX_NUMBER_CHARS or re.search(r"\d\s+\d", core) or not (found := _NUMBER.fullmatch(plain)):
+        return None
+    exponent = int(found["e1"] or found["e2"] or found["e3"] or found["e4"] or found["e5"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    over = Fraction((found["decimal"] or found["over"] or "1").replace(",", ""))
+    if found["repeated"]:
+        if "." not in found["decimal"]:
+            return None
+        places = len(found["decimal"].partition(".")[2])
+        over += Fraction(int(found["repeated"]), (10 ** len(found["repeated"]) - 1) * 10**places)
+    under = Fraction(found["below"] or found["under"] or "1")
+    if under == 0:
+        return None
+    value = over / under * Fraction(10) ** exponent
+    return -value if found["sign"] == "-" else value
+
+
+def _taken_apart(text: str) -> _Answer:
+    name = ""
+    if named := _LABEL.fullmatch(text):
+        name, text = re.sub(r"\s", "", named[1]), named[2].strip()
+        name = "" if name.lower() in {"answer", "result", "total", "solution"} else name
+    sign, unit = "", ""
+    if money := re.match(
+        r"([-+]?)\s*(?:\\\$|\\text\{(?:euro|pound|yen)\}|(?:USD|EUR)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])", text
+    ):
+        sign = "-" if "-" in money[1] + money[2] else ""
+        unit = re.sub(r"[\s+-]|\\text|[{}]", "", money[0])
+        unit = _UNIT_NAMES.get(unit.lower(), unit.lower())
+        text = sign + text[money.end() :]
+    if (found := _WITH_UNIT.fullmatch(text)) and (read := _read_unit(found["unit"])):
+        scale, behind = read
+        core = found["core"].strip()
+        if scale:
+            if (value := _number(core)) is None:
+                return _Answer(text, unit, name)
+            value *= 10**scale
+            core = f"{value.numerator}/{value.denominator}" if value.denominator > 1 else str(value.numerator)
+        if not (unit and behind and unit != behind):
+            return _Answer(core, unit or behind, name)
+    return _Answer(text, unit, name)
+
+
+def _read_unit(text: str) -> tuple[int, str] | None:
+    """Return the power of ten that words behind a number stand for, and their unit; None when they are neither."""
+    scale, parts = 0, []
+    # A letter that touches its number is a variable.
+    touching = bool(re.match(r"[A-Za-z]", text))
+    for at, token in enumerate(_UNIT_TOKEN.finditer(text)):
+        words, sign, word, power, slash = token.groups()
+        if power or slash:
+            parts.append(f"^{power}" if power else "/")
+            continue
+        for one in words.split() if words is not None else [sign or word]:
+            low = one.lower().strip(".,")
+            single = low[:-1] if low.endswith("s") and len(low) > 3 else low
+            if low in _NO_UNITS and low not in _UNITS:
+                return None
+            if words is None and word and single not in _UNITS and low not in _UNIT_NAMES and len(low) < 4:
+                return None
+            if words is None and word and at == 0 and touching and len(low) < 2:
+                return None
+            if single in _SCALES and not parts:
+                scale += _SCALES[single]
+            else:
+                parts.append(_UNIT_NAMES.get(low) or _UNIT_NAMES.get(single, single))
+    unit = " ".join(parts).replace(" ^", "^").replace(" / ", "/")
+    return scale, re.sub(r"\b(sq|cu) (\S+)", lambda found: f"{found[2]}^{2 if found[1] == 'sq' else 3}", unit)
+
+
+def _choice(text: str) -> tuple[str, str] | None:
+    """Return the letter of a choice, and the text behind it; None when it is none."""
+    found = _CHOICE.fullmatch(re.sub(r"\\text\{\s*(\(?[A-J]\)?[.:)]?)\s*\}", r"\1 ", text))
+    if found is None:
+        return None
+    letter = found[1] or found[2] or found[3] or found[4]
+    return letter.upper(), _squeezed(found[5])
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without blanks; words without regard to case."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    plain = re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
+    return plain if _MATHEMATICS.search(text) else plain.casefold()
+
+
+def _elements(text: str) -> tuple[str, list[str]]:
+    r"""Return the brackets of a list, ``{}`` of a set and of a list without any, and its elements."""
+    for opens, closes in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
+        if text.startswith(opens) and text.endswith(closes):
+            inner = text[len(opens) : -len(closes)]
+            parts = _split(inner)
+            if parts is not None and (len(parts) > 1 or opens == r"\{"):
+                return (opens + closes).replace("\\", ""), parts
+    parts = _split(text) or [text]
+    return "{}", [one for part in parts for one in _both_signs(part)]
+
+
+def _both_signs(text: str) -> list[str]:
+    return [text.replace(r"\pm", sign) for sign in "+-"] if text.count(r"\pm") == 1 else [text]
+
+
+def _split(text: str) -> list[str] | None:
+    """Split at the commas outside of brackets; None when brackets are not balanced."""
+    parts, depth, start = [], 0, 0
+    for found in re.finditer(r"\\[a-zA-Z]+|\\.|[()\[\]{},;]", text):
+        token = found[0].removeprefix("\\")
+        if token in {"(", "[", "{", "}", "]", ")"}:
+            depth += 1 if token in "([{" else -1
+            if depth < 0:
+                return None
+        elif found[0] in ",;" and depth == 0:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
+    return [*parts, text[start:].strip()] if depth == 0 else None
+
+
+def compare(given: str, wanted: str) -> bool | tuple[str, str]:
+    """Return whether two answers are equal, or the two formulas of which that is to be found out."""
+    given, wanted = normalize(given), normalize(wanted)
+    # What is the same text is the same answer: most need no arithmetic.
+    if _squeezed(given) == _squeezed(wanted):
+        return True
+    if (choice := _choice(wanted)) is not None:
+        other = _choice(given)
+        return other is not None and choice[0] == other[0] and (not choice[1] or not other[1] or choice[1] == other[1])
+    named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
+    (kind, mine), (other_kind, theirs) = _elements(given), _elements(wanted)
+    if len(mine) == len(theirs) == 1 or named_given or named_wanted:
+        if len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{"):
+            return _compare_one(mine[0], theirs[0])
+        return _compare_one(given, wanted)
+    if kind != other_kind:
+        return False
+    if kind != "{}":
+        verdicts = [_compare_one(a, b) for a, b in zip(mine, theirs, strict=False)]
+        if len(mine) != len(theirs) or False in verdicts:
+            return False
+        return all(one is True for one in verdicts) or (given, wanted)
+    if max(len(mine), len(theirs)) > MAX_NUMBER_CHARS:
+        return False
+    left = list(theirs)
+    unknown = []
+    for one in mine:
+        at = next((at for at, other in enumerate(left) if _compare_one(one, other) is True), None)
+        if at is not None:
+            del left[at]
+        elif not any(_compare_one(one, other) is True for other in theirs):
+            unknown.append(one)
+    left = [one for one in left if not any(_compare_one(one, other) is True for other in mine)]
+    if not unknown and not left:
+        return True
+    if len(unknown) != len(left) or all(_number(_taken_apart(one).core) is not None for one in left):
+        return False
+    return rf"\{{{', '.join(unknown)}\}}", rf"\{{{', '.join(left)}\}}"
+
+
+def _compare_one(given: str, wanted: str) -> bool | tuple[str, str]:
+    if _squeezed(given) == _squeezed(wanted):
+        return True
+    mine, theirs = _taken_apart(given), _taken_apart(wanted)
+    if (mine.name and theirs.name and mine.name != theirs.name) or (
+        mine.unit and theirs.unit and mine.unit != theirs.unit
+    ):
+        return False
+    right = _number(theirs.core)
+    if right is not None:
+        value = _number(mine.core)
+        # 50% is 50, as data sets have it, and a half.
+        part = {mine.unit, theirs.unit} == {"", "%"}
+        return value is not None and (
+            value == right or (part and right == (value / 100 if mine.unit == "%" else value * 100))
+        )
+    if _squeezed(mine.core) == _squeezed(theirs.core):
+        return True
+    # Digits in a base are another number: 101_2 is not 101.
+    if re.search(r"\d_", mine.core + theirs.core):
+        return False
+    # Where a number is wanted nothing is worked out: the question itself, 48 + 24, would be an answer to it.
+    return (mine.core, theirs.core) if _MATHEMATICS.search(theirs.core) or re.search(r"\d", theirs.core) else False
 
 
 def extract_answer(text: str) -> str | None:
@@ -33,34 +446,25 @@ def extract_answer(text: str) -> str | None:
     _, marked, tail = text.rpartition("####")
     if marked:
         return tail.strip().splitlines()[0].strip() if tail.strip() else None
-    _, equals, tail = text.rpartition("=")
-    after = _last_number(tail) if equals else None
-    return _last_number(text) if after is None else after
+    return _unmarked(text)
 
 
-def parse_number(text: str) -> Fraction | None:
-    r"""Return an integer, decimal, fraction or ``\frac{a}{b}`` as an exact number; None when ``text`` is anything else.
-
-    Thousands may be separated by commas; a leading ``$``, a trailing full stop, and blanks are passed over.
-    """
-    plain = _FRAC.sub(r"\1/\2", text[: MAX_NUMBER_CHARS + 1])
-    plain = _CLUTTER.sub(r"\1", plain).removesuffix(".")
-    if len(plain) > MAX_NUMBER_CHARS or not _NUMBER.fullmatch(plain):
-        return None
-    numerator, _, denominator = plain.replace(",", "").partition("/")
-    if denominator and int(denominator) == 0:
-        return None
-    value = Fraction(numerator)
-    return value / int(denominator) if denominator else value
-
-
-def same_answer(given: str, wanted: str) -> bool:
-    """Whether two answers are equal: as exact numbers where both are numbers, else as text without clutter."""
-    # What is the same text is the same number: most need no arithmetic.
-    if _CLUTTER.sub(r"\1", given).casefold() == _CLUTTER.sub(r"\1", wanted).casefold():
-        return True
-    right = parse_number(wanted)
-    return right is not None and right == parse_number(given)
+def _chosen(text: str) -> str | None:
+    """Return the choice that a response names: as it marks answers, else behind words that say so, else at its end."""
+    if _BOXED.search(text) or "####" in text:
+        return extract_answer(text)
+    text = _EMPHASIS.sub(r"\2", text)
+    said = list(_CHOSEN.finditer(text))
+    if said:
+        letter, rest = said[-1][1], text[said[-1].end() :].partition("\n")[0]
+        others = re.match(r"[*_$`}]*\s*(?:,|/|&|or|and)[\s*(]*(?:or |and )?[A-J]\b", rest)
+        ends = re.match(r"[*_$`}]*\s*(?:,|;|since\b|because\b|as\b)", rest)
+        return letter if ends and not others else letter + rest
+    last = text.strip().rpartition("\n")[2]
+    if _choice(normalize(last)):
+        return last
+    letters = {*re.findall(r"\(([A-J])\)", last)}
+    return letters.pop() if len(letters) == 1 else None
 
 
 def reference(answer: str) -> str:
@@ -77,15 +481,14 @@ async def math_reward(response: str, answer: str, is_equivalent: Equivalence) ->
         answer: The reference.
         is_equivalent: Asked where they are not the same, and a formula is wanted.
     """
-    given, wanted = extract_answer(response), reference(answer)
+    wanted = reference(answer)
+    given = _chosen(response) if _choice(normalize(wanted)) else extract_answer(response)
     if given is None:
         return 0.0
-    if same_answer(given, wanted):
-        return 1.0
-    # Where a number is wanted nothing is worked out: the question itself, 48 + 24, would be an answer to it.
-    if parse_number(wanted) is not None or not _MATHEMATICS.search(wanted):
-        return 0.0
-    return 1.0 if await is_equivalent(given, wanted) else 0.0
+    verdict = compare(given, wanted)
+    if isinstance(verdict, tuple):
+        verdict = await is_equivalent(*verdict)
+    return 1.0 if verdict else 0.0
 
 
 def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
@@ -104,20 +507,111 @@ def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
     return hits / max(len(given), len(wanted))
 
 
-def _last_number(text: str) -> str | None:
-    """Return the last number in a text. None has a blank in it, so words are looked at from the end."""
-    return next((str(found[-1]) for word in reversed(text.split()) if (found := _NUMBER.findall(word))), None)
+def _unmarked(text: str) -> str | None:
+    """Return the last number after the last ``=``, else the last one, with the formula that it is part of."""
+    text = _EMPHASIS.sub(r"\2", _CALCULATED.sub("", text.translate(_CHARACTERS)))
+    start = text.rfind("=") + 1
+    last = _last_digits(text, start)
+    if last < 0 and start:
+        start, last = 0, _last_digits(text, 0)
+    if last < 0:
+        return None
+    for formula in _FORMULA.finditer(text):
+        if formula.start() <= last < formula.end():
+            inner = next(one for one in formula.groups() if one is not None)
+            start = max(start, formula.end() - len(inner) - (2 if formula[0].startswith(("\\", "$$")) else 1))
+            return (text[start : formula.end()].rstrip("$").removesuffix("\\]").removesuffix("\\)").strip()
+                    + _unit_behind(text, formula.end()))  # fmt: skip
+    lines = text.rfind("\n", 0, last) + 1
+    left = max(start, lines, last - MAX_ANSWER_CHARS)
+    right = text.find("\n", last)
+    words = list(_WORD.finditer(text, left, min(len(text) if right < 0 else right, last + MAX_ANSWER_CHARS)))
+    at = next(i for i, word in enumerate(words) if word.start() <= last < word.end())
+    if _BULLET.match(text, left) and left == lines and (text.strip() != text[left:].strip() or len(words) > at + 1):
+        words = words[1:]
+        at -= 1
+    first, behind = at, at + 1
+    while first > 0:
+        before, here = words[first - 1][0], words[first][0]
+        if before in _OPERATORS:
+            if first > 1 and _OPERAND.fullmatch(words[first - 2][0]):
+                first -= 2
+            elif before == "-" and (first == 1 or _SAYS.search(words[first - 2][0])):
+                first -= 1
+                break
+            else:
+                break
+        elif _OPERAND.fullmatch(before) and here[0] in "+-*/^" and len(here) > 1:
+            first -= 1
+        elif before.isdecimal() and re.fullmatch(r"(?:\d+/\d+|\\[dt]?frac\S+?)[.,;:!?]*", here):
+            first -= 1
+            break
+        elif re.fullmatch(r"\d{1,3}", before) and re.fullmatch(r"\d{3}(?:\.\d+)?[.,;:!?)]*", here):
+            first -= 1
+        elif before[-1] in "+*/^(" and len(before) > 1 and _OPERAND.fullmatch(before):
+            first -= 1
+        else:
+            break
+    if behind < len(words) and re.fullmatch(r"\\(?!times|cdot|text|[%,;!])[a-zA-Z]+\S*", words[behind][0]):
+        behind += 1
+    elif behind + 1 < len(words) and words[behind][0] in _OPERATORS and _VARIABLE.fullmatch(words[behind + 1][0]):
+        behind += 2
+    whole = _balanced(text, words, first, behind)
+    if (short := _SHORT.fullmatch(whole)) is not None:
+        return short[1]
+    return whole + (_unit_behind(text, words[behind - 1].end()) if words[behind - 1][0][-1].isalnum() else "")
+
+
+def _last_digits(text: str, start: int) -> int:
+    """Return the place of the last digit; -1 when there is none."""
+    return next((at for at in range(len(text) - 1, start - 1, -1) if text[at] in "0123456789"), -1)
+
+
+def _balanced(text: str, words: list[re.Match[str]], first: int, behind: int) -> str:
+    """Return some words as one formula: with those before that its brackets need, or without such brackets."""
+    end = words[behind - 1].end()
+    for start in range(first, max(first - 12, -1), -1):
+        whole = text[words[start].start() : end].strip("\"'`*_").rstrip(".,;:!?*_`\"'").lstrip(":#~<>")
+        if re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", whole) and start < first:
+            break
+        if _split(whole) is not None:
+            bracketed = re.fullmatch(r"[(\[]([^()\[\],]*)[)\]]", whole)
+            return bracketed[1] if bracketed else whole
+    # Brackets of the sentence: what is between the last of them that has a digit.
+    parts = re.split(r"[()\[\]{}]+", text[words[first].start() : end])
+    return next(one for one in reversed(parts) if re.search(r"[0-9]", one)).strip("\"'`*_").rstrip(".,;:!?")
+
+
+def _unit_behind(text: str, end: int) -> str:
+    found = re.compile(r"[ \t]*(?:\\?%|[A-Za-z]{2,})").match(text, end)
+    word = found[0].strip().lower() if found else ""
+    known = (
+        word.lstrip("\\") == "%"
+        or word in _SCALES
+        or word in _UNIT_NAMES
+        or word.removesuffix("s") in _UNITS | {*_UNIT_NAMES}
+    )
+    return f" {word}" if known and word not in {"in", "per", "man", "sec", "second", "square"} else ""
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""Inside of the last ``\boxed{...}`` with its braces balanced; None when there is none or it is not closed."""
-    starts = list(_BOXED.finditer(text))
-    if not starts:
-        return None
-    start = starts[-1].end()
-    depth = 1
-    for i in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return text[start:i].strip()
-    return None
+    r"""Inside of the last ``\boxed{...}``, and of those just before it; None when there is none or it is not closed."""
+    boxes: list[str] = []
+    end = 0
+    for start in _BOXED.finditer(text):
+        if start.start() < end:
+            continue
+        depth = 1
+        inside = None
+        for mark in _ESCAPE_OR_BRACE.finditer(text, start.end()):
+            depth += {"{": 1, "}": -1}.get(mark[0], 0)
+            if depth == 0:
+                inside = text[start.end() : mark.start()].strip()
+                break
+        if inside is None:
+            return None
+        if not _BETWEEN_BOXES.fullmatch(text, end, start.start()):
+            boxes = []
+        boxes.append(inside)
+        end = mark.end()
+    return ", ".join(dict.fromkeys(boxes)) if boxes else None

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from fractions import Fraction
 from string import Template
@@ -29,7 +29,12 @@ from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_numbe
 from trinity_bus.rollout.workflows.single_turn import Answered, Reward
 from trinity_bus.sandbox import Sandbox, SandboxLimits
 
-_FENCED: Final = re.compile(r"```[a-z]*\n(.*?)```", re.DOTALL)
+_FENCED: Final = re.compile(
+    r"(`{3,}|~{3,})[ \t]*(?:\{?\.?([\w+#.-]*)[^`\n]*)\n(.*?)(?:\n[ \t]*\1[`~]*[ \t]*(?=\n|\Z)|(?<=[^`~])\1[ \t]*(?=\n|\Z)|\Z)",
+    re.DOTALL,
+)
+_DEFINES: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
+_PYTHON: Final = frozenset({"python", "python3", "py", "py3"})
 _PROGRAM: Final = "program.py"
 _SCORE: Final = re.compile(r"[Ss]core:\s*+\**+\s*+(-?\d+(?:\.\d+)?)")
 _MAX_JUDGEMENT: Final = 1 << 20
@@ -108,7 +113,7 @@ def longer_than(words: int, *, by: int = 1) -> Reward:
 
 
 def valid_json(schema: Mapping[str, Any]) -> Reward:
-    """Judge whether a response, or the last fenced block of it, is JSON of a schema.
+    """Judge whether a response, or the last block of it that is fenced as JSON or as nothing, is JSON of a schema.
 
     Raises:
         RewardError: At once, when it is no schema.
@@ -123,16 +128,23 @@ def valid_json(schema: Mapping[str, Any]) -> Reward:
     validator = kind(schema)
 
     async def judge(said: Answered) -> float:
-        try:
-            return float(validator.is_valid(json.loads(last_block(said.text))))
-        except (ValueError, RecursionError):
-            return 0.0
+        for text in (said.text, last_block(said.text, {"json"})):
+            try:
+                return float(validator.is_valid(json.loads(text, parse_constant=_refuse)))
+            except (ValueError, RecursionError):
+                continue
+        return 0.0
 
     return judge
 
 
+def _refuse(constant: str) -> None:
+    """Refuse what Python reads as a number, and JSON does not have."""
+    raise ValueError(f"{constant} is no JSON")
+
+
 def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None) -> Reward:
-    """Judge code: the last fenced block of a response, run in a sandbox with the task's answer, tests, after it.
+    """Judge code: the last fenced block of a response that defines something, run in a sandbox with the task's answer, tests, after it.
 
     Args:
         python: The interpreter.
@@ -334,7 +346,15 @@ def _name_of(part: Reward) -> str:
     return str(getattr(part, "__qualname__", type(part).__name__)).partition(".")[0]
 
 
-def last_block(response: str) -> str:
-    """Return the last fenced block of a response; all of it, where there is none."""
-    blocks = _FENCED.findall(response)
-    return str(blocks[-1]) if blocks else response
+def last_block(response: str, languages: Collection[str] = _PYTHON) -> str:
+    """Return the last fenced block of a response that is in one of some languages; all of it, where there is no block.
+
+    Without such a block it is the last one that names no language, or else the last. Of blocks of code it is the last that
+    defines a function or a class, if one does: what stands behind it is an example of its use. A block that is not closed
+    ends with the response.
+    """
+    blocks = [(language.lower(), text) for _, language, text in _FENCED.findall(response.replace("\r\n", "\n"))]
+    named = [text for language, text in blocks if language in languages]
+    fitting = named or [text for language, text in blocks if not language] or [text for _, text in blocks]
+    defining = [text for text in fitting if languages is _PYTHON and _DEFINES.search(text)]
+    return str((defining or fitting or [response])[-1])

@@ -16,6 +16,7 @@ from trinity_bus.rollout.scores import (
     exact,
     gated,
     judged,
+    last_block,
     longer_than,
     matches,
     mathematics,
@@ -58,6 +59,12 @@ async def score(reward: Any, response: str, answer: str = "", *, ended: bool = T
         (valid_json(SCHEMA), 'See:\n```json\n{"a": 1}\n```', "", 1.0),
         (valid_json(SCHEMA), '{"a": "1"}', "", 0.0),
         (valid_json(SCHEMA), "[" * 100_000, "", 0.0),
+        (valid_json({}), '{"a": NaN}', "", 0.0),
+        (valid_json({}), "[Infinity, -Infinity]", "", 0.0),
+        (valid_json({}), "```json\n{\"a\": NaN}\n```", "", 0.0),
+        (valid_json(SCHEMA), 'See:\r\n```JSON\r\n{"a": 1}\r\n```\r\nIt is made by\r\n```python\r\nmake()\r\n```', "", 1.0),
+        (valid_json(SCHEMA), '{"a": 1, "b": "```\\n1\\n```"}', "", 1.0),
+        (valid_json(SCHEMA), 'See:\n~~~\n{"a": 1}\n~~~', "", 1.0),
         (weighted((1.0, numeric()), (-0.5, longer_than(1))), "it is 3", "3", 0.5),
         (gated(matches("is"), numeric(), otherwise=-1.0), "it is 3", "3", 1.0),
         (gated(matches("was"), numeric(), otherwise=-1.0), "it is 3", "3", -1.0),
@@ -127,10 +134,40 @@ async def test_what_was_cut_is_too_long() -> None:
         ("```python\nprint('passed'); import os; os._exit(0)\n```", "assert False", 0.0),
         ("```python\nwhile True: pass\n```", "", 0.0),
         ("no code at all", "", 0.0),
+        (SPEAKS + "It says:\n```\n3\n```\n", "assert add(1, 2) == 3", 1.0),
+        (SPEAKS + "Try it:\n```python\nprint(add(1, 2))\n```\n", "assert add(1, 2) == 3", 1.0),
+        (SPEAKS + "Run it:\n```bash\npython add.py\n```", "assert add(1, 2) == 3", 1.0),
     ],
 )
 async def test_code_is_judged_in_a_sandbox(response: str, tests: str, value: float) -> None:
     assert await score(passes_tests(sys.executable, limits=SandboxLimits(wall_s=3)), response, tests) == value
+
+
+@pytest.mark.parametrize(
+    "fence",
+    [
+        "```python\n{}\n```",
+        "```Python\n{}\n```",
+        "```python3\n{}\n```",
+        "```py\n{}\n```",
+        "```{{.python .numberLines}}\n{}\n```",
+        '```python title="add.py"\n{}\n```',
+        "``` python\n{}\n```",
+        "````python\n{}\n````",
+        "~~~python\n{}\n~~~",
+        "```python  \r\n{}\r\n```\r\nso",
+        "```python\n{}\n```\nwhich prints\n```text\n3\n```",
+        "```python\n{}\n```\nUse:\n```python\nadd(1, 2)\n```",
+        "First\n```python\ndef add(): 1\n```\nBetter\n```python\n{}\n```",
+        "```python\n{}```",
+        "```python\n{}",
+        "```\n{}\n```",
+        "```c++\nint x;\n```\n```python\n{}\n```",
+    ],
+)
+def test_the_code_of_a_response_is_found_however_it_is_fenced(fence: str) -> None:
+    code = "def add(a, b):\n    return a + b"
+    assert last_block(fence.format(code)).strip() == code
 
 
 async def test_a_reward_that_cannot_be_found_out_is_a_failure_and_not_zero() -> None:

@@ -1,0 +1,95 @@
+"""Answers of the forms in which public sets of mathematics and models write them, and answers that are like them."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_bus.rollout.equivalence import Checker
+from trinity_bus.rollout.rewards import compare, math_reward, normalize
+
+_DATA = Path(__file__).parents[2] / "data/answers.jsonl"
+PAIRS = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]
+WRITTEN = sorted({pair[side] for pair in PAIRS for side in ("answer", "reference")})
+NUMBERS = sorted({one["reference"] for one in PAIRS if one["kind"] in {"fraction", "scientific", "mixed"}})
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Checker]:
+    made = Checker(limit_s=30)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", sorted({pair["kind"] for pair in PAIRS}))
+def test_each_pair_is_judged_as_it_is_labelled(checker: Checker, kind: str) -> None:
+    pairs = [pair for pair in PAIRS if pair["kind"] == kind]
+
+    async def judge() -> list[float]:
+        return [await math_reward(rf"So \boxed{{{one['answer']}}}.", one["reference"], checker.same) for one in pairs]
+
+    rewards = asyncio.run(judge())
+    assert [one for one, reward in zip(pairs, rewards, strict=True) if (reward == 1.0) != one["equal"]] == []
+
+
+def test_a_third_of_the_pairs_and_more_are_not_equal() -> None:
+    assert len(PAIRS) >= 400
+    assert sum(not pair["equal"] for pair in PAIRS) * 3 >= len(PAIRS)
+
+
+def test_normalizing_again_changes_nothing() -> None:
+    assert [text for text in WRITTEN if normalize(normalize(text)) != normalize(text)] == []
+
+
+@given(st.one_of(st.text(max_size=80), st.text("0123456789.,-+ /\\{}()[]$%*_^e=x\u2212\u00d7\u00bd", max_size=40)))
+def test_normalizing_anything_again_changes_nothing(text: str) -> None:
+    assert normalize(normalize(text)) == normalize(text)
+
+
+@given(st.sampled_from(WRITTEN), st.sampled_from(WRITTEN))
+def test_what_is_decided_without_mathematics_is_decided_alike_both_ways(one: str, other: str) -> None:
+    verdicts = compare(one, other), compare(other, one)
+    assert (verdicts[0] is True) == (verdicts[1] is True)
+
+
+DECORATIONS = (
+    r"**{}**",
+    r"$ {} $",
+    "${}$",
+    r"\({}\)",
+    r"\[ {} \]",
+    r"\mathbf{{{}}}",
+    r"\displaystyle {}",
+    " {}. ",
+    r"{{{}}}",
+    r"\left({}\right)",
+)
+
+
+@given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.sampled_from(DECORATIONS))
+def test_a_decoration_changes_no_verdict(one: str, other: str, decoration: str) -> None:
+    assert (compare(decoration.format(one), other) is True) == (compare(one, other) is True)
+    assert (compare(other, decoration.format(one)) is True) == (compare(other, one) is True)
+
+
+@given(
+    st.fractions(max_denominator=10**4),
+    st.sampled_from(("-", "\u2212", "- ", "\u2212 ", "\uff0d")),
+    st.sampled_from(("", r" \text{ cm}", "%", " dollars", r"^\circ")),
+)
+def test_a_sign_changes_the_verdict_of_every_number_but_nought(value: object, sign: str, unit: str) -> None:
+    plain = str(abs(value))  # type: ignore[arg-type]
+    assert compare(f"{sign}{plain}{unit}", f"-{plain}") is True
+    assert (compare(f"{sign}{plain}{unit}", plain) is True) == (plain == "0")
+
+
+@given(st.text("0123456789{}\\boxed$*(", max_size=3000))
+def test_the_time_of_a_judgement_is_bounded(text: str) -> None:
+    async def nobody(one: str, other: str) -> bool:
+        return False
+
+    assert asyncio.run(math_reward(text, "x+1", nobody)) in {0.0, 1.0}
