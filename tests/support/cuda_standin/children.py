@@ -113,9 +113,9 @@ def trainer(*words: str) -> None:
     seen: list[str] = []
     of = runner.ModelRunner.token_logprobs
 
-    def noting(self: Any, logits: torch.Tensor, arrays: Any) -> Any:
-        seen[:] = [str(logits.dtype)]
-        return of(self, logits, arrays)
+    def noting(self: Any, hidden: torch.Tensor, arrays: Any) -> Any:
+        seen[:] = [str(hidden.dtype)]
+        return of(self, hidden, arrays)
 
     runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign, assignment]
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def trainer(*words: str) -> None:
         engine = MegatronEngine(settings)
         group = engine._optimizer._megatron.param_groups[0]
         facts = {"device": str(engine.layout.device), "dtype": str(engine.dtype), "fused": bool(group.get("fused"))}
-        _steps(engine, engine, groups, logits=seen, **facts)
+        _steps(engine, engine, groups, hidden=seen, **facts)
 
 
 def ranks(*words: str) -> None:
@@ -145,6 +145,7 @@ def late() -> None:
     import torch
     import torch.distributed as dist
 
+    from trinity_bus import awake
     from trinity_bus.weights.errors import LinkError
     from trinity_bus.weights.link import nccl
     from trinity_bus.weights.link.link import Link
@@ -156,10 +157,10 @@ def late() -> None:
     threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
     link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
     piece = torch.zeros(8, dtype=torch.uint8)
-    link.wait(link.broadcast(piece), time.monotonic() + 5, threading.Event())
+    link.wait(link.broadcast(piece), awake.now() + 5, threading.Event())
     Path(hang).touch()
     try:
-        link.wait(link.broadcast(piece), time.monotonic() + 3, threading.Event())
+        link.wait(link.broadcast(piece), awake.now() + 3, threading.Event())
     except LinkError as error:
         tell(error=str(error))
     Path(hang).unlink()
