@@ -113,9 +113,9 @@ def trainer(*words: str) -> None:
     seen: list[str] = []
     of = runner.ModelRunner.token_logprobs
 
-    def noting(self: Any, logits: torch.Tensor, arrays: Any) -> Any:
-        seen[:] = [str(logits.dtype)]
-        return of(self, logits, arrays)
+    def noting(self: Any, hidden: torch.Tensor, arrays: Any) -> Any:
+        seen[:] = [str(hidden.dtype)]
+        return of(self, hidden, arrays)
 
     runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +241,7 @@ async def engine(*words: str) -> None:
     from trinity_bus.weights.pull.server import WeightServer
     from workers.demo.model import make_model
 
-    methods = [word for word in words if "=" not in word]
+    methods: list[Any] = [word for word in words if "=" not in word]
     folder = Path(tempfile.mkdtemp())
     make_model(folder, 0)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
@@ -281,7 +281,7 @@ def demo(*arguments: str) -> None:
     from trinity_bus.runners import confinement
 
     # What services are forked from has no more of the environment than runners, and here its libraries come from there.
-    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}  # type: ignore[misc]
+    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}
     from workers.cli import app
 
     sys.argv[:] = ["trinity-bus", "demo", *arguments]
