@@ -242,7 +242,7 @@ async def engine(*words: str) -> None:
     from trinity_bus.weights.pull.server import WeightServer
     from workers.demo.model import make_model
 
-    methods = [word for word in words if "=" not in word]
+    methods: list[Any] = [word for word in words if "=" not in word]
     folder = Path(tempfile.mkdtemp())
     make_model(folder, 0)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
@@ -282,7 +282,7 @@ def demo(*arguments: str) -> None:
     from trinity_bus.runners import confinement
 
     # What services are forked from has no more of the environment than runners, and here its libraries come from there.
-    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}  # type: ignore[misc]
+    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}
     from workers.cli import app
 
     sys.argv[:] = ["trinity-bus", "demo", *arguments]
