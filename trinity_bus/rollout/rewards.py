@@ -34,7 +34,9 @@ _END = "\n"
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
-_BETWEEN_BOXES: Final = re.compile(r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*")
+_BETWEEN_BOXES: Final = re.compile(
+    r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+)
 """What may stand between the boxes of one answer."""
 
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
