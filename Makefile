@@ -24,7 +24,7 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test chart-test cluster-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check console-shots clean
+.PHONY: help setup demo test stack-test chart-test cluster-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check gpu-rehearsal console-shots clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS
 
 gpu-check: setup ## Try each part on this machine's GPUs, in ten minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
 	@$(BIN)/python -m benchmarks.gpu --results build $(ARGS)
+
+gpu-rehearsal: setup ## Run the GPU path without a GPU: trainer, vLLM's GPU engine, the demo, on a stand-in for CUDA. Downloads 8 GB. Options: ARGS='...'
+	@tools/tool_env.sh gpu
+	@.cache/gpu/bin/pytest tests/gpu_rehearsal $(ARGS)
 
 console-shots: setup ## Look at every page of a running console in Chromium, keep pictures and have axe judge them: URL=http://127.0.0.1:8900
 	@tools/tool_env.sh shots

@@ -20,4 +20,8 @@ say "Installing the packages of $LOCK into $TARGET"
 rm -rf "$TARGET"
 "$UV" venv --quiet --no-project --python .venv/bin/python "$TARGET"
 "$UV" pip sync --quiet --python "$TARGET/bin/python" --require-hashes "$LOCK"
+# What services run with has the project in it, too: vLLM finds its plugin by the entry point.
+if [ "$NAME" = gpu ]; then
+  "$UV" pip install --quiet --python "$TARGET/bin/python" --no-deps --no-build-isolation --editable .
+fi
 cp "$LOCK" "$TARGET/made-from"

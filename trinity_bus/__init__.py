@@ -173,11 +173,12 @@ _NAMES = {
     "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
     "trinity_bus.rollout": "Answered Completion Conversation Engine PartialRunsError Reusable Rollout RolloutContext "
     "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
-    "reused scores",
+    "scores",
     "trinity_bus.chat": "Session renderer_for",
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
     "trinity_bus.rollout.programs": "ProgramWorkflow",
+    "trinity_bus.rollout.reusable": "reused",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
     "trinity_bus.rollout.sandboxed": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",

@@ -18,8 +18,8 @@ from tests.support.fuzz.damage import damaged
 from tests.support.fuzz.decoders import targets
 from trinity_bus.runners import control, messages
 from trinity_bus.runtime.frames import ProtocolError
-from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.tensor_file import TensorFile
 
 
 @pytest.mark.parametrize("name", ["frames of runners", "frames for runners"])

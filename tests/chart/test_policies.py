@@ -170,3 +170,24 @@ def test_a_trainer_that_wants_whole_nodes_has_explorers_make_room(
     classes = {name: template["spec"].get("priorityClassName") for name, template in workloads.items()}
     shared = case == "64-gpus"
     assert {name for name, one in classes.items() if one} == ({"trainer"} if shared else set())
+
+
+def test_an_explorer_may_have_the_profile_that_a_sandbox_needs_and_nobody_else_does() -> None:
+    profile = "trinity-bus/seccomp.json"
+    of_explorer = "explorer.securityContext.seccompProfile"
+    given = f"{of_explorer}.type=Localhost,{of_explorer}.localhostProfile={profile}"
+    done = helm("template", [*RELEASE, *CASES["one-node"], "--set", given])
+    assert done.returncode == 0, done.stderr
+    templates = [
+        one["spec"]["template"] for one in yaml.safe_load_all(done.stdout) if one and "template" in one.get("spec", {})
+    ]
+    found = {
+        one["metadata"]["labels"]["app.kubernetes.io/component"]: container["securityContext"]
+        for one in templates
+        for container in one["spec"]["containers"]
+    }
+    explorer = found.pop("explorer")
+    assert explorer["seccompProfile"] == {"type": "Localhost", "localhostProfile": profile}
+    assert explorer["capabilities"] == {"drop": ["ALL"]}
+    assert found
+    assert not any("seccompProfile" in own for own in found.values())

@@ -3,19 +3,13 @@
 Each test is a process of its own that sees GPUs; what it runs is in ``tests.support.cuda_standin.children``.
 """
 
-import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.cuda_standin.build import build, environment
-
-type Rehearse = Callable[..., list[dict[str, Any]]]
+from tests.support.cuda_standin.build import Rehearse
+from trinity_bus.runtime.device import is_installed_for_cpu
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -23,32 +17,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("standin")
-    build(folder)
-    return folder
-
-
-@pytest.fixture
-def rehearse(standin: Path, tmp_path: Path) -> Rehearse:
-    """Run a function in a process that sees GPUs; returns what it told."""
-
-    def run(function: str, *words: str, gpus: int = 1, variables: dict[str, str] | None = None) -> list[dict[str, Any]]:
-        command = [sys.executable, "-W", "ignore", "-m", "tests.support.cuda_standin.children", function, *words]
-        # Kernels are not built: what is compiled could compute nothing here.
-        env = {**environment(standin, gpus), "TORCHDYNAMO_DISABLE": "1", "TMPDIR": str(tmp_path), **(variables or {})}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-    return run
-
-
 def test_an_environment_for_gpus_computes_on_them(rehearse: Rehearse) -> None:
     assert rehearse("device") == [{"uses_gpu": True, "on_cpu": False, "torch": True}]
 
 
+@pytest.mark.skipif(not is_installed_for_cpu(), reason="the packages are those for GPUs")
 def test_an_environment_for_cpus_leaves_a_gpu_alone(rehearse: Rehearse) -> None:
     # As it is where the driver is there, and the packages are those of requirements/cpu.lock.
     told = rehearse("device", variables={"PYTHONPATH": str(Path.cwd())})
@@ -65,14 +38,14 @@ def test_a_trainer_in_bfloat16(rehearse: Rehearse, words: tuple[str, ...]) -> No
     assert told["device"] == "cuda:0"
     assert told["devices"] == ["cuda:0"]
     assert told["loaded"] == 1
-    # Float32 logits as a whole would take twice their memory, and their gradient too.
-    assert told["logits"] == ["torch.bfloat16"]
+    # Float32 states as a whole would take twice their memory, and their gradient too.
+    assert told["hidden"] == ["torch.bfloat16"]
     assert told["fused"] is True
 
 
 def test_a_trainer_in_float32(rehearse: Rehearse) -> None:
     (told,) = rehearse("trainer", "dtype=float32")
-    assert (told["dtype"], told["logits"]) == ("torch.float32", ["torch.float32"])
+    assert (told["dtype"], told["hidden"]) == ("torch.float32", ["torch.float32"])
 
 
 @pytest.mark.parametrize("words", [("data_parallel=2",), ("tensor_parallel=2",)])

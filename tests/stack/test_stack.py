@@ -83,6 +83,16 @@ def result_of(stack: ComposeStack, task_id: str, limit_s: float) -> TaskResult:
     return record_on(stack, RESULTS, TaskResult, lambda result: result.task_id == task_id, limit_s)
 
 
+@pytest.mark.parametrize(("code", "reward"), [("def add(a, b): return a + b", 1.0), ("def add(a, b): return 4", 0.0)])
+def test_code_is_judged_in_a_sandbox_in_the_explorers_container(stack: ComposeStack, code: str, reward: float) -> None:
+    task_id = f"tested-{time.time_ns()}"
+    task = {"task_id": task_id, "workflow": "tested-code", "prompt": "copy 1 =", "answer": code}
+    stack.compose("exec", "--no-TTY", "kafka", *PRODUCE.split(), stdin=json.dumps(task) + "\n")
+    result = result_of(stack, task_id, limit_s=600)
+    assert (result.status, result.error) == ("completed", None)
+    assert result.metrics["reward"] == reward
+
+
 def whole_trace(stack: ComposeStack, task_id: str, limit_s: float) -> TaskTrace:
     """The task's trace out of Jaeger, once a train step links to it and an explorer has taken what came of that."""
     spans: list[SpanRecord] = []

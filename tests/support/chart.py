@@ -1,5 +1,6 @@
 """The Helm chart: its values, and what Helm makes of them where `make chart-test` has brought it."""
 
+import json
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -7,6 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+
+from trinity_bus.sizing.models import MODELS
+from trinity_bus.training.families import ModelShape
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "deploy" / "kubernetes"
@@ -30,6 +34,31 @@ def values(size: str) -> dict[str, Any]:
     """Return all values of a size, as Helm merges them."""
     own = yaml.safe_load((CHART / f"values-{size}.yaml").read_text())
     return _merged(yaml.safe_load((CHART / "values.yaml").read_text()), own)
+
+
+def shape_of(model_path: str) -> ModelShape:
+    """Return the shape of a Qwen3 that a file of settings names."""
+    return MODELS[Path(model_path).name.removeprefix("Qwen3-")]
+
+
+def write_config(model_path: str, folder: Path) -> None:
+    """Write the ``config.json`` of such a model."""
+    shape = shape_of(model_path)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.groups,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": shape.max_positions,
+        "tie_word_embeddings": shape.tied,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _merged(below: Any, above: Any) -> Any:

@@ -247,7 +247,7 @@ class Synchronizer:
         Raises:
             TensorFileError: The checkpoint is damaged.
         """
-        from trinity_bus.weights.checkpoint.tensor_file import TensorFile
+        from trinity_bus.weights.tensor_file import TensorFile
 
         path = self._weights()
         if path is None:
@@ -263,7 +263,7 @@ class Synchronizer:
         Raises:
             TensorFileError: The checkpoint is damaged.
         """
-        from trinity_bus.weights.checkpoint.tensor_file import TensorFile
+        from trinity_bus.weights.tensor_file import TensorFile
 
         path, version = self._weights(), self.model_version
         if path is None:

@@ -6,6 +6,8 @@
                                 |                |--one failed: WeightTransferError----> OPEN
                                 |                |--cancelled: what was begun goes on--> OPEN
                                 +--close         +--one is closed: EngineDeadError
+
+The first worker receives; the others take the version from its memory when it has it whole and proven.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import itertools
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from trinity_bus import awake
@@ -83,29 +86,31 @@ class ControlClient:
             await asyncio.to_thread(shutil.rmtree, folder)
 
     async def receive(self, source: Source) -> TransferProgress:
-        """Have every worker receive a version.
+        """Have the first worker receive a version, and the others take it from its memory.
 
         Returns:
-            That of the last worker to be ready.
+            That of the first; it is prepared when the last is.
 
         Raises:
             WeightTransferError: One did not get it.
             EngineDeadError: A worker is gone.
         """
         token = next(self._tokens)
-        for worker in self._workers:
-            worker.say(BeginTransfer(token, source))
-        ready = [await self._ended(worker, token) for worker in self._workers]
-        return max(ready, key=lambda progress: progress.prepared_at)
+        first, *others = self._workers
+        first.say(BeginTransfer(token, source))
+        received = await self._ended(first, token)
+        for worker in others:
+            worker.say(BeginTransfer(token, source, received.shared))
+        prepared = [(await self._ended(worker, token)).prepared_at for worker in others]
+        return replace(received, prepared_at=max([received.prepared_at, *prepared]))
 
     def let_in(self, source: Source) -> None:
-        """Have every worker pass its version on to the members of another announcement, if it is of that version.
+        """Have the version passed on to the members of another announcement, too, if it is of that version.
 
         Args:
             source: As one of them would find it.
         """
-        for worker in self._workers:
-            worker.say(LetIn(source))
+        self._workers[0].say(LetIn(source))
 
     async def drained(self, limit_s: float) -> None:
         """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way.

@@ -31,7 +31,7 @@ from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.values import unknown_options
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
-from trinity_bus.runtime.device import is_installed_for_cpu
+from trinity_bus.runtime.device import can_compile, is_installed_for_cpu
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.process import how_ended
 from trinity_bus.weights.vllm.plugin import BACKEND
@@ -62,6 +62,7 @@ _MEETING = "VLLM_RPC_BASE_PATH"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """By which a user has vLLM go beyond a model's positions."""
+_NO_COMPILER = ". There is no C compiler, or no Python.h: Triton builds with them while an engine runs"
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for adapters of."""
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
@@ -233,6 +234,8 @@ def _launched(
     except Exception as error:
         failed = _FAILED.search(str(error))
         why = "" if failed is None else cause_of_death([int(failed[1])], config)
+        if not (is_installed_for_cpu() or can_compile()):
+            why += _NO_COMPILER
         raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}{why}") from error
 
 

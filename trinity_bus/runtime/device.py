@@ -9,6 +9,12 @@ What moves between a GPU and the host lies in pinned memory there: 54 GB/s, wher
 
 import functools
 import importlib.metadata
+import mmap
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -35,8 +41,52 @@ def uses_gpu() -> bool:
     return not is_installed_for_cpu() and torch.cuda.is_available()
 
 
+def can_compile() -> bool:
+    """Whether Triton can build what launches its kernels: a C compiler, and what it needs of Python."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return compiler is not None and Path(sysconfig.get_paths()["include"], "Python.h").exists()
+
+
 def host_buffer(nbytes: int) -> "torch.Tensor":
     """Return host memory, uint8, as it is copied fastest; what it holds is not said."""
     import torch
 
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=uses_gpu())
+
+
+class SharedMemory(mmap.mmap):
+    """Host memory of a file without a name, pinned where there is a GPU; gone with the last tensor of it."""
+
+    file: int
+    """The file's descriptor, by which other processes of this user find it. It belongs to the mapping."""
+    unpin: "Callable[[int], object] | None" = None
+    address: int = 0
+
+    def __del__(self) -> None:
+        """Unpin it before it is unmapped."""
+        if self.unpin is not None:
+            self.unpin(self.address)
+        os.close(self.file)
+
+
+def shared_memory(file: int, nbytes: int) -> "tuple[SharedMemory, torch.Tensor]":
+    """Map a file.
+
+    Args:
+        file: Its descriptor, which is closed with the mapping.
+        nbytes: From its beginning.
+
+    Returns:
+        The mapping, and its bytes.
+    """
+    import torch
+
+    memory = SharedMemory(file, nbytes)
+    memory.file = file
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    if uses_gpu():
+        cudart = torch.cuda.cudart()
+        # 1: for all GPUs, whichever this thread works on.
+        torch.cuda.check_error(cudart.cudaHostRegister(tensor.data_ptr(), tensor.numel(), 1))
+        memory.unpin, memory.address = cudart.cudaHostUnregister, tensor.data_ptr()
+    return memory, tensor

@@ -9,6 +9,15 @@
 from trinity_bus.runtime.execution import Executed
 from trinity_bus.sandbox.container import ContainerSandbox
 from trinity_bus.sandbox.place import KeptPlaces, SandboxPlace
-from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
+from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits, why_no_sandbox
 
-__all__ = ["ContainerSandbox", "Executed", "KeptPlaces", "Sandbox", "SandboxError", "SandboxLimits", "SandboxPlace"]
+__all__ = [
+    "ContainerSandbox",
+    "Executed",
+    "KeptPlaces",
+    "Sandbox",
+    "SandboxError",
+    "SandboxLimits",
+    "SandboxPlace",
+    "why_no_sandbox",
+]

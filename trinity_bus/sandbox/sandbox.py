@@ -5,13 +5,14 @@
     OPEN --exec, read_file, write_file, any number, several at once--> OPEN
       '---terminate(), or leaving its block--> ENDED: its processes killed, its folder gone, or kept for the next owner
 
-Each command has user, process, mount, network and IPC namespaces of its own (``jail``), an environment of four
-variables, and the sandbox's folder as working folder, home and place of temporary files: it writes nowhere else. What
-it is not kept from: reading files that its user may read. So run runners as a user of their own
-(``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a ``SandboxPlace``,
-which outlives its owner where that is a run to be gone on with.
+Each command has user, process, mount, network and IPC namespaces of its own and a filter of system calls (``jail``), an
+environment of four variables, and the sandbox's folder as working folder, home and place of temporary files: it writes
+nowhere else. What it is not kept from: files that its user may read, and named pipes. So run runners as a user of their
+own (``explorer.runner_user``). It lives as long as its block, and so through scoring; its files are in a
+``SandboxPlace``, which outlives its owner where that is a run to be gone on with.
 
-Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
+Failures: a command that takes too long, or with all that it has started more than its limits, is killed with them, and
+says so; a folder that is too full already ends each next command likewise; what it prints beyond the
 limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
 is killed from outside takes its processes along.
 """
@@ -49,26 +50,40 @@ class SandboxLimits:
     cpu_s: int = 10
     """Of each process."""
     memory_bytes: int = 1 << 30
-    """Address space of each process."""
+    """Address space of each process, and memory of all of them together."""
     file_bytes: int = 64 << 20
-    """Of each file."""
+    """Of each file, and of all in ``/dev/shm`` together."""
+    folder_bytes: int = 256 << 20
+    """Of all files in the folder together, and of those that were removed and are open."""
+    folder_files: int = 20_000
+    """And folders."""
     open_files: int = 256
     processes: int = 64
-    """Of its user, where that is not root."""
+    """And threads, of all of it together."""
     output_bytes: int = 1 << 20
     """Of standard output and of standard error."""
 
-    def for_kernel(self) -> str:
+    def for_jail(self) -> str:
         """As ``jail`` reads them."""
-        names = {
+        each = {
             "CPU": self.cpu_s,
             "AS": self.memory_bytes,
             "FSIZE": self.file_bytes,
             "NOFILE": self.open_files,
-            "NPROC": self.processes,
+            # The first process of its namespace, and the one that watches it, are two more.
+            "NPROC": self.processes + 2,
             "CORE": 0,
         }
-        return json.dumps(names)
+        return json.dumps(
+            {
+                "each": each,
+                "memory_bytes": self.memory_bytes,
+                "processes": self.processes,
+                "folder_bytes": self.folder_bytes,
+                "folder_files": self.folder_files,
+                "shared_bytes": self.file_bytes,
+            }
+        )
 
 
 class Sandbox:
@@ -118,7 +133,7 @@ class Sandbox:
     async def _run(self, command: Sequence[str], stdin: bytes, wall_s: float) -> Executed:
         folder = self.folder
         done = await execute(
-            [sys.executable, "-I", "-S", _JAIL, self._limits.for_kernel(), *command],
+            [sys.executable, "-I", "-S", _JAIL, self._limits.for_jail(), *command],
             stdin=stdin,
             wall_s=wall_s,
             output_bytes=self._limits.output_bytes,
@@ -133,8 +148,8 @@ class Sandbox:
         )
         if done.returncode == jail.REFUSED and done.stderr.startswith("no namespaces"):
             raise SandboxError(
-                f"{done.stderr.strip()}; a sandbox needs unprivileged user namespaces "
-                "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+                f"{done.stderr.strip()}; a sandbox needs user namespaces (a machine: sysctl user.max_user_namespaces, "
+                "kernel.apparmor_restrict_unprivileged_userns; a container: its seccomp profile, docs/security.md)"
             )
         return done
 
@@ -213,6 +228,16 @@ class Sandbox:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise SandboxError(f"{path!r} is no file")
             yield file
+
+
+async def why_no_sandbox() -> str | None:
+    """Return why this machine gives no sandbox, in one line; None where it does."""
+    try:
+        async with Sandbox() as box:
+            await box.exec(["true"])
+    except (SandboxError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -5,7 +5,7 @@ A trainer's rank, with ``P`` parameters on it and ``D`` copies of the model (dat
 ===================  ======================================================  =========================================
 part                 bytes                                                   source
 ===================  ======================================================  =========================================
-process              700 Mi on a CPU: the interpreter, torch, what it loads  measured
+process              780 Mi on a CPU: the interpreter, torch, what it loads  measured
 weights              2 P in bfloat16, 4 P in float32
 gradients            4 P: they are summed in float32                         Megatron-core, ``grad_reduce_in_fp32``
 optimizer            12 P / D in bfloat16: a float32 copy, mean and square   Rajbhandari et al., arXiv:1910.02054, 3.1
@@ -53,16 +53,16 @@ KEPT_BACK: Final = 0.1
 _PREFILL_TOKENS: Final = 8192
 """That vLLM computes at once, unless told otherwise."""
 _CRITIC_BYTES: Final = 16
-_PROCESS_BYTES: Final = 700 << 20
+_PROCESS_BYTES: Final = 780 << 20
 _CHUNKS: Final = 5
 """Of logits, at once."""
 _STAGED: Final = 3
 MOST_TOKENS: Final = 16_384
 """Of a micro-batch, with ``auto``."""
-_ROUNDED: Final = 64
-_CPU_BYTES: Final = 384 << 20
+_ROUNDED: Final = 32
+_CPU_BYTES: Final = 256 << 20
 """For activations on a CPU, at least: more makes no step faster that is worth the memory."""
-_CPU_SHARE: Final = 1 / 6
+_CPU_SHARE: Final = 1 / 8
 """Of weights, gradients and optimizer; for activations on a CPU."""
 
 

@@ -23,7 +23,7 @@ from trinity_bus.runtime.plain_files import within
 from trinity_bus.training.companions import INDEX
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape, tensors
-from trinity_bus.weights.checkpoint.tensor_file import write_tensors
+from trinity_bus.weights.tensor_file import write_tensors
 
 WEIGHTS: Final = "model.safetensors"
 _TYPES: Final = ("F64", "F32", "F16", "BF16")

@@ -23,7 +23,7 @@ from msgspec import structs
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
-from trinity_bus.runtime.allocator import keep_freed_memory
+from trinity_bus.runtime.allocator import give_back_memory
 from trinity_bus.training import layout_rules, routes, token_advantages, token_figures
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import TrainingInterruptedError
@@ -61,8 +61,6 @@ class RankEngine(SavedEngine):
         super().__init__(settings, layout)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        if layout.device.type == "cpu":
-            keep_freed_memory()
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
         self.settings = settings = fitted(settings, self.shape)
@@ -150,6 +148,8 @@ class RankEngine(SavedEngine):
         updates, told = self._with_passes(step.updates)
         tried = [self._update(update, learning_rate) for update in updates]
         reports = [report for report in tried if report is not None]
+        if self.device_type == "cpu":
+            give_back_memory()
         self.progress = self.progress.model_copy(
             update={
                 "step": self.progress.step + 1,

@@ -31,7 +31,7 @@ from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.weights.checkpoint.tensor_file import write_tensors
+from trinity_bus.weights.tensor_file import write_tensors
 
 type NamedTensors = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 """Gives the same names, in the same order, each time."""

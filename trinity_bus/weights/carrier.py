@@ -19,7 +19,7 @@ from trinity_bus.weights.held_version import HeldVersion
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+    from trinity_bus.weights.file_buckets import FileBuckets
 
 type Arrived = Callable[[int], None]
 """Told the index of each buffer that is full, in order."""

@@ -12,7 +12,7 @@ from trinity_bus.weights.held_version import FRAME, LEAVE, PIECE, HeldVersion, s
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.weights.checkpoint.file_buckets import FileBucket, FileBuckets
+    from trinity_bus.weights.file_buckets import FileBucket, FileBuckets
 
 
 class _View:

@@ -15,6 +15,9 @@ last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
 come: see ``manifest``.
 
+Several workers of one engine have one copy of the version between them: the first receives it into memory that the
+others map (``SharedVersion``), so the bytes come once, and are kept once; they are not proven again.
+
 What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
 (``pull.relay``); to those of later announcements, too, that are told of (``let_in``).
 
@@ -29,6 +32,8 @@ moment, to use the buffers again; what hangs keeps them. Bytes that were touched
 next version is then received whole.
 """
 
+import itertools
+import mmap
 import os
 import threading
 import time
@@ -37,7 +42,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from trinity_bus import awake
-from trinity_bus.runtime.device import host_buffer
+from trinity_bus.runtime.device import SharedMemory, host_buffer, shared_memory
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.carriers import carrier_of
@@ -69,6 +74,17 @@ type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedVersion:
+    """Where other processes of this machine and user find a version: its buckets, each at a page, then the manifest."""
+
+    process: int
+    file: int
+    """Its descriptor there."""
+    manifest_at: int
+    manifest_nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferProgress:
     """What a receiver says about itself. Times are ``time.perf_counter`` of this machine, 0.0 where not reached."""
 
@@ -88,6 +104,8 @@ class TransferProgress:
     """When its checksum was found right."""
     prepared_at: float = 0.0
     """When it could be taken."""
+    shared: SharedVersion | None = None
+    """Where others find it, if they may."""
 
 
 @dataclass(slots=True)
@@ -98,6 +116,8 @@ class _Resources:
     """And the method that it is for."""
     linked_by: Method = "gloo"
     buffers: "list[torch.Tensor]" = field(default_factory=list)
+    memory: SharedMemory | None = None
+    """That the buffers are a part of, where they are shared."""
     held: TransferManifest | None = None
     """The version whose bytes are in the buffers, proven."""
     begun: tuple[str, int] = ("", 0)
@@ -127,9 +147,11 @@ class _Transfer:
         prepare: Prepare | None,
         limit_bytes: int | None,
         device: "torch.device | None",
+        shared: "bool | SharedVersion",
         ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
+        self._shared = shared
         self._prepare = prepare
         self._limit_bytes = limit_bytes
         self._device = device
@@ -172,8 +194,16 @@ class _Transfer:
         self._relay.retire()
         transport: WeightTransport | None = None
         try:
-            transport = self._transport(source)
-            progress = self._receive(transport)
+            if self._device is not None and self._device.type == "cuda":
+                import torch
+
+                # Every thread begins with the machine's first GPU, whichever its process works on.
+                torch.cuda.set_device(self._device)
+            if isinstance(self._shared, SharedVersion):
+                progress = self._ready(self._map(self._shared), TransferProgress())
+            else:
+                transport = self._transport(source)
+                progress = self._receive(transport)
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
         except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
             if transport is not None:
@@ -183,11 +213,11 @@ class _Transfer:
                 self._relay.retire()
             if transport is not None and transport is resources.links:
                 # What is pending on the link may still write into them.
-                resources.links, resources.buffers, resources.held = None, [], None
+                resources.links, resources.buffers, resources.memory, resources.held = None, [], None, None
                 resources.begun = ("", 0)
             self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
-            if transport is not resources.links:
+            if transport is not None and transport is not resources.links:
                 transport.close()
             self._progress = progress
         self._over.set()
@@ -209,11 +239,6 @@ class _Transfer:
         return resources.links
 
     def _receive(self, transport: WeightTransport) -> TransferProgress:
-        if self._device is not None and self._device.type == "cuda":
-            import torch
-
-            # Every thread begins with the machine's first GPU, whichever its process works on.
-            torch.cuda.set_device(self._device)
         source, resources = self.source, self.resources
         base = resources.held
         offer = transport.open(source, None if base is None else base.checksum, self.cancelled)
@@ -231,18 +256,54 @@ class _Transfer:
                 f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
             )
         resources.held = offer.manifest
+        return self._ready(offer.manifest, progress)
+
+    def _ready(self, manifest: TransferManifest, progress: TransferProgress) -> TransferProgress:
+        """Prepare what is in the buffers, and let it be taken."""
+        buffers = self.resources.buffers
         verified_at = time.perf_counter()
         if self._prepare is not None:
-            self._prepare(offer.manifest, self._unless_cancelled(_views(layout, resources.buffers)))
-        self.manifest = offer.manifest
+            self._prepare(manifest, self._unless_cancelled(_views(manifest.buckets(), buffers)))
+        self.manifest = manifest
         return replace(
             progress,
             state="ready",
-            checksum=offer.manifest.checksum,
-            nbytes=size,
+            checksum=manifest.checksum,
+            nbytes=sum(buffer.numel() for buffer in buffers),
             verified_at=verified_at,
             prepared_at=time.perf_counter(),
+            shared=self._told(manifest),
         )
+
+    def _told(self, manifest: TransferManifest) -> SharedVersion | None:
+        """Write the manifest behind the bytes, for those who are to map them."""
+        memory = self.resources.memory
+        if memory is None or self._shared is not True:
+            return None
+        text = manifest.to_json()
+        os.pwrite(memory.file, text, len(memory))
+        return SharedVersion(process=os.getpid(), file=memory.file, manifest_at=len(memory), manifest_nbytes=len(text))
+
+    def _map(self, shared: SharedVersion) -> TransferManifest:
+        """Have the buffers of another process for one's own."""
+        resources = self.resources
+        # For nobody.
+        self._waiting_since = None
+        file = os.open(f"/proc/{shared.process}/fd/{shared.file}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            manifest = TransferManifest.from_json(os.pread(file, shared.manifest_nbytes, shared.manifest_at))
+            if manifest.checksum != self.source.checksum:
+                raise WeightTransferError(f"another version than {self.source.version} was found in the first worker")
+            sizes = [bucket.nbytes for bucket in manifest.buckets()]
+            if sum(map(_paged, sizes)) != shared.manifest_at:
+                raise ManifestError("the bytes are not those of the manifest")
+            if resources.memory is None or not os.path.sameopenfile(resources.memory.file, file):
+                resources.buffers, resources.memory = [], None
+                resources.memory, whole = shared_memory(os.dup(file), shared.manifest_at)
+                resources.buffers = _parted(whole, sizes)
+        finally:
+            os.close(file)
+        return manifest
 
     def _unless_cancelled(self, tensors: "Iterator[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":
         for named in tensors:
@@ -308,8 +369,15 @@ class _Transfer:
     def _fit_buffers(self, layout: list[Bucket]) -> "list[torch.Tensor]":
         sizes = [bucket.nbytes for bucket in layout]
         if [buffer.numel() for buffer in self.resources.buffers] != sizes:
-            self.resources.buffers = []  # before there is more
-            self.resources.buffers = [host_buffer(size).zero_() for size in sizes]
+            self.resources.buffers, self.resources.memory = [], None  # before there is more
+            if self._shared:
+                file = os.memfd_create("weights")
+                size = sum(map(_paged, sizes))
+                os.ftruncate(file, size)
+                self.resources.memory, whole = shared_memory(file, size)
+                self.resources.buffers = _parted(whole, sizes)
+            else:
+                self.resources.buffers = [host_buffer(size).zero_() for size in sizes]
         return self.resources.buffers
 
 
@@ -322,6 +390,7 @@ class WeightReceiver:
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
         device: That the model lies on.
+        shared: Whether other workers of the engine are to map what this one has received.
     """
 
     def __init__(
@@ -331,7 +400,9 @@ class WeightReceiver:
         prepare: Prepare | None = None,
         limit_bytes: int | None = None,
         device: "torch.device | None" = None,
+        shared: bool = False,
     ) -> None:
+        self._shared = shared
         self._prepare = prepare
         self._limit_bytes = limit_bytes
         self._device = device
@@ -347,12 +418,18 @@ class WeightReceiver:
         """Where it stands."""
         return self._transfer.progress if self._transfer is not None else TransferProgress()
 
-    def start(self, source: Source, ended: Callable[[TransferProgress], None] = lambda _: None) -> None:
+    def start(
+        self,
+        source: Source,
+        ended: Callable[[TransferProgress], None] = lambda _: None,
+        shared: SharedVersion | None = None,
+    ) -> None:
         """Begin to receive.
 
         Args:
             source: What, and from where.
             ended: Called by the transfer's thread when it is ready or has failed, be it cancelled by then or not.
+            shared: Where another worker of the engine has received it; nothing is received then.
 
         Raises:
             WeightTransferError: It is not idle.
@@ -368,6 +445,7 @@ class WeightReceiver:
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
             device=self._device,
+            shared=shared or self._shared,
             ended=ended,
         )
         self._resources, self._ending = _Resources(), None
@@ -421,6 +499,16 @@ class WeightReceiver:
         if self._resources.links is not None:
             self._resources.links.close()
         self._resources = _Resources()
+
+
+def _paged(nbytes: int) -> int:
+    """How much room a bucket has in memory that is shared."""
+    return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
+def _parted(whole: "torch.Tensor", sizes: list[int]) -> "list[torch.Tensor]":
+    starts = itertools.accumulate(map(_paged, sizes), initial=0)
+    return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
 def _views(layout: list[Bucket], buffers: "list[torch.Tensor]") -> "Iterator[tuple[str, torch.Tensor]]":

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_bus.runtime.device import host_buffer, uses_gpu
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
-from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
 from trinity_bus.weights.chunks import Span, spans
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
+from trinity_bus.weights.file_buckets import FileBuckets
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
 

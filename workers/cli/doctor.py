@@ -28,7 +28,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Look at versions, settings, ports, memory, shared memory, clocks, disks, Java, GPU, broker and rights.
+    """Look at versions, settings, ports, memory, shared memory, clock, sandbox, disks, Java, GPU, broker and rights.
 
     Changes nothing. Exit code 1 where there is an error.
     """

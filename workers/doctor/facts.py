@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -24,8 +23,10 @@ from trinity_bus.bus.brokers_release import latest_versions
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.device import can_compile
 from trinity_bus.runtime.free_memory import free_bytes
 from trinity_bus.runtime.ports import is_free
+from trinity_bus.sandbox import why_no_sandbox
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
 from workers.preconditions import problems
 
@@ -77,7 +78,8 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
         java_error=java_error,
         prepared=java_version is not None and is_ours(archive_path(cache_dir(settings.broker))),
         gpus=gpus,
-        can_compile=_can_compile(),
+        can_compile=can_compile(),
+        no_sandbox=await why_no_sandbox(),
         gpu_error=gpu_error,
         broker=await _broker(settings, [service for service in services if service in ROLES]),
         settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),
@@ -142,11 +144,6 @@ def _java() -> tuple[str | None, str | None]:
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"it does not run: {error}"
     return said.splitlines()[0], None
-
-
-def _can_compile() -> bool:
-    """Look for a C compiler, and for what it needs of Python."""
-    return shutil.which("cc") is not None and Path(sysconfig.get_paths()["include"], "Python.h").exists()
 
 
 def _gpus() -> tuple[list[str], str | None]:

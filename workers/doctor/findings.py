@@ -90,6 +90,8 @@ class Facts:
     gpu_error: str | None
     can_compile: bool
     """Whether there is a C compiler, and what it needs of Python."""
+    no_sandbox: str | None
+    """Why none can be had; None where one can."""
     broker: BrokerFacts
     settings: Sequence[str]
     """What is wrong with them."""
@@ -154,6 +156,7 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", "clock", "no time service keeps it", remedy)
         case None:
             yield Finding("note", "clock", "the kernel does not say whether it is kept")
+    yield _sandbox(facts.no_sandbox)
     if facts.gpu_error is not None:
         yield Finding("error", "GPU", facts.gpu_error, "install the driver anew, and in containers its toolkit")
     elif not facts.gpus:
@@ -165,6 +168,13 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", "GPU", "what is installed is for CPUs, and leaves it idle", remedy)
         else:
             yield from _gpu_software(facts)
+
+
+def _sandbox(lacks: str | None) -> Finding:
+    if lacks is None:
+        return Finding("ok", "sandbox", "programs that a model writes can be run")
+    remedy = "docs/security.md, What a sandbox needs; without one, rewards and tools that run programs fail"
+    return Finding("warning", "sandbox", lacks, remedy)
 
 
 def _gpu_software(facts: Facts) -> Iterator[Finding]:

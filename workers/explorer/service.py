@@ -63,6 +63,7 @@ from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.sandbox import why_no_sandbox
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED
@@ -106,7 +107,7 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
         try:
             # The broker may be starting beside this process. It is to be there before the engine starts, because that
             # takes long; and is left again, because the engine's process is forked.
-            await asyncio.gather(_import_engine(settings), _ensure_topics(settings))
+            await asyncio.gather(_import_engine(settings), _ensure_topics(settings), _tell_of_sandbox())
             _log.info("the engine starts with %s", settings.explorer.engine_url or settings.explorer.model_path)
             await engine.start()
             if isinstance(engine, InferenceEngine):
@@ -127,6 +128,11 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
                 telemetry.shutdown()
         finally:
             await engine.stop()
+
+
+async def _tell_of_sandbox() -> None:
+    if (reason := await why_no_sandbox()) is not None:
+        _log.warning("rewards and tools that run programs fail here: %s", reason)
 
 
 async def _ensure_topics(settings: Settings) -> None:

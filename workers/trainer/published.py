@@ -17,8 +17,8 @@ from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.base import BASE, identity
 from trinity_bus.weights.checkpoint.published import WEIGHTS
-from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     import torch

@@ -82,6 +82,9 @@ spec:
       {{- end }}
       args: {{ .args | default (list "run" .name) | toJson }}
       securityContext: {{- include "container.security" $root | nindent 8 }}
+        {{- with $values.securityContext }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       env:
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         - {name: TRINITY_BUS_CONFIG, value: /etc/trinity-bus/mesh.toml}

@@ -10,6 +10,7 @@ numbers, peaks of memory, speed, and what waits for values on the device cannot.
 
 ============================  =========================================================================================
 ``FAKE_GPUS``                 how many there are; one by default
+``FAKE_KIND``                 what NVML calls each: ``H100``, the default, ``A100`` or ``L40S``
 ``FAKE_HANG``                 while a file of that path is there, no event is done: what was begun on the device hangs
 ``FAKE_BROKEN``               while a file of that path is there, NCCL says that the other rank is gone
 ============================  =========================================================================================
@@ -20,10 +21,15 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+type Rehearse = Callable[..., list[dict[str, Any]]]
+"""Runs a function of ``children`` in a process that sees GPUs, with words for it, and returns what it told."""
+
+MARK: Final = "XDG_GPU_REHEARSAL"
+"""A variable that every process of a rehearsal inherits: by it they are found when their front end is gone."""
 HERE: Final = Path(__file__).parent
 SITE: Final = Path(sysconfig.get_paths()["purelib"])
 LIBRARIES: Final = {

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -69,17 +70,20 @@ class _Greedy:
             torch.cuda.init()
 
 
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    def read(value: str) -> object:
+        return json.loads(value) if value in {"true", "false"} or value.replace(".", "").isdigit() else value
+
+    return {name: read(value) for name, given, value in (word.partition("=") for word in words) if given}
+
+
 def _load(folder: Path, words: Sequence[str]) -> tuple[Any, Any]:
     from benchmarks import training
     from benchmarks._gpu.sizes import SIZES
 
-    def read(value: str) -> object:
-        return json.loads(value) if value in {"true", "false"} or value.replace(".", "").isdigit() else value
-
     load = SIZES["tiny"].training
     model = training.make_model(load, folder)
-    options = {name: read(value) for name, _, value in (word.partition("=") for word in words)}
-    settings = training.settings_of(load, model).model_copy(update={"dtype": "bfloat16", **options})
+    settings = training.settings_of(load, model).model_copy(update={"dtype": "bfloat16", **_options(words)})
     return settings, training.make_groups(load)
 
 
@@ -109,17 +113,17 @@ def trainer(*words: str) -> None:
     seen: list[str] = []
     of = runner.ModelRunner.token_logprobs
 
-    def noting(self: Any, logits: torch.Tensor, arrays: Any) -> Any:
-        seen[:] = [str(logits.dtype)]
-        return of(self, logits, arrays)
+    def noting(self: Any, hidden: torch.Tensor, arrays: Any) -> Any:
+        seen[:] = [str(hidden.dtype)]
+        return of(self, hidden, arrays)
 
-    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
+    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign, assignment]
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)
         engine = MegatronEngine(settings)
         group = engine._optimizer._megatron.param_groups[0]
         facts = {"device": str(engine.layout.device), "dtype": str(engine.dtype), "fused": bool(group.get("fused"))}
-        _steps(engine, engine, groups, logits=seen, **facts)
+        _steps(engine, engine, groups, hidden=seen, **facts)
 
 
 def ranks(*words: str) -> None:
@@ -141,6 +145,7 @@ def late() -> None:
     import torch
     import torch.distributed as dist
 
+    from trinity_bus import awake
     from trinity_bus.weights.errors import LinkError
     from trinity_bus.weights.link import nccl
     from trinity_bus.weights.link.link import Link
@@ -152,10 +157,10 @@ def late() -> None:
     threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
     link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
     piece = torch.zeros(8, dtype=torch.uint8)
-    link.wait(link.broadcast(piece), time.monotonic() + 5, threading.Event())
+    link.wait(link.broadcast(piece), awake.now() + 5, threading.Event())
     Path(hang).touch()
     try:
-        link.wait(link.broadcast(piece), time.monotonic() + 3, threading.Event())
+        link.wait(link.broadcast(piece), awake.now() + 3, threading.Event())
     except LinkError as error:
         tell(error=str(error))
     Path(hang).unlink()
@@ -223,6 +228,92 @@ def _member(pipe: Any, gpu: int) -> None:
 
 def _set(done: threading.Event, _: object) -> None:
     done.set()
+
+
+async def engine(*words: str) -> None:
+    """An explorer's engine: starts, takes two versions by each of the methods named, and its front end is killed."""
+    import psutil
+    from safetensors.torch import load_file
+
+    from benchmarks._sources import announce
+    from trinity_bus.config import ExplorerSettings
+    from trinity_bus.inference.engine import InferenceEngine
+    from trinity_bus.inference.errors import EngineStartError
+    from trinity_bus.weights.pull.server import WeightServer
+    from workers.demo.model import make_model
+
+    methods: list[Any] = [word for word in words if "=" not in word]
+    folder = Path(tempfile.mkdtemp())
+    make_model(folder, 0)
+    given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
+    sizes = {"max_model_len": 64, "max_num_seqs": 4, "seed": 0, "start_timeout_s": 540}
+    served = InferenceEngine(ExplorerSettings(model_path=str(folder), **sizes, **given), sync_timeout_s=60)
+    try:
+        await served.start()
+    except EngineStartError as error:
+        tell(failed=str(error))
+        return
+    config = served.llm.vllm_config
+    tell(device=config.device_config.device_type, second_runner=config.use_v2_model_runner)
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    for version, method in enumerate((method for method in methods for _ in range(2)), 1):
+        server = WeightServer(method=method, timeout_s=60)
+        tensors = [(name, tensor * version) for name, tensor in weights.items()]
+        if method == "nccl":
+            tensors = [(name, tensor.cuda()) for name, tensor in tensors]
+        checksum = await asyncio.to_thread(server.stage, version, tensors)
+        told = announce(version, checksum, server.address, method, "explorer-0")
+        server.admit(told)
+        outcome = await served.sync_weights(told, told.members[0])
+        tell(method=method, version=served.model_version, bytes=outcome.nbytes, wanted=outcome.checksum == checksum)
+        server.close()
+    mapped = [
+        (process.pid, line.split()[4])
+        for process in psutil.Process().children(recursive=True)
+        for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
+        if "memfd:weights" in line
+    ]
+    tell(memories=len({memory for _, memory in mapped}), mapped_by=len({pid for pid, _ in mapped}))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def demo(*arguments: str) -> None:
+    """The whole demo, as the command line starts it."""
+    from trinity_bus.runners import confinement
+
+    # What services are forked from has no more of the environment than runners, and here its libraries come from there.
+    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+    from workers.cli import app
+
+    sys.argv[:] = ["trinity-bus", "demo", *arguments]
+    app.main()
+
+
+def configured() -> None:
+    """What vLLM makes of the settings that the chart's sizes have, on the GPUs that NVML tells of."""
+    from tests.support.chart import values, write_config
+    from trinity_bus.config.given import GivenSettings
+    from trinity_bus.inference.launch import _configuration, import_vllm
+
+    for size in ("8-gpus", "64-gpus"):
+        settings = GivenSettings(**values(size)["settings"])
+        folder = Path(tempfile.mkdtemp())
+        write_config(str(settings.mesh.model_path), folder)
+        explorer = settings.explorer.model_copy(update={"model_path": str(folder)})
+        import_vllm(explorer)
+        config = _configuration(explorer, str(folder))
+        tell(
+            size=size,
+            dtype=str(config.model_config.dtype),
+            tokens_a_step=config.scheduler_config.max_num_batched_tokens,
+            sequences=config.scheduler_config.max_num_seqs,
+            asynchronous=config.scheduler_config.async_scheduling,
+            graphs=config.compilation_config.cudagraph_mode.name,
+            prefixes=config.cache_config.enable_prefix_caching,
+            share=config.cache_config.gpu_memory_utilization,
+            tensor_parallel=config.parallel_config.tensor_parallel_size,
+            second_runner=config.use_v2_model_runner,
+        )
 
 
 if __name__ == "__main__":

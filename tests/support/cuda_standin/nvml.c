@@ -1,4 +1,4 @@
-// A stand-in for NVML: one or more H100s.
+// A stand-in for NVML: one or more H100s, or what FAKE_KIND says.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +7,21 @@ typedef void *D;
 static int n(void) {
     const char *e = getenv("FAKE_GPUS");
     return e ? atoi(e) : 1;
+}
+static const struct {
+    const char *kind, *name;
+    int major, minor;
+    unsigned long long bytes;
+} kinds[] = {
+    {"H100", "NVIDIA H100 80GB HBM3", 9, 0, 85520809984ULL},
+    {"A100", "NVIDIA A100-SXM4-80GB", 8, 0, 85094825984ULL},
+    {"L40S", "NVIDIA L40S", 8, 9, 48305799168ULL},
+};
+static int kind(void) {
+    const char *e = getenv("FAKE_KIND");
+    for (int i = 0; e && i < 3; i++)
+        if (!strcmp(e, kinds[i].kind)) return i;
+    return 0;
 }
 R nvmlInit(void) { return 0; }
 R nvmlInit_v2(void) { return 0; }
@@ -32,7 +47,7 @@ R nvmlDeviceGetHandleByUUID(const char *u, D *d) {
     return 0;
 }
 R nvmlDeviceGetName(D d, char *s, unsigned l) {
-    strncpy(s, "NVIDIA H100 80GB HBM3", l);
+    strncpy(s, kinds[kind()].name, l);
     return 0;
 }
 R nvmlDeviceGetUUID(D d, char *s, unsigned l) {
@@ -44,16 +59,16 @@ R nvmlDeviceGetIndex(D d, unsigned *i) {
     return 0;
 }
 R nvmlDeviceGetCudaComputeCapability(D d, int *a, int *b) {
-    *a = 9;
-    *b = 0;
+    *a = kinds[kind()].major;
+    *b = kinds[kind()].minor;
     return 0;
 }
 typedef struct {
     unsigned long long total, free_, used;
 } M;
 R nvmlDeviceGetMemoryInfo(D d, M *m) {
-    m->total = 85520809984ULL;
-    m->free_ = 84000000000ULL;
+    m->total = kinds[kind()].bytes;
+    m->free_ = m->total - 1520809984ULL;
     m->used = 1520809984ULL;
     return 0;
 }
@@ -62,8 +77,8 @@ typedef struct {
     unsigned long long total, reserved, free_, used;
 } M2;
 R nvmlDeviceGetMemoryInfo_v2(D d, M2 *m) {
-    m->total = 85520809984ULL;
-    m->free_ = 84000000000ULL;
+    m->total = kinds[kind()].bytes;
+    m->free_ = m->total - 1520809984ULL;
     m->reserved = 0;
     m->used = 1520809984ULL;
     return 0;

@@ -10,6 +10,7 @@ import logging
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from schemas import BatchLifecycleState, BatchRecord, StepTrained, TrainerHeartbeat
 from schemas.topics import BATCHES, TRAINER_EVENTS
@@ -30,7 +31,7 @@ class Incarnation:
         self._checkpoint = checkpoint
         self._producer = producer
         self._incarnation = uuid.uuid4().hex
-        state = (
+        state: dict[str, Any] = (
             json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "offset": 0, "batch_id": None}
         )
         self.step: int = state["step"]

@@ -29,7 +29,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/runners/serving.py": "frames of runners",
     "trinity_bus/runtime/frames.py": "pieces of frames",
     "trinity_bus/training/checkpoint/manifest.py": "manifests of checkpoints",
-    "trinity_bus/weights/checkpoint/tensor_file.py": "tensor files",
+    "trinity_bus/weights/tensor_file.py": "tensor files",
     "trinity_bus/weights/manifest.py": "manifests of weights",
     "workers/coordinator/changelog.py": "positions",
     "workers/explorer/http_side.py": "asks of explorers",

@@ -282,6 +282,11 @@ def new_stack(folder: Path, found: Images) -> ComposeStack:
     here: dict[str, Any] = {
         "otel-collector": {"environment": {"TRACE_DECISION_WAIT": "10s", "TRACE_PERCENTAGE": "100"}}
     }
+    workflows = Path(__file__).parents[1] / "stack_workflows"
+    here["explorer"] = {
+        "environment": {"TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": "tested_code", "PYTHONPATH": "/workflows"},
+        "volumes": [f"{workflows}:/workflows:ro"],
+    }
     if not _has_wget(defaults()["JAEGER_IMAGE"]):
         here["jaeger"] = {"healthcheck": {"test": JAEGER_CHECK_WITHOUT_WGET}}
     for service, variable in OPTIONAL.items():

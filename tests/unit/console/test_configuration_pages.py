@@ -146,7 +146,7 @@ async def test_a_mesh_that_is_started_here_runs_until_it_is_stopped(tmp_path: Pa
 
 async def test_a_service_that_is_given_up_ends_the_others_and_says_why(tmp_path: Path) -> None:
     mesh = LocalMesh(stand_in)
-    mesh.start(local_run(tmp_path, "import time; time.sleep(600)", "raise SystemExit('no model there')"))
+    mesh.start(local_run(tmp_path, "import time; time.sleep(600)", "print('no model there'); raise SystemExit(78)"))
     await until(lambda: mesh.view().state == "ended", 60)
     assert "no model there" in mesh.view().why
     assert "service-1" in mesh.view().why

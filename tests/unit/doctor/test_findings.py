@@ -20,6 +20,7 @@ WELL = Facts(
     gpus=["H200, 143771 MiB, 580.159.04"],
     gpu_error=None,
     can_compile=True,
+    no_sandbox=None,
     broker=BrokerFacts("kafka:9092", ahead_s=0.4),
     settings=[],
 )
@@ -36,6 +37,7 @@ def test_all_is_well() -> None:
         "shared memory",
         "open files",
         "clock",
+        "sandbox",
         "GPU",
         "folder of trainer.checkpoint_dir",
         "Java",
@@ -57,6 +59,7 @@ def test_all_is_well() -> None:
         ({"memory_mib": 3_000}, "warning", "memory", "fewer explorers"),
         ({"shm_mib": 64}, "warning", "shared memory", "--shm-size"),
         ({"shm_mib": None}, "warning", "shared memory", "there is none"),
+        ({"no_sandbox": "no namespaces can be had here"}, "warning", "sandbox", "rewards and tools"),
         ({"open_files": 1_024}, "warning", "open files", "ulimit"),
         ({"clock_is_set": False}, "warning", "clock", "chrony"),
         ({"clock_is_set": None}, "note", "clock", "does not say"),

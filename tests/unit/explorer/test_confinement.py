@@ -1,6 +1,7 @@
 import pytest
 
 from trinity_bus.runners.confinement import confine, environment
+from workers.explorer.service import _tell_of_sandbox
 
 GIVEN = {
     "PATH": "/bin",
@@ -28,3 +29,15 @@ def test_a_user_that_there_is_not_is_an_error(user: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("trinity_bus.runners.confinement.prctl", lambda *_: None)
     with pytest.raises(KeyError):
         confine(user)
+
+
+async def test_an_explorer_says_at_its_start_why_no_sandbox_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refused() -> str:
+        return "no namespaces can be had here"
+
+    monkeypatch.setattr("workers.explorer.service.why_no_sandbox", refused)
+    await _tell_of_sandbox()
+    (line,) = caplog.messages
+    assert line == "rewards and tools that run programs fail here: no namespaces can be had here"

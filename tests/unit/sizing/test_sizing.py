@@ -7,6 +7,7 @@ import pytest
 from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing import GIB, Hardware, adapter_parameters, explorer_memory, parameters, spread, trainer_memory
+from trinity_bus.sizing.versions import moved
 from trinity_bus.training import layout_rules
 from trinity_bus.training.families import FAMILIES, ModelShape
 
@@ -132,3 +133,14 @@ def test_a_model_is_spread_until_it_fits() -> None:
     layout_rules.check(changed.trainer, QWEN3_30B, "megatron")
     assert changed.trainer.ranks == 8
     assert explorer_memory(QWEN3_30B, changed, 80 * GIB).fits
+
+
+@pytest.mark.parametrize(("divided", "engines", "ranks"), [(1, 1, 1), (8, 2, 4), (64, 8, 8)])
+def test_no_gpu_holds_a_version_beside_the_model(divided: int, engines: int, ranks: int) -> None:
+    for shape in (QWEN25_7B, QWEN3_30B):
+        rows = {row.what: row for row in moved(shape, divided=divided, engines=engines, engine_ranks=ranks)}
+        assert rows["a version"].nbytes == 2 * parameters(shape)
+        assert sum(row.versions for what, row in rows.items() if what.startswith("more on a GPU")) < 0.6
+        assert rows["in the host memory of an engine"].versions == 1
+        assert rows["into all explorers' machines"].versions == engines
+        assert rows["into each GPU of an engine, in the pause"].versions * ranks == 1

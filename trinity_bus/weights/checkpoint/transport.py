@@ -26,9 +26,9 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.buckets import Bucket, Slot
 from trinity_bus.weights.checkpoint.published import WEIGHTS, delta_path, read_delta_head, read_manifest
-from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import LinkError, TensorFileError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.tensor_file import TensorFile
 from trinity_bus.weights.transport import Offer, Source
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Work
 
-    from trinity_bus.weights.checkpoint.file_buckets import FileBuckets
+    from trinity_bus.weights.file_buckets import FileBuckets
 
 AHEAD: Final = 4
 """Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""

@@ -3,7 +3,7 @@
 ::
 
     front end                                      worker
-      |-- BeginTransfer(token, source) -------------->|  a thread receives
+      |-- BeginTransfer(token, source) -------------->|  a thread receives, or maps what the first worker has received
       |<- TransferTold(token, progress: ready, ...) --|  when it has ended, in whichever way
       |-- AskProgress(token) ------------------------>|  for transfers that may hang
       |<- TransferTold(token, progress: receiving) ---|
@@ -15,15 +15,16 @@ The front end numbers what it asks with *tokens*, and each is answered under its
 from msgspec import Struct
 
 from trinity_bus.runtime.frames import Dialect
-from trinity_bus.weights.receiver import TransferProgress
+from trinity_bus.weights.receiver import SharedVersion, TransferProgress
 from trinity_bus.weights.transport import Source
 
 
 class BeginTransfer(Struct, tag="begin", frozen=True):
-    """Receive a version."""
+    """Receive a version, or take the one that another worker of this engine has received."""
 
     token: int
     source: Source
+    shared: SharedVersion | None = None
 
 
 class AskProgress(Struct, tag="progress", frozen=True):

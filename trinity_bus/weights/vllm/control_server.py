@@ -74,7 +74,7 @@ class ControlServer:
             self._say(token, self._receiver.progress)
             return
         try:
-            self._receiver.start(command.source, lambda progress: self._say(token, progress))
+            self._receiver.start(command.source, lambda progress: self._say(token, progress), command.shared)
         except WeightTransferError as error:
             self._say(token, TransferProgress(state="failed", error=str(error)))
 

@@ -80,6 +80,7 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
             prepare=self._prepare,
             limit_bytes=_most_bytes(self.model, self.parallel_config),
             device=self.device,
+            shared=self.parallel_config is not None and self.parallel_config.world_size > 1,
         )
         self._loading = threading.Lock()
         """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""

@@ -16,10 +16,10 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
-from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.tensor_file import TensorFile
 
 BUCKET = 1 << 12
 

@@ -1,10 +1,16 @@
 """The control server of a worker and its front end: a real socket, a real receiver, a real server of weights."""
 
 import asyncio
+import functools
+import json
+import mmap
+import sys
 import tempfile
 import threading
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,7 @@ from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
-from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.control_server import ControlServer
 
@@ -25,7 +31,7 @@ class FakeEngine:
     """Has workers that open their control sockets."""
 
     def __init__(self, workers: int) -> None:
-        self.receivers = [WeightReceiver() for _ in range(workers)]
+        self.receivers = [WeightReceiver(shared=workers > 1) for _ in range(workers)]
         self.folder = Path()
 
     async def collective_rpc(self, method: str, args: tuple[str]) -> list[str]:
@@ -72,7 +78,94 @@ async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server
                 assert dict(receiver.take())["w"][0] == version
 
 
-async def test_every_worker_is_told_of_announcements_to_others(server: WeightServer) -> None:
+OTHER_WORKER = """
+import sys
+from pathlib import Path
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm.control_server import ControlServer
+import torch
+
+receiver = WeightReceiver()
+ControlServer(receiver, Path(sys.argv[1]))
+print("here", flush=True)
+for _ in sys.stdin:
+    received = receiver.progress.received_nbytes
+    print([received, *(float(tensor.sum()) for _, tensor in receiver.take())], flush=True)
+"""
+
+
+class OfTwoProcesses(FakeEngine):
+    """Has a second worker in a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.receivers = [WeightReceiver(shared=True)]
+
+    async def collective_rpc(self, method: str, args: tuple[str]) -> list[str]:
+        paths = await super().collective_rpc(method, args)
+        paths.append(str(self.folder / "other.sock"))
+        self.other = await asyncio.create_subprocess_exec(
+            sys.executable, "-W", "ignore", "-c", OTHER_WORKER, paths[-1], stdin=PIPE, stdout=PIPE
+        )
+        await self.said()
+        return paths
+
+    async def said(self) -> bytes:
+        assert self.other.stdout is not None
+        return await self.other.stdout.readline()
+
+    async def taken(self) -> list[float]:
+        """What the other has received, and what is in its tensors."""
+        assert self.other.stdin is not None
+        self.other.stdin.write(b"\n")
+        return list(json.loads(await self.said()))
+
+
+async def test_what_the_first_worker_has_received_the_others_map(server: WeightServer) -> None:
+    engine = OfTwoProcesses()
+    async with opened(engine) as control:
+        # Of one bucket, of several, and of other sizes: the memory is another one then.
+        for version, size in enumerate((1000, 1000, 3_000_000)):
+            tensors = [("w", torch.full((size,), version + 1.0)), ("x", torch.full((7,), 2.0))]
+            checksum = server.stage(version, tensors)
+            progress = await control.receive(wanted(server, version, checksum))
+            assert progress.received_nbytes == progress.nbytes == 4 * (size + 7)
+            assert await engine.taken() == [0, (version + 1) * size, 14]
+            assert [float(tensor.sum()) for _, tensor in engine.receivers[0].take()] == [(version + 1) * size, 14]
+            maps = Path(f"/proc/{engine.other.pid}/maps").read_text(encoding="utf-8")
+            assert maps.count("memfd:weights") == 1
+        assert engine.other.stdin is not None
+        engine.other.stdin.close()
+        await engine.other.wait()
+
+
+def _set(done: threading.Event, _: TransferProgress) -> None:
+    done.set()
+
+
+async def test_memory_that_holds_another_version_is_refused(server: WeightServer) -> None:
+    first, other = WeightReceiver(shared=True), WeightReceiver()
+    checksum = server.stage(1, [("w", torch.ones(10))])
+    ended = threading.Event()
+    first.start(wanted(server, 1, checksum), lambda _: ended.set())
+    assert ended.wait(60)
+    there = first.progress.shared
+    assert there is not None
+    for announced, shared, said in (
+        (wanted(server, 1, "0" * 64), there, "another version"),
+        (wanted(server, 1, checksum), replace(there, manifest_at=mmap.PAGESIZE * 9), "the manifest cannot be read"),
+    ):
+        done = threading.Event()
+        other.start(announced, functools.partial(_set, done), shared)
+        assert done.wait(60)
+        assert other.progress.state == "failed"
+        assert said in other.progress.error
+        other.cancel()
+    first.close()
+    other.close()
+
+
+async def test_who_passes_it_on_is_told_of_announcements_to_others(server: WeightServer) -> None:
     engine = FakeEngine(2)
     async with opened(engine) as control:
         checksum = server.stage(0, [("w", torch.ones(10))])
@@ -83,7 +176,7 @@ async def test_every_worker_is_told_of_announcements_to_others(server: WeightSer
         control.let_in(late)
         # It has no answer of its own, and what comes after it is answered.
         await control.drained(5)
-        assert told == [late, late]
+        assert told == [late]
 
 
 async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, Slot
-from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,209 @@
+"""What runs in a sandbox reaches no socket outside, sees its own processes alone, and is bounded in sum."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from trinity_bus.sandbox import Sandbox, SandboxLimits
+
+MIB = 1 << 20
+
+_CONNECTS = """
+import socket, sys
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+    for address in sys.argv[1:]:
+        try:
+            with socket.socket(socket.AF_UNIX, kind) as mine:
+                mine.connect(address.replace("@", chr(0)))
+            print("reached", address)
+        except OSError:
+            pass
+# One of a pair of datagram sockets can be connected to anything else.
+for address in sys.argv[1:]:
+    try:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        one.connect(address.replace("@", chr(0)))
+        print("reached", address)
+    except OSError:
+        pass
+# vsock leads to the machine below this one, and netlink to the kernel: no namespace of the network holds the first.
+for family in (socket.AF_VSOCK, socket.AF_NETLINK, socket.AF_ALG):
+    try:
+        socket.socket(family, socket.SOCK_SEQPACKET if family == socket.AF_ALG else socket.SOCK_STREAM
+                      if family == socket.AF_VSOCK else socket.SOCK_RAW).close()
+        print("has", family.name)
+    except OSError:
+        pass
+"""
+
+
+async def test_it_reaches_no_unix_socket_outside(tmp_path: Path) -> None:
+    stream, datagram, abstract = str(tmp_path / "s"), str(tmp_path / "d"), f"\0sandbox-{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        for kind, address in (
+            (socket.SOCK_STREAM, stream),
+            (socket.SOCK_DGRAM, datagram),
+            (socket.SOCK_STREAM, abstract),
+        ):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listener.bind(address)
+            if kind == socket.SOCK_STREAM:
+                listener.listen()
+        async with Sandbox() as box:
+            done = await box.exec([sys.executable, "-c", _CONNECTS, stream, datagram, abstract.replace("\0", "@")])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+async def test_asyncio_and_pipes_of_multiprocessing_work_in_it() -> None:
+    code = """
+import asyncio, multiprocessing, socket
+def child(end):
+    end.send(end.recv() + 1)
+async def main():
+    one, other = socket.socketpair()
+    one.sendall(b"x")
+    return other.recv(1)
+mine, its = multiprocessing.Pipe()
+process = multiprocessing.get_context("fork").Process(target=child, args=(its,))
+process.start()
+mine.send(1)
+print(mine.recv(), asyncio.run(main()).decode())
+process.join()
+with open("/dev/shm/x", "w") as file:
+    file.write("x")
+print(len(open("/dev/urandom", "rb").read(4)))
+"""
+    async with Sandbox() as box:
+        done = await box.exec([sys.executable, "-c", code])
+    assert (done.returncode, done.stdout) == (0, "2 x\n4\n"), done.stderr
+
+
+async def test_it_sees_no_process_of_the_machine_and_no_device() -> None:
+    code = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{pid}/cmdline") as file:
+        print(repr(file.read()))
+print("devices", sorted(os.listdir("/dev")))
+"""
+    marker = "a process outside of all sandboxes"
+    outside = await asyncio.create_subprocess_exec("sh", "-c", f"read _ # {marker}", stdin=asyncio.subprocess.PIPE)
+    try:
+        async with Sandbox() as box:
+            done = await box.exec([sys.executable, "-c", code])
+    finally:
+        outside.kill()
+        await outside.wait()
+    *processes, devices = done.stdout.splitlines()
+    assert len(processes) <= 2, processes
+    assert not any(marker in process or "pytest" in process for process in processes)
+    assert devices == "devices ['full', 'null', 'random', 'shm', 'urandom', 'zero']"
+
+
+async def test_it_makes_no_namespace_and_no_ring_of_its_own() -> None:
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for number in NUMBERS:
+    print(libc.syscall(number, 0x10000000, 0, 0, 0, 0))
+"""
+    # unshare, io_uring_setup, keyctl, memfd_create: the second opens sockets that no filter sees.
+    numbers = {"x86_64": (272, 425, 250, 319), "aarch64": (97, 425, 219, 279)}[os.uname().machine]
+    async with Sandbox() as box:
+        done = await box.exec([sys.executable, "-c", code.replace("NUMBERS", str(numbers))])
+    assert done.stdout.split() == ["-1"] * 4, done.stderr
+
+
+async def test_a_bomb_of_processes_is_bounded_whoever_the_user_is() -> None:
+    code = """
+import os, time
+made = 0
+for _ in range(10_000):
+    try:
+        if os.fork() == 0:
+            time.sleep(1000)
+    except OSError:
+        print("refused after", made, flush=True)
+        os._exit(0)
+    made += 1
+print("has all", flush=True)
+time.sleep(1000)
+"""
+    async with Sandbox(SandboxLimits(processes=32, wall_s=60)) as box:
+        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
+    if done.stdout:
+        # The kernel counts, except for root.
+        assert done.stdout == "refused after 31\n"
+        assert os.geteuid() != 0
+    else:
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (137, "killed: more than 32 processes and threads")
+
+
+async def test_memory_of_many_children_is_bounded_in_sum() -> None:
+    code = """
+import os, time
+for _ in range(16):
+    if os.fork() == 0:
+        taken = bytearray(os.urandom(1 << 20)) * 48
+        time.sleep(1000)
+time.sleep(1000)
+"""
+    async with Sandbox(SandboxLimits(memory_bytes=256 * MIB, wall_s=60)) as box:
+        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
+    assert (done.timed_out, done.returncode) == (False, 137)
+    assert done.stderr.splitlines()[-1] == f"killed: more than {256 * MIB} bytes of memory"
+
+
+async def test_children_that_share_their_memory_are_not_taken_for_many() -> None:
+    code = """
+import os, time
+taken = bytearray(os.urandom(1 << 20)) * 100
+children = []
+for _ in range(8):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(1)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    os.waitpid(pid, 0)
+print("shared")
+"""
+    async with Sandbox(SandboxLimits(memory_bytes=400 * MIB, wall_s=60)) as box:
+        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
+    assert (done.returncode, done.stdout) == (0, "shared\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "each",
+    ["pass", "os.unlink(str(number)); kept.append(file)", "os.mkdir(f'd{number}'); os.chdir(f'd{number}')"],
+    ids=["named", "unlinked", "nested"],
+)
+async def test_files_are_bounded_in_sum(each: str) -> None:
+    code = f"""
+import os, time
+kept = []
+for number in range(200):
+    file = open(str(number), "wb", buffering=0)
+    file.write(bytes(1 << 20))
+    {each}
+print("filled", flush=True)
+time.sleep(1000)
+"""
+    async with Sandbox(SandboxLimits(folder_bytes=32 * MIB, wall_s=60)) as box:
+        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
+    assert (done.timed_out, done.returncode) == (False, 137), done.stderr
+    assert done.stderr.splitlines()[-1] == f"killed: more than {32 * MIB} bytes in its folder"
+
+
+async def test_the_number_of_files_is_bounded() -> None:
+    code = "import time\nfor number in range(3000): open(str(number), 'w').close()\ntime.sleep(1000)"
+    async with Sandbox(SandboxLimits(folder_files=1000, wall_s=60)) as box:
+        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
+    assert (done.timed_out, done.returncode) == (False, 137)
+    assert done.stderr.splitlines()[-1] == "killed: more than 1000 files in its folder"
