@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trinity_bus.rollout.equivalence import Checker
@@ -73,6 +73,8 @@ DECORATIONS = (
 
 @given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.sampled_from(DECORATIONS))
 def test_a_decoration_changes_no_verdict(one: str, other: str, decoration: str) -> None:
+    # A comma within brackets separates elements: (100,000) is a point.
+    assume("," not in one or r"\left" not in decoration)
     assert (compare(decoration.format(one), other) is True) == (compare(one, other) is True)
     assert (compare(other, decoration.format(one)) is True) == (compare(other, one) is True)
 
