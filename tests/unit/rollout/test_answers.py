@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trinity_bus.rollout.equivalence import Checker
@@ -73,6 +73,8 @@ DECORATIONS = (
 
 @given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.sampled_from(DECORATIONS))
 def test_a_decoration_changes_no_verdict(one: str, other: str, decoration: str) -> None:
+    # A comma within brackets separates elements: (100,000) is a point.
+    assume("," not in one or r"\left" not in decoration)
     assert (compare(decoration.format(one), other) is True) == (compare(one, other) is True)
     assert (compare(other, decoration.format(one)) is True) == (compare(other, one) is True)
 
@@ -163,7 +165,7 @@ def test_the_table_of_the_manual_is_so(checker: Checker) -> None:
         ("It is \\(x = 5\\).", "5", 1.0),
         ("x = 3 or x = -5", "3, -5", 0.0),
         ("It is 5 x 10^3.", "3", 0.0),
-        ("It is 5 × 10³ m.", "5000", 1.0),
+        ("It is 5 \u00d7 10³ m.", "5000", 1.0),
         ("It is 10².", "100", 1.0),
         ("It is x².", "2", 0.0),
         ("5 - 3 = 2", "2", 1.0),
