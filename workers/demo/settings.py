@@ -31,11 +31,9 @@ from trinity_bus.config.template import rendered
 from trinity_bus.runtime.device import is_installed_for_cpu
 from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
-from workers.demo.options import MAX_STEPS, DemoOptions
+from workers.demo.options import DemoOptions
 from workers.runs import program
 
-BATCH_SIZE: Final = 64
-"""Tasks a step."""
 GROUP_SIZE: Final = 16
 """Samples a task."""
 LEARNING_RATE: Final = 7e-4
@@ -46,7 +44,8 @@ _ENGINES_SHARE: Final = 0.6
 def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:
     """Return what the demo decides for all services, by the places of the settings."""
     # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
-    slots = math.ceil(BATCH_SIZE / options.explorers)
+    subject = options.subject
+    slots = math.ceil(subject.batch_size / options.explorers)
     # On one GPU for all: NCCL refuses two ranks there, and each engine would take nine tenths of its memory.
     shared_gpu = {
         "synchronizer.sync_method": "memory",
@@ -59,9 +58,9 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "mesh.model_path": options.model_dir.resolve(),
         "mesh.dtype": "float32",
         "mesh.max_model_len": MAX_LENGTH,
-        "mesh.max_tokens": options.subject.max_tokens,
+        "mesh.max_tokens": subject.max_tokens,
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
-        "coordinator.batch_size": BATCH_SIZE,
+        "coordinator.batch_size": subject.batch_size,
         "coordinator.group_size": GROUP_SIZE,
         "coordinator.max_staleness": options.max_staleness,
         # The same for all of them: what a task draws does not hang on who runs it.
@@ -71,10 +70,11 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "explorer.cpu_kvcache_gib": 0.5,
         "trainer.checkpoint_dir": options.checkpoint_dir.resolve(),
         "trainer.total_steps": options.steps,
+        "trainer.checkpoint_interval": options.steps,
         "trainer.learning_rate": LEARNING_RATE,
-        "trainer.entropy_coef": options.subject.entropy_coef,
+        "trainer.entropy_coef": subject.entropy_coef,
         "trainer.warmup_steps": 3,
-        "trainer.decay_steps": max(MAX_STEPS, options.steps),
+        "trainer.decay_steps": max(subject.steps, options.steps),
         "trainer.mini_batches": 8,
         "trainer.adam_beta2": 0.99,
         "trainer.seed": options.seed,
@@ -83,7 +83,8 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         # Beside those of other runs, to be compared with them.
         "console.folder": options.run_dir.parent.resolve() / "console",
         "telemetry.run_dir": options.run_dir.resolve(),
-        **({} if options.subject.module is None else {"explorer.workflow_modules": options.subject.module}),
+        **({} if subject.module is None else {"explorer.workflow_modules": subject.module}),
+        **subject.settings,
     }
 
 

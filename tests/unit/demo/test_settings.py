@@ -16,7 +16,7 @@ from workers.demo.mesh import specs
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
 from workers.demo.settings import demo_namespace, hint, write_mesh_file
-from workers.demo.subjects import TOOLS
+from workers.demo.subjects import SUMS, TOOLS
 from workers.service_environment import service_environment
 
 if TYPE_CHECKING:
@@ -63,6 +63,19 @@ def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pyt
     assert settings.explorer.workflow_modules == TOOLS.module
     assert settings.explorer.max_tokens == TOOLS.max_tokens
     assert settings.trainer.entropy_coef == TOOLS.entropy_coef
+
+
+def test_a_real_model_is_taught_where_it_is_kept(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = options.run_dir.parent / "models"
+    write_mesh_file(replace(options, subject=SUMS, pretrained=kept), KAFKA)
+    settings = read(options, service_environment(Settings()), monkeypatch)
+    assert settings.explorer.model_path == settings.trainer.model_path == str(kept)
+    assert (settings.coordinator.batch_size, settings.trainer.learning_rate) == (
+        SUMS.batch_size,
+        SUMS.settings["trainer.learning_rate"],
+    )
+    # Its one checkpoint is of the step that is kept.
+    assert (settings.trainer.publish, settings.trainer.checkpoint_interval) == ("staged", options.steps)
 
 
 def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:
