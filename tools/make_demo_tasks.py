@@ -24,7 +24,7 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
         "sums": {
             "task_id": f"sum-{number}",
             "workflow": "math",
-            "prompt": f"{' + '.join(words)} =",
+            "messages": [{"role": "user", "content": f"{' + '.join(words)} ="}],
             "answer": str(sum(map(int, words))),
         },
     }[subject.name]

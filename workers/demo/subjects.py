@@ -101,7 +101,7 @@ TOOLS: Final = DemoSubject(
 SUMS: Final = DemoSubject(
     name="sums",
     tasks="sums_",
-    max_tokens=12,
+    max_tokens=20,
     batch_size=16,
     explorers=1,
     steps=12,
@@ -111,7 +111,7 @@ SUMS: Final = DemoSubject(
         "mesh.max_model_len": 128,
         "coordinator.group_size": 8,
         # At 1 one answer in fifty is right, and where all of a group are wrong it teaches nothing.
-        "explorer.temperature": 0.6,
+        "explorer.temperature": 0.4,
         "explorer.cpu_threads": 2,
         "trainer.learning_rate": 2e-5,
         "trainer.warmup_steps": 0,

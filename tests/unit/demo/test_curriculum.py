@@ -6,6 +6,7 @@ import pytest
 from trinity_bus.rollout import get_workflow
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.rewards import math_reward
+from trinity_bus.rollout.workflows.single_turn import question_of
 from workers.demo.curriculum import CHECK, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.subjects import COPY, SUBJECTS, SUMS, DemoSubject
 
@@ -16,7 +17,7 @@ of_few_words = pytest.mark.parametrize("subject", [one for one in SUBJECTS.value
 @every_subject
 def test_no_prompt_is_both_trained_on_and_held_out(subject: DemoSubject) -> None:
     train, held_out = load_tasks(subject, "train"), load_tasks(subject, "held_out")
-    prompts = {task.prompt for task in train}, {task.prompt for task in held_out}
+    prompts = {question_of(task) for task in train}, {question_of(task) for task in held_out}
     assert (len(train), len(held_out)) == (800, 200) == (len(prompts[0]), len(prompts[1]))
     assert prompts[0].isdisjoint(prompts[1])
 
@@ -37,7 +38,7 @@ def test_what_is_to_be_copied_is_the_answer() -> None:
 @pytest.mark.parametrize("name", ["train", "held_out"])
 async def test_sums_are_right_and_an_answer_in_words_counts(name: Literal["train", "held_out"]) -> None:
     for task in load_tasks(SUMS, name):
-        a, _, b, _ = (task.prompt or "").split()
+        a, _, b, _ = question_of(task).split()
         assert task.answer == str(int(a) + int(b))
         assert task.workflow == "math"
         assert await math_reward(f"The answer is {task.answer}.", task.answer, CHECKER.same) == 1.0
