@@ -24,7 +24,7 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
         "sums": {
             "task_id": f"sum-{number}",
             "workflow": "math",
-            "messages": [{"role": "user", "content": f"{' + '.join(words)} ="}],
+            "messages": [{"role": "user", "content": f"{' + '.join(words)} = ? Write only the number."}],
             "answer": str(sum(map(int, words))),
         },
     }[subject.name]

@@ -212,7 +212,15 @@ def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> 
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert (Path(summary["model"]) / "chat_template.jinja").is_file()
     asked = subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", "ask", "35 + 48 =", "--model", summary["model"]],
+        [
+            sys.executable,
+            "-m",
+            "workers.cli.app",
+            "ask",
+            "35 + 48 = ? Write only the number.",
+            "--model",
+            summary["model"],
+        ],
         capture_output=True,
         text=True,
         check=True,

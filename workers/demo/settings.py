@@ -102,8 +102,8 @@ def given_settings() -> dict[str, object]:
 def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
     """Write the settings of this run: those that the user has given, where the demo does not decide."""
     head = (
-        "The settings of this run, as the demo has written them. Each explorer has been given a name and a core "
-        "beside: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
+        "The settings of this run, as the demo has written them. Each explorer has been given a name, and each of "
+        "several a core: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
         "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
     )
     options.run_dir.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,8 @@ def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
-    """Return what one explorer alone is told; each engine on a CPU has a core of its own while there are enough.
+    """Return what one explorer alone is told; each of several engines on a CPU has a core of its own while there are
+    enough, and a single one may have all, as many as ``explorer.cpu_threads`` uses.
 
     Args:
         options: The user's.
@@ -119,7 +120,7 @@ def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> 
         cores: The cores that this process may use.
     """
     name, core = options.explorer_names[index], cores[index % len(cores)]
-    bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() else ()
+    bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() and options.explorers > 1 else ()
     own = (f"explorer.name={name}", *bound, "explorer.http_port=0")
     return [word for setting in own for word in ("--set", setting)]
 

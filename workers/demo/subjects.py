@@ -101,7 +101,7 @@ TOOLS: Final = DemoSubject(
 SUMS: Final = DemoSubject(
     name="sums",
     tasks="sums_",
-    max_tokens=20,
+    max_tokens=12,
     batch_size=16,
     explorers=1,
     steps=12,
@@ -110,9 +110,11 @@ SUMS: Final = DemoSubject(
     settings={
         "mesh.max_model_len": 128,
         "coordinator.group_size": 8,
-        # At 1 one answer in fifty is right, and where all of a group are wrong it teaches nothing.
-        "explorer.temperature": 0.4,
+        # Where all answers of a group are wrong they teach nothing: at 1 one in fifty is right, here one in eight.
+        "explorer.temperature": 0.7,
         "explorer.cpu_threads": 2,
+        # Of the held-out sums so many at once: a decoding step reads all weights, however few it is for.
+        "explorer.slots": 64,
         "trainer.learning_rate": 2e-5,
         "trainer.warmup_steps": 0,
         "trainer.mini_batches": 2,
@@ -122,7 +124,7 @@ SUMS: Final = DemoSubject(
         "trainer.publish": "staged",
         "trainer.save_as_hf": "last",
     },
-    try_it='{program} ask "35 + 48 =" --model {model}',
+    try_it='{program} ask "35 + 48 = ? Write only the number." --model {model}',
 )
 
 SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS, SUMS)}

@@ -1,3 +1,4 @@
+import importlib
 from itertools import islice
 from typing import Literal
 
@@ -25,6 +26,8 @@ def test_no_prompt_is_both_trained_on_and_held_out(subject: DemoSubject) -> None
 @of_few_words
 def test_tasks_are_of_words_that_the_model_knows_and_of_a_workflow_that_exists(subject: DemoSubject) -> None:
     assert subject.language is not None
+    if subject.module is not None:
+        importlib.import_module(subject.module)
     for task in load_tasks(subject, "train") + load_tasks(subject, "held_out"):
         assert task.prompt is not None
         assert set(task.prompt.split()) | set((task.answer or "").split()) <= set(subject.language.vocabulary)
@@ -38,7 +41,7 @@ def test_what_is_to_be_copied_is_the_answer() -> None:
 @pytest.mark.parametrize("name", ["train", "held_out"])
 async def test_sums_are_right_and_an_answer_in_words_counts(name: Literal["train", "held_out"]) -> None:
     for task in load_tasks(SUMS, name):
-        a, _, b, _ = question_of(task).split()
+        a, _, b, *_ = question_of(task).split()
         assert task.answer == str(int(a) + int(b))
         assert task.workflow == "math"
         assert await math_reward(f"The answer is {task.answer}.", task.answer, CHECKER.same) == 1.0
