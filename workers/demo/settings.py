@@ -111,8 +111,9 @@ def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
-    """Return what one explorer alone is told; each of several engines on a CPU has a core of its own while there are
-    enough, and a single one may have all, as many as ``explorer.cpu_threads`` uses.
+    """Return what one explorer alone is told: its name and, on a CPU, a core of its own while there are enough.
+
+    A single one is not bound to any.
 
     Args:
         options: The user's.
