@@ -141,10 +141,10 @@ def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) ->
     # The coordinator hears the last words of the others.
     assert [spec.stage for spec in found] == [0, 1, 1, 1, 1, 1]
     assert "explorer.name=explorer-2" in found[-2].command
-    assert any(word.startswith("explorer.cpu_cores=") for word in found[-2].command) is is_installed_for_cpu()
+    assert any(str(word).startswith("explorer.cpu_cores=") for word in found[-2].command) is is_installed_for_cpu()
     # A single engine may compute on all cores.
     (_, _, alone, _) = specs(replace(options, explorers=1), {}, forked_from)
-    assert not any(word.startswith("explorer.cpu_cores=") for word in alone.command)
+    assert not any(str(word).startswith("explorer.cpu_cores=") for word in alone.command)
     # Its end does not end the demo.
     assert not found[-1].is_needed
     assert [spec.forked_from for spec in found] == [shared, megatron, vllm, vllm, vllm, looks_on]
