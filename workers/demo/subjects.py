@@ -110,7 +110,7 @@ SUMS: Final = DemoSubject(
     settings={
         "mesh.max_model_len": 128,
         "coordinator.group_size": 8,
-        # Where all answers of a group are wrong they teach nothing: at 1 one in fifty is right, here one in eight.
+        # Where all answers of a group are wrong they teach nothing, and at 1 hardly any is right.
         "explorer.temperature": 0.7,
         "explorer.cpu_threads": 2,
         # Of the held-out sums so many at once: a decoding step reads all weights, however few it is for.
