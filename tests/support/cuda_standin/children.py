@@ -117,7 +117,7 @@ def trainer(*words: str) -> None:
         seen[:] = [str(hidden.dtype)]
         return of(self, hidden, arrays)
 
-    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign, assignment]
+    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)
         engine = MegatronEngine(settings)
