@@ -34,8 +34,12 @@ setup: $(STAMP) ## Install everything: environment, pinned packages, the broker'
 $(STAMP): tools/bootstrap.sh tools/compile_imports.py requirements/$(DEVICE).lock pyproject.toml trinity_bus/broker/kafka.lock
 	@tools/bootstrap.sh $(DEVICE) $(STAMP)
 
-demo: setup ## Run the whole mesh and watch a model learn. Options: NAME=tools ARGS='...'
-	@$(BIN)/trinity-bus demo $(if $(filter command,$(firstword $(origin NAME))),$(NAME)) $(ARGS)
+# Of the command line: an environment may have a NAME of its own.
+DEMO := $(if $(filter command,$(firstword $(origin NAME))),$(NAME))
+
+demo: setup ## Run the whole mesh and watch a model learn. Options: NAME=sums or NAME=tools ARGS='...'
+	@$(if $(filter sums,$(DEMO)),tools/smollm2.sh)
+	@$(BIN)/trinity-bus demo $(DEMO) $(ARGS)
 
 test: check ## Lint and types, then unit, integration and e2e tests. Options: ARGS='...'
 	@$(BIN)/pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from workers.demo.settings import BATCH_SIZE, GROUP_SIZE
+from workers.demo.settings import GROUP_SIZE
+from workers.demo.subjects import BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

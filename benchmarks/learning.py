@@ -29,8 +29,8 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.rollout.rewards import sequence_reward
 from workers.demo.curriculum import load_tasks, train_stream
 from workers.demo.model import BOS, DIGITS, EOS, PAD, UNKNOWN, make_model
-from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE
-from workers.demo.subjects import COPY
+from workers.demo.settings import GROUP_SIZE, LEARNING_RATE
+from workers.demo.subjects import BATCH_SIZE, COPY
 
 PLOT: Final = Path(__file__).parents[1] / "docs" / "images" / "learning.svg"
 GOAL: Final = 0.9

@@ -30,9 +30,8 @@ from benchmarks._report import Row, report
 from benchmarks._workload import DEMO
 from benchmarks.training import make_groups, seconds
 from workers.demo.model import make_model
-from workers.demo.options import MAX_STEPS
-from workers.demo.settings import BATCH_SIZE, GROUP_SIZE, LEARNING_RATE
-from workers.demo.subjects import COPY
+from workers.demo.settings import GROUP_SIZE, LEARNING_RATE
+from workers.demo.subjects import BATCH_SIZE, COPY, MAX_STEPS
 
 ROOT: Final = Path(__file__).parents[1]
 GOAL: Final = 0.9

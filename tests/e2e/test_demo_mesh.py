@@ -21,6 +21,7 @@ from trinity_bus.telemetry import load_spans
 from trinity_bus.telemetry.tree import Node, trace_of_task
 from trinity_bus.view import MeshState, follow
 
+ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 900.0
 """Of a whole demo. Two engines that start beside other tests take a minute, and many on a machine at its limit."""
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 300)]
@@ -194,6 +195,38 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
         timeout=LIMIT_S,
     )
     assert asked.stderr == ""
+
+
+def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> None:
+    made = subprocess.run(["tools/smollm2.sh"], cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    if made.returncode == 3:
+        pytest.skip(f"not run, for its model cannot be had: {made.stderr.strip().splitlines()[-1]}")
+    assert made.returncode == 0, made.stderr
+    demo = start("sums", "--steps", str(STEPS), "--limit", f"{LIMIT_S:g}")
+    assert demo.ended() == 0, demo.said()
+
+    summary: dict[str, Any] = json.loads((demo.run_dir / "summary.json").read_text())
+    assert (summary["subject"], summary["model_version"], summary["held_out_tasks"]) == ("sums", STEPS, 200)
+    assert 0.02 < summary["exact_before"] < 0.2
+    assert summary["exact_after"] > 0.0
+    assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
+    assert (Path(summary["model"]) / "chat_template.jinja").is_file()
+    asked = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "workers.cli.app",
+            "ask",
+            "35 + 48 = ? Write only the number.",
+            "--model",
+            summary["model"],
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    assert any(character.isdigit() for character in asked.stdout)
 
 
 @pytest.mark.parametrize("moment", ["at once", "services start"])

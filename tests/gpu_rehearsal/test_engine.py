@@ -69,6 +69,17 @@ def test_without_a_compiler_the_engine_does_not_start_and_says_so(rehearse: Rehe
     assert "C compiler" in told["failed"]
 
 
+def test_all_services_of_the_demo_start_on_one_gpu(rehearse: Rehearse, tmp_path: Path) -> None:
+    """No token is drawn, for that needs values: the demo stands at its first test until its limit ends it."""
+    run = tmp_path / "run"
+    rehearse("demo", "--run-dir", str(run), "--explorers", "1", "--limit", "400", status=1)
+    logs = {log.stem: log.read_text(encoding="utf-8", errors="replace") for log in (run / "logs").glob("*.log")}
+    assert "training in float32 on cuda" in logs["trainer"]
+    assert "serving version 0" in logs["explorer-0"]
+    assert not [name for name, log in logs.items() if "Traceback" in log or "Cannot re-initialize CUDA" in log]
+    assert nobody_left(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "tokens", "graphs"),
     [

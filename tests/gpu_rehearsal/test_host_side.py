@@ -38,14 +38,14 @@ def test_a_trainer_in_bfloat16(rehearse: Rehearse, words: tuple[str, ...]) -> No
     assert told["device"] == "cuda:0"
     assert told["devices"] == ["cuda:0"]
     assert told["loaded"] == 1
-    # Float32 logits as a whole would take twice their memory, and their gradient too.
-    assert told["logits"] == ["torch.bfloat16"]
+    # Float32 states as a whole would take twice their memory, and their gradient too.
+    assert told["hidden"] == ["torch.bfloat16"]
     assert told["fused"] is True
 
 
 def test_a_trainer_in_float32(rehearse: Rehearse) -> None:
     (told,) = rehearse("trainer", "dtype=float32")
-    assert (told["dtype"], told["logits"]) == ("torch.float32", ["torch.float32"])
+    assert (told["dtype"], told["hidden"]) == ("torch.float32", ["torch.float32"])
 
 
 @pytest.mark.parametrize("words", [("data_parallel=2",), ("tensor_parallel=2",)])

@@ -34,7 +34,9 @@ _END = "\n"
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
-_BETWEEN_BOXES: Final = re.compile(r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*")
+_BETWEEN_BOXES: Final = re.compile(
+    r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+)
 """What may stand between the boxes of one answer."""
 
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
@@ -53,7 +55,9 @@ _FORMULA: Final = re.compile(
 )
 _WORD: Final = re.compile(r"\S+")
 _BULLET: Final = re.compile(r"[ \t]*[-*+][ \t]")
-_OPERATORS: Final = frozenset("+ - * / ^ x \\times \\cdot \\div \\pm < > \\le \\ge \\leq \\geq \\ne \\neq \\in".split())
+_OPERATORS: Final = frozenset(
+    re.findall(r"\S+", r"+ - * / ^ x \times \cdot \div \pm < > \le \ge \leq \geq \ne \neq \in")
+)
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
@@ -65,17 +69,46 @@ _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")
 """What is in formulas, and not in words."""
 
 _CHARACTERS: Final = str.maketrans(
-    {
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-"),
-        **{"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u2219": r"\cdot ", "\u00f7": "/"},
-        **{"\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty "},
-        **{"\u00b0": r"\text{degrees}", "\u00ba": r"\text{degrees}", "\u2264": r"\le ", "\u2265": r"\ge "},
-        **{"\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b1": r"\pm "},
-        **{"\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u200b": "", "\ufeff": ""},
-        **{"\u20ac": r"\text{euro}", "\u00a3": r"\text{pound}", "\u00a5": r"\text{yen}", "\u2019": "'"},
-    }
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-")
+    | dict(
+        zip(
+            "\u00d7\u00b7\u22c5\u2219\u00f7\u2044\u2215\u03c0\u221e\u00b0\u00ba\u2264\u2265"
+            "\u2260\u222a\u2229\u2208\u00b1\u03b8\u03b1\u03b2\u200b\ufeff\u20ac\u00a3\u00a5\u2019",
+            (
+                r"\times ",
+                r"\cdot ",
+                r"\cdot ",
+                r"\cdot ",
+                "/",
+                "/",
+                "/",
+                r"\pi ",
+                r"\infty ",
+                r"\text{degrees}",
+                r"\text{degrees}",
+                r"\le ",
+                r"\ge ",
+                r"\ne ",
+                r"\cup ",
+                r"\cap ",
+                r"\in ",
+                r"\pm ",
+                r"\theta ",
+                r"\alpha ",
+                r"\beta ",
+                "",
+                "",
+                r"\text{euro}",
+                r"\text{pound}",
+                r"\text{yen}",
+                "'",
+            ),
+            strict=True,
+        )
+    )
 )
 _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
+_INEQUALITY: Final = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
 
@@ -148,28 +181,36 @@ _MIXED: Final = re.compile(
     r"(?<![\w.^_}/\\])(\d{1,12})(?:\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}| (?:and )?(\d{1,12})/(\d{1,12})(?![\w/]))"
 )
 
+_SPELLED: Final = r"""
+dollar=\$,usd euro=euros,eur pound=pounds yen=yen cent=¢ %=\%,percent,percentage,pct degree=degs,deg
+mm=millimeter,millimetre cm=centimeter,centimetre dm=decimeter,decimetre m=meter,metre km=kilometer,kilometre
+in=inch,inche ft=foot,feet yd=yard mi=mile g=gram kg=kilogram mg=milligram oz=ounce lb=lb,lbs ton=tonne
+s=second,sec,secs min=minute,mins h=hour,hr,hrs l=liter,litre ml=milliliter,millilitre n=newton j=joule w=watt
+v=volt a=ampere k=kelvin c=celsius f=fahrenheit hz=hertz pa=pascal mi/h=mph km/h=kmh,kph sq=square,sq. cu=cubic
+/=per person=people man=men woman=women child=children
+"""
 _UNIT_NAMES: Final = {
-    **{"\\$": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound", "yen": "yen"},
-    **{"¢": "cent", "\\%": "%", "percent": "%", "percentage": "%", "pct": "%", "degs": "degree", "deg": "degree"},
-    **{"millimeter": "mm", "centimeter": "cm", "decimeter": "dm", "meter": "m", "kilometer": "km"},
-    **{"millimetre": "mm", "centimetre": "cm", "decimetre": "dm", "metre": "m", "kilometre": "km"},
-    **{"inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"},
-    **{"gram": "g", "kilogram": "kg", "milligram": "mg", "ounce": "oz", "lb": "lb", "lbs": "lb", "tonne": "ton"},
-    **{"second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "hrs": "h", "mins": "min", "secs": "s"},
-    **{"liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml", "newton": "n", "joule": "j", "watt": "w"},
-    **{"volt": "v", "ampere": "a", "kelvin": "k", "celsius": "c", "fahrenheit": "f", "hertz": "hz", "pascal": "pa"},
-    **{"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "square": "sq", "sq.": "sq", "cubic": "cu", "per": "/"},
-    **{"people": "person", "men": "man", "women": "woman", "children": "child"},
+    spelled: unit for unit, _, names in (one.partition("=") for one in _SPELLED.split()) for spelled in names.split(",")
 }
 """As they are written, in lower case and without the s of a plural: what they are compared as."""
 _UNITS: Final = frozenset(
-    "mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz pa kw kpa mol ev kj rad sq cu "
-    "day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar".split()
+    re.findall(
+        r"\S+",
+        """
+mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz pa kw kpa mol ev kj rad sq cu
+day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar
+""",
+    )
 )
 """Those shorter than four letters that need no \\text to be one, and common words."""
 _NO_UNITS: Final = frozenset(
-    "or and more less than not least most mod modulo if squared cubed factorial root base time plus minus over "
-    "sin cos tan cot sec csc log ln exp sqrt pi max min lim theta alpha beta fewer greater smaller digit other".split()
+    re.findall(
+        r"\S+",
+        """
+or and more less than not least most mod modulo if squared cubed factorial root base time plus minus over sin
+cos tan cot sec csc log ln exp sqrt pi max min lim theta alpha beta fewer greater smaller digit other
+""",
+    )
 )
 """Words behind a number that make another answer of it."""
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -184,7 +225,8 @@ _LABEL: Final = re.compile(
     r"([^=<>]+)$"
 )
 _CHOSEN: Final = re.compile(
-    r"(?i:answer|option|choice|choose|select)s?\b(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct)){0,4}[\s:]*"
+    r"(?i:answer|option|choice|choose|select)s?\b"
+    r"(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct)){0,4}[\s:]*"
     r"((?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*(?:\([A-J]\)|[A-J](?![\w'])))"
 )
 _CHOICE: Final = re.compile(
@@ -203,7 +245,7 @@ class _Answer(NamedTuple):
 
 
 def normalize(answer: str) -> str:
-    r"""Return an answer as all ways to decorate it are written: the same text for ``**\frac12**`` and ``\(\dfrac{1}{2}\)``.
+    r"""Return an answer without decoration: the same text for ``**\frac12**`` and ``\(\dfrac{1}{2}\)``.
 
     What it means is not changed, and normalizing again changes nothing.
     """
@@ -247,7 +289,7 @@ def _improper(found: re.Match[str]) -> str:
 def parse_number(text: str) -> Fraction | None:
     r"""Return the number that an answer is, exactly, without its unit; None when it is anything else.
 
-    Integers, decimals, fractions and mixed numbers, ``1.2 \times 10^{-3}`` and ``1.2e-3``, thousands separated in any way.
+    Integers, decimals, fractions, mixed numbers, ``1.2 \times 10^{-3}`` and ``1.2e-3``, thousands in any way.
     """
     return _number(_taken_apart(normalize(text)).core)
 
@@ -339,7 +381,7 @@ def _squeezed(text: str) -> str:
     """Return a text without blanks; words without regard to case."""
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     plain = re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
-    return plain if _MATHEMATICS.search(text) else plain.casefold()
+    return plain if _MATHEMATICS.search(text) or len(plain) < 2 else plain.casefold()
 
 
 def _elements(text: str) -> tuple[str, list[str]]:
@@ -362,9 +404,9 @@ def _split(text: str) -> list[str] | None:
     """Split at the commas outside of brackets; None when brackets are not balanced."""
     parts, depth, start = [], 0, 0
     for found in re.finditer(r"\\[a-zA-Z]+|\\.|[()\[\]{},;]", text):
-        token = found[0].removeprefix("\\")
-        if token in {"(", "[", "{", "}", "]", ")"}:
-            depth += 1 if token in "([{" else -1
+        mark = found[0].removeprefix("\\")
+        if mark in {"(", "[", "{", "}", "]", ")"}:
+            depth += 1 if mark in "([{" else -1
             if depth < 0:
                 return None
         elif found[0] in ",;" and depth == 0:
@@ -380,21 +422,24 @@ def compare(given: str, wanted: str) -> bool | tuple[str, str]:
     if _squeezed(given) == _squeezed(wanted):
         return True
     if (choice := _choice(wanted)) is not None:
-        other = _choice(given)
-        return other is not None and choice[0] == other[0] and (not choice[1] or not other[1] or choice[1] == other[1])
+        other = _choice(given) or ("", "")
+        return choice[0] == other[0] and (not choice[1] or not other[1] or choice[1] == other[1])
     named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
     (kind, mine), (other_kind, theirs) = _elements(given), _elements(wanted)
     if len(mine) == len(theirs) == 1 or named_given or named_wanted:
-        if len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{"):
-            return _compare_one(mine[0], theirs[0])
-        return _compare_one(given, wanted)
-    if kind != other_kind:
-        return False
-    if kind != "{}":
-        verdicts = [_compare_one(a, b) for a, b in zip(mine, theirs, strict=False)]
-        if len(mine) != len(theirs) or False in verdicts:
-            return False
-        return all(one is True for one in verdicts) or (given, wanted)
+        alike = len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{")
+        return _compare_one(mine[0], theirs[0]) if alike else _compare_one(given, wanted)
+    if kind == other_kind == "{}":
+        return _compare_unordered(mine, theirs)
+    # An interval may be written as inequalities.
+    if 1 in {len(mine), len(theirs)} and (_INEQUALITY.search(given) or _INEQUALITY.search(wanted)):
+        return given, wanted
+    verdicts = [_compare_one(a, b) for a, b in zip(mine, theirs, strict=False)]
+    alike = kind == other_kind and len(mine) == len(theirs) and False not in verdicts
+    return alike and (all(one is True for one in verdicts) or (given, wanted))
+
+
+def _compare_unordered(mine: list[str], theirs: list[str]) -> bool | tuple[str, str]:
     if max(len(mine), len(theirs)) > MAX_NUMBER_CHARS:
         return False
     left = list(theirs)
@@ -530,28 +575,7 @@ def _unmarked(text: str) -> str | None:
     if _BULLET.match(text, left) and left == lines and (text.strip() != text[left:].strip() or len(words) > at + 1):
         words = words[1:]
         at -= 1
-    first, behind = at, at + 1
-    while first > 0:
-        before, here = words[first - 1][0], words[first][0]
-        if before in _OPERATORS:
-            if first > 1 and _OPERAND.fullmatch(words[first - 2][0]):
-                first -= 2
-            elif before == "-" and (first == 1 or _SAYS.search(words[first - 2][0])):
-                first -= 1
-                break
-            else:
-                break
-        elif _OPERAND.fullmatch(before) and here[0] in "+-*/^" and len(here) > 1:
-            first -= 1
-        elif before.isdecimal() and re.fullmatch(r"(?:\d+/\d+|\\[dt]?frac\S+?)[.,;:!?]*", here):
-            first -= 1
-            break
-        elif re.fullmatch(r"\d{1,3}", before) and re.fullmatch(r"\d{3}(?:\.\d+)?[.,;:!?)]*", here):
-            first -= 1
-        elif before[-1] in "+*/^(" and len(before) > 1 and _OPERAND.fullmatch(before):
-            first -= 1
-        else:
-            break
+    first, behind = _first_of_formula(words, at), at + 1
     if behind < len(words) and re.fullmatch(r"\\(?!times|cdot|text|[%,;!])[a-zA-Z]+\S*", words[behind][0]):
         behind += 1
     elif behind + 1 < len(words) and words[behind][0] in _OPERATORS and _VARIABLE.fullmatch(words[behind + 1][0]):
@@ -560,6 +584,28 @@ def _unmarked(text: str) -> str | None:
     if (short := _SHORT.fullmatch(whole)) is not None:
         return short[1]
     return whole + (_unit_behind(text, words[behind - 1].end()) if words[behind - 1][0][-1].isalnum() else "")
+
+
+def _first_of_formula(words: list[re.Match[str]], first: int) -> int:
+    """Return the place of the first word of a formula, given one of its words."""
+    while first > 0:
+        before, here = words[first - 1][0], words[first][0]
+        if before in _OPERATORS:
+            if first > 1 and _OPERAND.fullmatch(words[first - 2][0]):
+                first -= 2
+            else:
+                return first - (before == "-" and (first == 1 or bool(_SAYS.search(words[first - 2][0]))))
+        elif before.isdecimal() and re.fullmatch(r"(?:\d+/\d+|\\[dt]?frac\S+?)[.,;:!?]*", here):
+            return first - 1
+        elif (
+            (re.fullmatch(r"\d{1,3}", before) and re.fullmatch(r"\d{3}(?:\.\d+)?[.,;:!?)]*", here))
+            or (_OPERAND.fullmatch(before) and here[0] in "+-*/^" and len(here) > 1)
+            or (_OPERAND.fullmatch(before) and before[-1] in "+*/^(" and len(before) > 1)
+        ):
+            first -= 1
+        else:
+            break
+    return first
 
 
 def _last_digits(text: str, start: int) -> int:

@@ -30,7 +30,8 @@ from trinity_bus.rollout.workflows.single_turn import Answered, Reward
 from trinity_bus.sandbox import Sandbox, SandboxLimits
 
 _FENCED: Final = re.compile(
-    r"(`{3,}|~{3,})[ \t]*(?:\{?\.?([\w+#.-]*)[^`\n]*)\n(.*?)(?:\n[ \t]*\1[`~]*[ \t]*(?=\n|\Z)|(?<=[^`~])\1[ \t]*(?=\n|\Z)|\Z)",
+    r"(`{3,}|~{3,})[ \t]*(?:\{?\.?([\w+#.-]*)[^`\n]*)\n(.*?)"
+    r"(?:\n[ \t]*\1[`~]*[ \t]*(?=\n|\Z)|(?<=[^`~])\1[ \t]*(?=\n|\Z)|\Z)",
     re.DOTALL,
 )
 _DEFINES: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
@@ -144,7 +145,9 @@ def _refuse(constant: str) -> None:
 
 
 def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None) -> Reward:
-    """Judge code: the last fenced block of a response that defines something, run in a sandbox with the task's answer, tests, after it.
+    """Judge code: the last fenced block of a response that defines something, run with the task's answer, tests, after.
+
+    It runs in a sandbox.
 
     Args:
         python: The interpreter.
@@ -349,9 +352,9 @@ def _name_of(part: Reward) -> str:
 def last_block(response: str, languages: Collection[str] = _PYTHON) -> str:
     """Return the last fenced block of a response that is in one of some languages; all of it, where there is no block.
 
-    Without such a block it is the last one that names no language, or else the last. Of blocks of code it is the last that
-    defines a function or a class, if one does: what stands behind it is an example of its use. A block that is not closed
-    ends with the response.
+    Without such a block it is the last one that names no language, or else the last. Of blocks of code it is the last
+    that defines a function or a class, if one does: what stands behind it is an example of its use. A block that is not
+    closed ends with the response.
     """
     blocks = [(language.lower(), text) for _, language, text in _FENCED.findall(response.replace("\r\n", "\n"))]
     named = [text for language, text in blocks if language in languages]

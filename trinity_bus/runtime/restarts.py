@@ -35,7 +35,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RestartVerdict:
     """What is decided on an end."""
 
     fate: Fate
@@ -58,7 +58,7 @@ class Restarts:
         self._work_ends = work_ends
         self._row = 0
 
-    def ended(self, status: int, ran_s: float) -> Verdict:
+    def ended(self, status: int, ran_s: float) -> RestartVerdict:
         """Decide.
 
         Args:
@@ -67,14 +67,16 @@ class Restarts:
         """
         how = _how(status)
         if status == 0 and self._work_ends:
-            return Verdict(Fate.DONE, how)
+            return RestartVerdict(Fate.DONE, how)
         if status == SETTINGS_STATUS:
-            return Verdict(Fate.GIVEN_UP, f"{how}: a setting is wrong, and is so at the next start")
+            return RestartVerdict(Fate.GIVEN_UP, f"{how}: a setting is wrong, and is so at the next start")
         self._row = 0 if ran_s >= LIVED_S else self._row
         if self._row >= self._most:
-            return Verdict(Fate.GIVEN_UP, how if self._most == 0 else f"{how}, once more after {self._row} starts")
+            return RestartVerdict(
+                Fate.GIVEN_UP, how if self._most == 0 else f"{how}, once more after {self._row} starts"
+            )
         self._row += 1
-        return Verdict(Fate.AGAIN, how, min(_FIRST_S * 2 ** (self._row - 1), _LONGEST_S))
+        return RestartVerdict(Fate.AGAIN, how, min(_FIRST_S * 2 ** (self._row - 1), _LONGEST_S))
 
 
 def _how(status: int) -> str:

@@ -107,14 +107,14 @@ def main() -> int:
     ends, wait_s = select.poll(), 0.0
     ends.register(os.pidfd_open(first), select.POLLIN)
     while not ends.poll(wait_s * 1000):
-        began = time.monotonic()
+        began = time.perf_counter()
         if (excess := watched.excess()) is not None:
             os.kill(first, signal.SIGKILL)
             os.waitpid(first, 0)
             print(f"\nkilled: more than {excess}", file=sys.stderr)
             return KILLED
         # However many files there are, it takes a quarter of a core at most.
-        wait_s = max(_LOOK_S, 3 * (time.monotonic() - began))
+        wait_s = max(_LOOK_S, 3 * (time.perf_counter() - began))
     _, status = os.waitpid(first, 0)
     return os.waitstatus_to_exitcode(status) % 256
 

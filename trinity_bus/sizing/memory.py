@@ -44,7 +44,7 @@ from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
-from trinity_bus.training.packing import LOGITS_AT_ONCE
+from trinity_bus.training.packing import LOGITS_AT_ONCE, ON_GPU
 
 GIB: Final = 1 << 30
 _ACTIVATIONS: Final = "activations"
@@ -200,7 +200,8 @@ def _fixed(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None) -> li
         items.append(MemoryItem("reference model", width * count, of))
     if own.advantage == "gae":
         items.append(MemoryItem("critic", _CRITIC_BYTES * count, f"{_CRITIC_BYTES} B x {count:,} parameters"))
-    items.append(MemoryItem("logits", 4 * _CHUNKS * LOGITS_AT_ONCE, f"{_CHUNKS} chunks of {LOGITS_AT_ONCE:,} x 4 B"))
+    logits = LOGITS_AT_ONCE * (1 if gpu_bytes is None else ON_GPU)
+    items.append(MemoryItem("logits", 4 * _CHUNKS * logits, f"{_CHUNKS} chunks of {logits:,} x 4 B"))
     if gpu_bytes is not None:
         return items
     items.insert(0, MemoryItem("process", _PROCESS_BYTES, "measured"))

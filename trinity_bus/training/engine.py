@@ -95,7 +95,7 @@ class TrainingEngine(ABC):
     @property
     @abstractmethod
     def dtype(self) -> "torch.dtype":
-        """Of weights and activations."""
+        """The type of weights and activations."""
 
     @property
     @abstractmethod

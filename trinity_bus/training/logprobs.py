@@ -21,8 +21,8 @@ import torch.distributed as dist
 from trinity_bus.training import packing
 
 
-def _rows(columns: int) -> int:
-    return max(1, packing.LOGITS_AT_ONCE // columns)
+def _rows(columns: int, *, on_gpu: bool) -> int:
+    return max(1, packing.LOGITS_AT_ONCE * (packing.ON_GPU if on_gpu else 1) // columns)
 
 
 def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
@@ -49,7 +49,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
     ) -> tuple[torch.Tensor, torch.Tensor]:
         first = len(weight) * (group.rank() if group is not None else 0)
         columns = min(len(weight), vocabulary - first)
-        rows, output = _rows(columns), weight[:columns]
+        rows, output = _rows(columns, on_gpu=hidden.is_cuda), weight[:columns]
         local = targets - first
         mine = (local >= 0) & (local < columns)
         local = local.clamp(0, columns - 1)

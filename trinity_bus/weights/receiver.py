@@ -287,6 +287,8 @@ class _Transfer:
     def _map(self, shared: SharedVersion) -> TransferManifest:
         """Have the buffers of another process for one's own."""
         resources = self.resources
+        # For nobody.
+        self._waiting_since = None
         file = os.open(f"/proc/{shared.process}/fd/{shared.file}", os.O_RDWR | os.O_CLOEXEC)
         try:
             manifest = TransferManifest.from_json(os.pread(file, shared.manifest_nbytes, shared.manifest_at))
@@ -301,7 +303,6 @@ class _Transfer:
                 resources.buffers = _parted(whole, sizes)
         finally:
             os.close(file)
-        self._waiting_since = None
         return manifest
 
     def _unless_cancelled(self, tensors: "Iterator[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":

@@ -1,4 +1,4 @@
-"""``trinity-bus demo``: a whole mesh on this machine teaches a model of random weights."""
+"""``trinity-bus demo``: a whole mesh on this machine teaches a model something."""
 
 import logging
 import shlex
@@ -15,7 +15,7 @@ from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console
 from workers.demo.first_preload import begun_first
-from workers.demo.options import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
+from workers.demo.options import CONSOLE_PORT, DemoOptions
 from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import SUMMARY, new_run, program
 
@@ -37,8 +37,13 @@ def demo(
     name: Annotated[str, typer.Argument(help=f"What is taught: {', '.join(SUBJECTS)}.")] = COPY.name,
     *,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights, the order of tasks, and the draws.")] = 0,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Most steps of training.")] = MAX_STEPS,
-    explorers: Annotated[int, typer.Option("--explorers", min=1, max=16, help="Processes that generate.")] = 2,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Most steps of training. Unset: what the subject takes.")
+    ] = None,
+    explorers: Annotated[
+        int | None,
+        typer.Option("--explorers", min=1, max=16, help="Processes that generate. Unset: 2, and 1 for `sums`."),
+    ] = None,
     max_staleness: Annotated[
         int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
     ] = 0,
@@ -48,26 +53,35 @@ def demo(
     early_stop: Annotated[
         bool, typer.Option("--early-stop/--all-steps", help="End when the reward stays up and prompts are answered.")
     ] = True,
-    limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = LIMIT_S,
+    limit_s: Annotated[
+        float | None,
+        typer.Option(
+            "--limit", min=1, help="Give up after this many seconds. Unset: as long as it takes on two cores."
+        ),
+    ] = None,
 ) -> None:
-    """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model something.
+    """Start a broker, a coordinator, explorers and a trainer, and teach a model something.
 
-    ``copy``: to copy what it is told. ``tools``: to call a tool, and to call it again with what it has said. The model
-    starts from random weights, and everything goes through the topics. Ctrl-C stops all of it.
+    ``copy``: to copy what it is told. ``tools``: to call a tool, and to call it again with what it has said. These two
+    start from 0.3 million random weights. ``sums``: SmolLM2, a language model of 135 million weights, learns to add.
+    Everything goes through the topics. Ctrl-C stops all of it.
 
     Exit code 1 where a service ended, time was up, or the model has not learned in all the steps that it usually takes.
     """
     if name not in SUBJECTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(SUBJECTS)}")
+    subject = SUBJECTS[name]
+    pretrained = None if subject.language else _pretrained()
     options = DemoOptions(
         run_dir=run_dir or new_run(time.strftime(f"%Y%m%d-%H%M%S-{name}-seed{seed}")),
-        subject=SUBJECTS[name],
+        subject=subject,
         seed=seed,
-        steps=steps,
-        explorers=explorers,
+        steps=steps or subject.steps,
+        explorers=explorers or subject.explorers,
         max_staleness=max_staleness,
         early_stop=early_stop,
-        limit_s=limit_s,
+        limit_s=limit_s or subject.limit_s,
+        pretrained=pretrained,
         console_port=CONSOLE_PORT if is_free(CONSOLE_PORT) else free_port(),
     )
     _begin_folder(options)
@@ -82,14 +96,30 @@ def demo(
         raise typer.Exit(1) from error
     if summary is not None:
         _report(summary, options)
-        if options.steps >= MAX_STEPS and summary.exact_after < LEARNED:
+        if options.steps >= subject.steps and summary.exact_after < subject.learned:
             out.print(
                 f"The model has not learned: {summary.exact_after:.1%} of the held-out prompts are answered exactly, "
-                f"where {LEARNED:.0%} are usual. Try another --seed, and please report this one.",
+                f"where {subject.learned:.0%} are usual. Try another --seed, and please report this one.",
                 style="red",
                 soft_wrap=True,
             )
             raise typer.Exit(1)
+
+
+def _pretrained() -> Path:
+    """Return the folder of the model that is not made of random weights.
+
+    Raises:
+        ConfigError: It has not been fetched.
+    """
+    with importing():
+        from trinity_bus.config import Settings
+        from workers.demo.model import pretrained_folder
+
+    folder = pretrained_folder(Settings())
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"The model is not in {folder}: `make demo NAME=sums`, in a checkout, fetches it")
+    return folder
 
 
 def _run(options: DemoOptions, shared: "Preload") -> "Summary | None":

@@ -100,6 +100,7 @@ async def _prepared(options: DemoOptions) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def _prepare(options: DemoOptions) -> None:
-    make_model(options.model_dir, options.seed, options.subject.language)
+    if options.subject.language is not None:
+        make_model(options.model_dir, options.seed, options.subject.language)
     with importing():
         import workers.demo.lesson  # noqa: F401

@@ -8,7 +8,7 @@ Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`. What th
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,6 @@ from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id,
 from workers.demo.display import Display
 from workers.demo.options import DemoOptions
 from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summaries
-from workers.demo.settings import BATCH_SIZE
 from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.runs import MODEL, SUMMARY
 
@@ -41,7 +40,9 @@ _MODEL_FILES: Final = (
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
 )
+"""Where the model has them."""
 
 
 class DemoError(TrinityError):
@@ -169,7 +170,7 @@ class Lesson:
         """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
         stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
         course = StoppingRule(
-            self._options.steps, early_stop=self._options.early_stop, reward_up=self._options.subject.reward_up
+            self._options.steps, reward_up=self._options.subject.reward_up if self._options.early_stop else None
         )
         while True:
             rewards, trained = self._rewards(), self._view.trained
@@ -189,7 +190,7 @@ class Lesson:
             course.checked(await self._check(newest.step), len(rewards))
 
     async def _send_batch(self, stream: Iterator[Task]) -> None:
-        tasks = list(islice(stream, BATCH_SIZE))
+        tasks = list(islice(stream, self._options.subject.batch_size))
         self._first_task = self._first_task or tasks[0].task_id
         await self._send(tasks)
 
@@ -252,4 +253,5 @@ class Lesson:
         target = self._options.run_dir / MODEL
         target.mkdir(exist_ok=True)
         for name in _MODEL_FILES:
-            shutil.copyfile(Path(step.checkpoint) / name, target / name)
+            with suppress(FileNotFoundError):
+                shutil.copyfile(Path(step.checkpoint) / name, target / name)

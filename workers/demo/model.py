@@ -1,16 +1,19 @@
-"""A demo's model: a Qwen3 of random weights and a tokenizer of a few words, as a Hugging Face folder.
+"""A demo's model: a Qwen3 of random weights and a tokenizer of a few words, as a Hugging Face folder; or SmolLM2.
 
-Everything is written with numpy: making it needs no machine-learning framework and takes no second. The weights follow
+The first is written with numpy: making it needs no machine-learning framework and takes no second. Its weights follow
 from the seed alone.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from trinity_bus.config import Settings
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 
@@ -32,6 +35,8 @@ class Language:
         return (PAD, BOS, EOS, UNKNOWN, *self.words)
 
 
+SMOLLM2: Final = "SmolLM2-135M-Instruct"
+"""What is taught where the weights are not random."""
 MAX_LENGTH: Final = 64
 """Most tokens of prompt and response together."""
 DIGITS: Final = Language(
@@ -65,6 +70,13 @@ def make_model(folder: Path, seed: int, language: Language = DIGITS) -> Path:
     weights = _weights(np.random.default_rng(seed), len(language.vocabulary))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def pretrained_folder(settings: "Settings") -> Path:
+    """Return where ``SMOLLM2`` is kept, which ``tools/smollm2.sh`` makes."""
+    from trinity_bus.broker.folders import cache_dir
+
+    return cache_dir(settings.broker) / "models" / SMOLLM2
 
 
 def _config(language: Language) -> dict[str, Any]:

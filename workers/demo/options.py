@@ -4,13 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from workers.demo.subjects import COPY, DemoSubject
+from workers.demo.subjects import COPY, MAX_STEPS, DemoSubject
 
-MAX_STEPS: Final = 100
-LEARNED: Final = 0.99
-"""Share of held-out prompts that a trained model answers exactly, at least."""
-LIMIT_S: Final = 300.0
-"""What the whole may take, on two cores."""
 CONSOLE_PORT: Final = 8900
 """Where the console listens, where nobody else does."""
 
@@ -29,15 +24,17 @@ class DemoOptions:
     """0: strictly on-policy; 1: one step off."""
     early_stop: bool = True
     """End when the model has learned, see ``stopping``."""
-    limit_s: float = LIMIT_S
+    limit_s: float = COPY.limit_s
     """Give up after this many seconds."""
     console_port: int = CONSOLE_PORT
     """Where the console listens."""
+    pretrained: Path | None = None
+    """The model that is taught. None: one of random weights."""
 
     @property
     def model_dir(self) -> Path:
         """The model as it is before training."""
-        return self.run_dir / "initial-model"
+        return self.pretrained or self.run_dir / "initial-model"
 
     @property
     def mesh_file(self) -> Path:

@@ -31,11 +31,9 @@ from trinity_bus.config.template import rendered
 from trinity_bus.runtime.device import is_installed_for_cpu
 from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
-from workers.demo.options import MAX_STEPS, DemoOptions
+from workers.demo.options import DemoOptions
 from workers.runs import program
 
-BATCH_SIZE: Final = 64
-"""Tasks a step."""
 GROUP_SIZE: Final = 16
 """Samples a task."""
 LEARNING_RATE: Final = 7e-4
@@ -46,7 +44,8 @@ _ENGINES_SHARE: Final = 0.6
 def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:
     """Return what the demo decides for all services, by the places of the settings."""
     # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
-    slots = math.ceil(BATCH_SIZE / options.explorers)
+    subject = options.subject
+    slots = math.ceil(subject.batch_size / options.explorers)
     # On one GPU for all: NCCL refuses two ranks there, and each engine would take nine tenths of its memory.
     shared_gpu = {
         "synchronizer.sync_method": "memory",
@@ -59,9 +58,9 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "mesh.model_path": options.model_dir.resolve(),
         "mesh.dtype": "float32",
         "mesh.max_model_len": MAX_LENGTH,
-        "mesh.max_tokens": options.subject.max_tokens,
+        "mesh.max_tokens": subject.max_tokens,
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
-        "coordinator.batch_size": BATCH_SIZE,
+        "coordinator.batch_size": subject.batch_size,
         "coordinator.group_size": GROUP_SIZE,
         "coordinator.max_staleness": options.max_staleness,
         # The same for all of them: what a task draws does not hang on who runs it.
@@ -71,10 +70,11 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "explorer.cpu_kvcache_gib": 0.5,
         "trainer.checkpoint_dir": options.checkpoint_dir.resolve(),
         "trainer.total_steps": options.steps,
+        "trainer.checkpoint_interval": options.steps,
         "trainer.learning_rate": LEARNING_RATE,
-        "trainer.entropy_coef": options.subject.entropy_coef,
+        "trainer.entropy_coef": subject.entropy_coef,
         "trainer.warmup_steps": 3,
-        "trainer.decay_steps": max(MAX_STEPS, options.steps),
+        "trainer.decay_steps": max(subject.steps, options.steps),
         "trainer.mini_batches": 8,
         "trainer.adam_beta2": 0.99,
         "trainer.seed": options.seed,
@@ -83,7 +83,8 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         # Beside those of other runs, to be compared with them.
         "console.folder": options.run_dir.parent.resolve() / "console",
         "telemetry.run_dir": options.run_dir.resolve(),
-        **({} if options.subject.module is None else {"explorer.workflow_modules": options.subject.module}),
+        **({} if subject.module is None else {"explorer.workflow_modules": subject.module}),
+        **subject.settings,
     }
 
 
@@ -101,8 +102,8 @@ def given_settings() -> dict[str, object]:
 def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
     """Write the settings of this run: those that the user has given, where the demo does not decide."""
     head = (
-        "The settings of this run, as the demo has written them. Each explorer has been given a name and a core "
-        "beside: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
+        "The settings of this run, as the demo has written them. Each explorer has been given a name, and each of "
+        "several a core: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
         "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
     )
     options.run_dir.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,9 @@ def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
-    """Return what one explorer alone is told; each engine on a CPU has a core of its own while there are enough.
+    """Return what one explorer alone is told: its name and, on a CPU, a core of its own while there are enough.
+
+    A single one is not bound to any.
 
     Args:
         options: The user's.
@@ -118,7 +121,7 @@ def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> 
         cores: The cores that this process may use.
     """
     name, core = options.explorer_names[index], cores[index % len(cores)]
-    bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() else ()
+    bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() and options.explorers > 1 else ()
     own = (f"explorer.name={name}", *bound, "explorer.http_port=0")
     return [word for setting in own for word in ("--set", setting)]
 

@@ -38,13 +38,11 @@ class StoppingRule:
 
     Args:
         steps: Most steps.
-        early_stop: Whether it may end before them.
-        reward_up: From which on a check is worth its while.
+        reward_up: From which on a check is worth its while. None: all steps are taken.
     """
 
-    def __init__(self, steps: int, *, early_stop: bool, reward_up: float) -> None:
+    def __init__(self, steps: int, *, reward_up: float | None) -> None:
         self._steps = steps
-        self._early_stop = early_stop
         self._reward_up = reward_up
         self._steps_checked = 0
         self._learned = False
@@ -59,7 +57,7 @@ class StoppingRule:
         """
         if self._learned or trained == self._steps:
             return DemoTurn.END
-        if self._early_stop and self._is_due(rewards):
+        if self._is_due(rewards):
             return DemoTurn.CHECK if trained == produced else DemoTurn.WAIT
         return DemoTurn.PRODUCE if produced < min(trained + AHEAD, self._steps) else DemoTurn.WAIT
 
@@ -75,4 +73,4 @@ class StoppingRule:
 
     def _is_due(self, rewards: Sequence[float]) -> bool:
         steady = rewards[self._steps_checked :][-STEADY_STEPS:]
-        return len(steady) == STEADY_STEPS and min(steady) >= self._reward_up
+        return self._reward_up is not None and len(steady) == STEADY_STEPS and min(steady) >= self._reward_up

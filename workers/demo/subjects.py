@@ -1,20 +1,25 @@
-"""What a demo teaches: a language, tasks in it, and what differs in their training.
+"""What a demo teaches: a model, tasks for it, and what differs in their training.
 
 =======  ============================================================  ================================================
 subject  what the model is to do                                       what it is rewarded for
 =======  ============================================================  ================================================
 copy     say three digits again                                        each word in its place (``sequence``)
 tools    look into a drawer, then into that whose number was in it     each word of each call (``trail``)
+sums     add two numbers of two digits                                 the right number (``math``)
 =======  ============================================================  ================================================
 
 A subject brings its tasks as JSON lines in ``tasks``: some to learn from, others to be tested with, no prompt in both.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from workers.demo.model import DIGITS, Language
 
+BATCH_SIZE: Final = 64
+"""Tasks a step."""
+MAX_STEPS: Final = 100
 OPEN: Final = "<tool_call><function=look><parameter=drawer>"
 CLOSE: Final = "</parameter></function></tool_call>"
 """With ``OPEN`` what surrounds the number of a drawer: to the demo's model a token each, and this one ends its turn."""
@@ -35,14 +40,26 @@ class DemoSubject:
     """What one demo teaches."""
 
     name: str
-    language: Language
+    language: Language | None = None
+    """Of a model of random weights. None: ``SMOLLM2`` is taught."""
     tasks: str
     """What the names of the files of its tasks begin with."""
     max_tokens: int
     """Of a response."""
-    entropy_coef: float
-    reward_up: float
-    """Of batches, from which on it is worth a check whether the model has learned it, see ``stopping``."""
+    entropy_coef: float = 0.0
+    reward_up: float | None = None
+    """Of batches, from which on it is worth a check whether the model has learned it, see ``stopping``. None: it is
+    taught for all its steps."""
+    batch_size: int = BATCH_SIZE
+    explorers: int = 2
+    steps: int = MAX_STEPS
+    """Most steps of training."""
+    learned: float = 0.99
+    """Share of held-out prompts that a trained model answers exactly, at least."""
+    limit_s: float = 300.0
+    """What the whole may take, on two cores."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """In place of those that demos have in common."""
     module: str | None = None
     """Registers its workflow, where that is not one of the project's."""
     try_it: str
@@ -81,4 +98,33 @@ TOOLS: Final = DemoSubject(
     try_it="""{program} workflow run workers.demo.trail --task '{{"prompt": "3 1 4"}}' --engine {model}""",
 )
 
-SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS)}
+SUMS: Final = DemoSubject(
+    name="sums",
+    tasks="sums_",
+    max_tokens=12,
+    batch_size=16,
+    explorers=1,
+    steps=12,
+    learned=0.8,
+    limit_s=900.0,
+    settings={
+        "mesh.max_model_len": 128,
+        "coordinator.group_size": 8,
+        # Where all answers of a group are wrong they teach nothing, and at 1 hardly any is right.
+        "explorer.temperature": 0.7,
+        "explorer.cpu_threads": 2,
+        # Of the held-out sums so many at once: a decoding step reads all weights, however few it is for.
+        "explorer.slots": 64,
+        "trainer.learning_rate": 2e-5,
+        "trainer.warmup_steps": 0,
+        "trainer.mini_batches": 2,
+        "trainer.threads": 2,
+        "trainer.bucket_mib": 16,
+        # Three times the weights to the disk for each version would be most of the writing.
+        "trainer.publish": "staged",
+        "trainer.save_as_hf": "last",
+    },
+    try_it='{program} ask "35 + 48 = ? Write only the number." --model {model}',
+)
+
+SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS, SUMS)}

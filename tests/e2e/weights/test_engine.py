@@ -250,7 +250,9 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
     rig.sync(0)
     served = rig.version
     corrupt = rig.announce(1)
-    rig.publisher.staging._staged[rig.version].buffers[0][100] ^= 1
+    buffer = rig.publisher.staging._staged[rig.version].buffers[0]
+    assert isinstance(buffer, torch.Tensor)
+    buffer[100] ^= 1
     with pytest.raises(WeightTransferError, match="have digest"):
         rig.run(rig.transfer(corrupt))
     # A trainer that lets nobody in: generation goes on meanwhile.

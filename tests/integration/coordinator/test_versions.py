@@ -48,7 +48,7 @@ async def test_a_run_under_each_style(
     published: list[int] | None,
     needed: list[int] | None,
 ) -> None:
-    bound = {} if max_staleness is None else {"max_staleness": max_staleness}
+    bound: dict[str, Any] = {} if max_staleness is None else {"max_staleness": max_staleness}
     policy = SyncPolicy.of(SynchronizerSettings(**synchronizer), CoordinatorSettings(**bound))
 
     async with mesh.connected() as (bus, producer):

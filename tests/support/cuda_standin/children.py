@@ -113,17 +113,17 @@ def trainer(*words: str) -> None:
     seen: list[str] = []
     of = runner.ModelRunner.token_logprobs
 
-    def noting(self: Any, logits: torch.Tensor, arrays: Any) -> Any:
-        seen[:] = [str(logits.dtype)]
-        return of(self, logits, arrays)
+    def noting(self: Any, hidden: torch.Tensor, arrays: Any) -> Any:
+        seen[:] = [str(hidden.dtype)]
+        return of(self, hidden, arrays)
 
-    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign, assignment]
+    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)
         engine = MegatronEngine(settings)
         group = engine._optimizer._megatron.param_groups[0]
         facts = {"device": str(engine.layout.device), "dtype": str(engine.dtype), "fused": bool(group.get("fused"))}
-        _steps(engine, engine, groups, logits=seen, **facts)
+        _steps(engine, engine, groups, hidden=seen, **facts)
 
 
 def ranks(*words: str) -> None:
@@ -145,6 +145,7 @@ def late() -> None:
     import torch
     import torch.distributed as dist
 
+    from trinity_bus import awake
     from trinity_bus.weights.errors import LinkError
     from trinity_bus.weights.link import nccl
     from trinity_bus.weights.link.link import Link
@@ -156,10 +157,10 @@ def late() -> None:
     threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
     link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
     piece = torch.zeros(8, dtype=torch.uint8)
-    link.wait(link.broadcast(piece), time.monotonic() + 5, threading.Event())
+    link.wait(link.broadcast(piece), awake.now() + 5, threading.Event())
     Path(hang).touch()
     try:
-        link.wait(link.broadcast(piece), time.monotonic() + 3, threading.Event())
+        link.wait(link.broadcast(piece), awake.now() + 3, threading.Event())
     except LinkError as error:
         tell(error=str(error))
     Path(hang).unlink()
@@ -241,7 +242,7 @@ async def engine(*words: str) -> None:
     from trinity_bus.weights.pull.server import WeightServer
     from workers.demo.model import make_model
 
-    methods = [word for word in words if "=" not in word]
+    methods: list[Any] = [word for word in words if "=" not in word]
     folder = Path(tempfile.mkdtemp())
     make_model(folder, 0)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
@@ -281,7 +282,7 @@ def demo(*arguments: str) -> None:
     from trinity_bus.runners import confinement
 
     # What services are forked from has no more of the environment than runners, and here its libraries come from there.
-    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}  # type: ignore[misc]
+    confinement._NAMES |= {"LD_PRELOAD", "FAKE_GPUS", "TRITON_LIBCUDA_PATH", "PYTORCH_NVML_BASED_CUDA_CHECK"}
     from workers.cli import app
 
     sys.argv[:] = ["trinity-bus", "demo", *arguments]

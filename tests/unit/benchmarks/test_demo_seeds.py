@@ -8,6 +8,7 @@ from benchmarks.demo import learned, of_all, seeds_of
 def summary(seed: int, exact: float, steps: int) -> dict[str, Any]:
     step = {"rollout_s": 1.0, "train_s": 0.5, "sync_s": 0.1}
     return {
+        "subject": "copy",
         "seed": seed,
         "steps": [step] * steps,
         "stages": {"train": 1.0},

@@ -104,6 +104,7 @@ def test_a_setting_has_marks_be_tokens() -> None:
 
 def test_a_word_level_vocabulary_has_its_marks_hidden_too(tmp_path: Path) -> None:
     """There the marks are words of the model's own vocabulary, and would be found without being marks."""
+    assert LESSON.language is not None
     tokenizer: Any = load_tokenizer(str(make_model(tmp_path / "model", 0, LESSON.language)))
     end = tokenizer.decode([tokenizer.eos_token_id])
     tokenizer.chat_template = "{{ messages[0].content }} {{ eos_token }}"

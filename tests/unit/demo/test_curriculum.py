@@ -1,24 +1,33 @@
+import importlib
 from itertools import islice
+from typing import Literal
 
 import pytest
 
 from trinity_bus.rollout import get_workflow
+from trinity_bus.rollout.equivalence import CHECKER
+from trinity_bus.rollout.rewards import math_reward
+from trinity_bus.rollout.workflows.single_turn import question_of
 from workers.demo.curriculum import CHECK, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
-from workers.demo.subjects import COPY, SUBJECTS, DemoSubject
+from workers.demo.subjects import COPY, SUBJECTS, SUMS, DemoSubject
 
 every_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=list(SUBJECTS))
+of_few_words = pytest.mark.parametrize("subject", [one for one in SUBJECTS.values() if one.language])
 
 
 @every_subject
 def test_no_prompt_is_both_trained_on_and_held_out(subject: DemoSubject) -> None:
     train, held_out = load_tasks(subject, "train"), load_tasks(subject, "held_out")
-    prompts = {task.prompt for task in train}, {task.prompt for task in held_out}
+    prompts = {question_of(task) for task in train}, {question_of(task) for task in held_out}
     assert (len(train), len(held_out)) == (800, 200) == (len(prompts[0]), len(prompts[1]))
     assert prompts[0].isdisjoint(prompts[1])
 
 
-@every_subject
+@of_few_words
 def test_tasks_are_of_words_that_the_model_knows_and_of_a_workflow_that_exists(subject: DemoSubject) -> None:
+    assert subject.language is not None
+    if subject.module is not None:
+        importlib.import_module(subject.module)
     for task in load_tasks(subject, "train") + load_tasks(subject, "held_out"):
         assert task.prompt is not None
         assert set(task.prompt.split()) | set((task.answer or "").split()) <= set(subject.language.vocabulary)
@@ -27,6 +36,15 @@ def test_tasks_are_of_words_that_the_model_knows_and_of_a_workflow_that_exists(s
 
 def test_what_is_to_be_copied_is_the_answer() -> None:
     assert all(task.prompt == f"copy {task.answer} =" for task in load_tasks(COPY, "held_out"))
+
+
+@pytest.mark.parametrize("name", ["train", "held_out"])
+async def test_sums_are_right_and_an_answer_in_words_counts(name: Literal["train", "held_out"]) -> None:
+    for task in load_tasks(SUMS, name):
+        a, _, b, *_ = question_of(task).split()
+        assert task.answer == str(int(a) + int(b))
+        assert task.workflow == "math"
+        assert await math_reward(f"The answer is {task.answer}.", task.answer, CHECKER.same) == 1.0
 
 
 def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None:
@@ -53,7 +71,7 @@ def test_an_exam_is_one_greedy_eval_batch() -> None:
         assert task.sampling.temperature == 0.0
 
 
-@every_subject
+@of_few_words
 def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing_that_is_held_out(
     subject: DemoSubject,
 ) -> None:

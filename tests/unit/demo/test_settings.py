@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.runtime.device import is_installed_for_cpu
 from workers.demo.mesh import specs
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
 from workers.demo.settings import demo_namespace, hint, write_mesh_file
-from workers.demo.subjects import TOOLS
+from workers.demo.subjects import SUMS, TOOLS
 from workers.service_environment import service_environment
 
 if TYPE_CHECKING:
@@ -63,6 +64,19 @@ def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pyt
     assert settings.explorer.workflow_modules == TOOLS.module
     assert settings.explorer.max_tokens == TOOLS.max_tokens
     assert settings.trainer.entropy_coef == TOOLS.entropy_coef
+
+
+def test_a_real_model_is_taught_where_it_is_kept(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = options.run_dir.parent / "models"
+    write_mesh_file(replace(options, subject=SUMS, pretrained=kept), KAFKA)
+    settings = read(options, service_environment(Settings()), monkeypatch)
+    assert settings.explorer.model_path == settings.trainer.model_path == str(kept)
+    assert (settings.coordinator.batch_size, settings.trainer.learning_rate) == (
+        SUMS.batch_size,
+        SUMS.settings["trainer.learning_rate"],
+    )
+    # Its one checkpoint is of the step that is kept.
+    assert (settings.trainer.publish, settings.trainer.checkpoint_interval) == ("staged", options.steps)
 
 
 def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:
@@ -127,6 +141,10 @@ def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) ->
     # The coordinator hears the last words of the others.
     assert [spec.stage for spec in found] == [0, 1, 1, 1, 1, 1]
     assert "explorer.name=explorer-2" in found[-2].command
+    assert any(str(word).startswith("explorer.cpu_cores=") for word in found[-2].command) is is_installed_for_cpu()
+    # A single engine may compute on all cores.
+    (_, _, alone, _) = specs(replace(options, explorers=1), {}, forked_from)
+    assert not any(str(word).startswith("explorer.cpu_cores=") for word in alone.command)
     # Its end does not end the demo.
     assert not found[-1].is_needed
     assert [spec.forked_from for spec in found] == [shared, megatron, vllm, vllm, vllm, looks_on]

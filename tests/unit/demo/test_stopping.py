@@ -20,14 +20,14 @@ UP = [0.98, 0.99, 1.0, 0.98]
 )
 def test_a_check_is_due_once_the_reward_stays_up(rewards: list[float], due: bool) -> None:
     trained = len(rewards)
-    assert StoppingRule(100, early_stop=True, reward_up=0.98).turn(trained, trained, rewards) is (
+    assert StoppingRule(100, reward_up=0.98).turn(trained, trained, rewards) is (
         DemoTurn.CHECK if due else DemoTurn.PRODUCE
     )
-    assert StoppingRule(100, early_stop=False, reward_up=0.98).turn(trained, trained, rewards) is DemoTurn.PRODUCE
+    assert StoppingRule(100, reward_up=None).turn(trained, trained, rewards) is DemoTurn.PRODUCE
 
 
 def test_what_was_produced_ahead_is_trained_before_a_check_and_may_put_it_off() -> None:
-    course = StoppingRule(100, early_stop=True, reward_up=0.98)
+    course = StoppingRule(100, reward_up=0.98)
     assert course.turn(5, 4, UP) is DemoTurn.WAIT
     assert course.turn(5, 5, [*UP, 0.9]) is DemoTurn.PRODUCE
     assert course.turn(5, 5, [*UP, 0.98]) is DemoTurn.CHECK
@@ -59,7 +59,7 @@ class Run:
 
 
 def test_it_ends_with_the_version_that_has_passed() -> None:
-    run = Run(StoppingRule(100, early_stop=True, reward_up=0.98), 0.99)
+    run = Run(StoppingRule(100, reward_up=0.98), 0.99)
     assert run.go([0.9, 0.995, 1.0]) == run.versions_checked[-1] == run.produced
     assert run.versions_checked == [5, 10, 15]
 
@@ -67,5 +67,5 @@ def test_it_ends_with_the_version_that_has_passed() -> None:
 def test_it_ends_after_all_steps_where_no_check_is_passed() -> None:
     # Without one digit at one place a tenth of the prompts lose one word of four.
     for reward in (0.975, 0.98):
-        assert Run(StoppingRule(30, early_stop=True, reward_up=0.98), reward).go([0.9] * 30) == 30
-    assert Run(StoppingRule(30, early_stop=False, reward_up=0.98), 1.0).go([]) == 30
+        assert Run(StoppingRule(30, reward_up=0.98), reward).go([0.9] * 30) == 30
+    assert Run(StoppingRule(30, reward_up=None), 1.0).go([]) == 30

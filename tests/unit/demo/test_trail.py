@@ -21,6 +21,7 @@ FIRST, SECOND = (f"{OPEN} {drawer} {CLOSE}" for drawer in ("3 1 4", NEXT))
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    assert TOOLS.language is not None
     return load_tokenizer(str(make_model(tmp_path_factory.mktemp("model"), 0, TOOLS.language)))
 
 

@@ -49,5 +49,7 @@ def test_every_command_of_the_page_exists() -> None:
 
 def test_every_setting_of_the_page_exists() -> None:
     named = set(re.findall(rf"`((?:{'|'.join(sections())})\.\w+)`", PAGE))
+    # A file beside a section of the same name.
+    named.discard("mesh.toml")
     assert named
     assert named <= set(setting_fields())

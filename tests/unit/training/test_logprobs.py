@@ -94,14 +94,14 @@ def test_the_output_layers_gradient_and_that_of_hidden_states(chunk: int, monkey
     hidden, weight = torch.randn(20, 6, generator=generator), torch.randn(32, 6, generator=generator)
     targets, seeds = torch.randint(0, 30, (20,), generator=generator), torch.randn(2, 20, generator=generator)
     ours, theirs = ([x.clone().requires_grad_() for x in (hidden, weight)] for _ in range(2))
-    got = vocab_parallel_logprobs(*ours, targets, vocabulary=30)
+    got = vocab_parallel_logprobs(ours[0], ours[1], targets, vocabulary=30)
     expected = reference((theirs[0] @ theirs[1].T)[:, :30], targets, 1.0)
     for result in (got, expected):
         sum((value * seed).sum() for value, seed in zip(result, seeds, strict=True)).backward()
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own.grad, other.grad, atol=1e-5, rtol=1e-5)
     sums, again = torch.ones(32, 6), [x.clone().requires_grad_() for x in (hidden, weight)]
-    got = vocab_parallel_logprobs(*again, targets, vocabulary=30, sums=sums)
+    got = vocab_parallel_logprobs(again[0], again[1], targets, vocabulary=30, sums=sums)
     sum((value * seed).sum() for value, seed in zip(got, seeds, strict=True)).backward()
     assert again[1].grad is None
     torch.testing.assert_close(sums - 1, theirs[1].grad, atol=1e-5, rtol=1e-5)

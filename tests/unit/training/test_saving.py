@@ -18,6 +18,7 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot
 from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.weights.tensor_file import write_tensors
 
 
 def test_a_failed_write_is_told_in_one_line_by_its_future_and_to_whoever_saves_next(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_checkpoint_has_what_there_was_although_it_is_read_beside_the_next_ste
     trainer.train_step([group()])
     before = {name: tensor.clone() for name, tensor in trainer.hf_tensors()}
     moments = {name: tensor.clone() for name, tensor in trainer._optimizer_state()}
-    step_waits, write, taken = Event(), saving.write_tensors, trainer._saver.taken
+    step_waits, write, taken = Event(), write_tensors, trainer._saver.taken
 
     def late(*arguments: Any) -> int:
         assert step_waits.wait(60)

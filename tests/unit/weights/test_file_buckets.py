@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,9 +117,14 @@ def test_files_that_are_not_there_or_of_another_model_are_refused(tmp_path: Path
 
 
 def test_packing_for_hashes_alone_takes_a_few_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made: list[Any] = []
     original = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **kw: made.append(size) or original(*size, **kw))
+
+    def empty(*size: Any, **options: Any) -> torch.Tensor:
+        made.append(size)
+        return original(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
     staging = Staging(bucket_bytes=4096, retain=2, chunks=True)
     staging.stage(1, ((f"t{n}", torch.full((1024,), float(n))) for n in range(50)), tmp_path)
     assert len(made) <= 5

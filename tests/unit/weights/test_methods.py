@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, get_args
 
@@ -114,11 +115,12 @@ def test_the_next_bucket_is_gathered_while_the_one_before_is_hashed(monkeypatch:
     hashed = threading.Event()
 
     class Noting(ContentHash):
-        def put(self, buffer: Any) -> None:
-            super().put(buffer)
+        def put(self, buffer: Any) -> list[Future[tuple[bytes, bytes]]]:
+            pieces = super().put(buffer)
             # Whatever has been hashed by now was hashed while the iteration below went on.
             wait_until(lambda: all(piece.done() for piece in self._pieces), "a thread to hash the bucket")
             hashed.set()
+            return pieces
 
     monkeypatch.setattr(staging, "ContentHash", Noting)
 

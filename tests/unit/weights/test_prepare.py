@@ -71,9 +71,10 @@ def test_other_bytes_than_were_announced_are_never_prepared(server: WeightServer
     receiver = WeightReceiver(prepare=preparation)
     checksum = server.stage(0, model(1).items())
     staged = server.staging._staged[0]
-    staged.buffers[0][3] ^= 1
+    buffers = [buffer for buffer in staged.buffers if isinstance(buffer, torch.Tensor)]
+    buffers[0][3] ^= 1
     # The hashes of chunks are no protection against somebody who can choose them.
-    staged.chunk_hashes = b"".join(chunk_hash(memoryview(buffer.numpy())) for buffer in staged.buffers)
+    staged.chunk_hashes = b"".join(chunk_hash(memoryview(buffer.numpy())) for buffer in buffers)
     assert "have digest" in pull(server, receiver, 0, checksum).error
     assert not preparation.seen
 

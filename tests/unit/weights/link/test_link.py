@@ -1,7 +1,6 @@
 """Waiting on a link, with broadcasts that are played."""
 
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from trinity_bus import awake
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link.link import Link
 
@@ -52,7 +52,7 @@ def wait(*script: str, limit_s: float = 5, cancelled: bool = False) -> None:
     event = threading.Event()
     if cancelled:
         event.set()
-    link.wait(link.broadcast(torch.zeros(1)), time.monotonic() + limit_s, event)
+    link.wait(link.broadcast(torch.zeros(1)), awake.now() + limit_s, event)
 
 
 @pytest.mark.parametrize("script", [("done",), ("silent", "silent", "done"), ("silent", "just now")])
