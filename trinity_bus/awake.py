@@ -65,8 +65,9 @@ class _OfThisProcess:
     def look(self) -> float:
         with self._lock:
             if not self._is_watched:
-                self._is_watched = True
                 threading.Thread(target=self._watch, name="awake", daemon=True).start()
+                # Where there is no room for a thread now, there may be at the next look.
+                self._is_watched = True
             return self._clock.advance(time.monotonic())
 
     def _watch(self) -> None:

@@ -34,10 +34,11 @@ class _Watch:
     def begin(self, thread: int, limit_s: float) -> None:
         clock = time.pthread_getcpuclockid(thread)
         with self._changed:
-            self._running[thread] = clock, time.clock_gettime(clock) + limit_s
             if not self._looks:
-                self._looks = True
+                # It waits for this lock. Where there is no room for a thread now, there may be at the next call.
                 threading.Thread(target=self._look, name="cpu-limit", daemon=True).start()
+                self._looks = True
+            self._running[thread] = clock, time.clock_gettime(clock) + limit_s
 
     def end(self, thread: int) -> None:
         with self._changed:

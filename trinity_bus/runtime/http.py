@@ -14,7 +14,7 @@ has at most half of it, so that no client's requests hold up all of another's.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, Self
@@ -146,6 +146,22 @@ async def read_body(request: web.Request, most: int) -> bytes:
         if len(body) > most:
             raise web.HTTPRequestEntityTooLarge(most, len(body))
     return bytes(body)
+
+
+async def in_thread[*A, R](call: Callable[[*A], R], *given: *A) -> R:
+    """Return what a call returns that a thread makes; a request whose client has gone ends no sooner than the call.
+
+    A thread cannot be cancelled: its request goes on to hold the locks and the room that the call needs.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(call, *given))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            # Looked at: nobody is there to be told.
+            running.exception()
+        raise
 
 
 def shows_key(request: web.Request, key: str) -> bool:

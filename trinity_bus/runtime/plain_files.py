@@ -18,7 +18,7 @@ from trinity_bus.errors import TrinityError
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotPlainError(TrinityError, OSError):
@@ -41,10 +41,14 @@ def open_plain(path: Path) -> io.BufferedReader:
         if error.errno == errno.ELOOP:
             raise NotPlainError(path, "it is a link") from None
         raise
+    return os.fdopen(_regular(path, descriptor), "rb")
+
+
+def _regular(path: Path, descriptor: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotPlainError(path, "it is no regular file")
-    return os.fdopen(descriptor, "rb")
+    return descriptor
 
 
 def read_plain(path: Path, max_bytes: int) -> bytes:
@@ -65,9 +69,10 @@ def append_plain(path: Path) -> io.BufferedWriter:
     """Open a regular file to append to it, and make it where there is none; never where a link leads.
 
     Raises:
-        OSError: It cannot be written, or is a link.
+        OSError: It cannot be written, or is a link, or a pipe that nobody reads.
+        NotPlainError: It is something else.
     """
-    return os.fdopen(os.open(path, _APPEND, 0o644), "ab")
+    return os.fdopen(_regular(path, os.open(path, _APPEND, 0o644)), "ab")
 
 
 def write_plain(path: Path, text: str) -> None:

@@ -95,8 +95,11 @@ class FileBuckets(Sequence[FileBucket]):
                 with contextlib.suppress(FileNotFoundError):
                     names = set(json.loads((self._folder / _INDEX).read_bytes())["weight_map"].values())
                 # A name that leads out of the folder is not followed.
-                files = [self._closing.enter_context(TensorFile(self._folder / Path(name).name)) for name in names]
-                self._open = {meta.name: file for file in files for meta in file.metas}
+                with contextlib.ExitStack() as opening:
+                    files = [opening.enter_context(TensorFile(self._folder / Path(name).name)) for name in names]
+                    self._open = {meta.name: file for file in files for meta in file.metas}
+                    # Not those of a try that fails: another one opens them anew.
+                    self._closing = opening.pop_all()
             return self._open
 
     def read(self, slot: Slot, offset: int, place: "torch.Tensor") -> None:

@@ -47,7 +47,7 @@ from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
-from trinity_bus.runtime.http import Room, listening, read_body, shows_key
+from trinity_bus.runtime.http import Room, in_thread, listening, read_body, shows_key
 from workers.explorer.served_version import ServedVersion
 
 _CLOSE_S: Final = 0.1
@@ -186,7 +186,7 @@ class HttpSide:
         session, prompt, sampling = await self._opened(request)
         (drawn,) = await self._engine.generate(prompt.token_ids, sampling)
         async with self._writing:
-            said = await asyncio.to_thread(session.add, prompt, drawn, sampling.stop or ())
+            said = await in_thread(session.add, prompt, drawn, sampling.stop or ())
         return _body(wire.SaidFrame(text=said.content))
 
     async def _opened(self, request: web.Request) -> tuple[Session, Prompt, Sampling]:
@@ -202,9 +202,9 @@ class HttpSide:
             # A tokenizer is not to be used by several threads at once.
             async with self._writing:
                 if self._renderer is None:
-                    self._renderer = renderer_for(await asyncio.to_thread(self._load))
+                    self._renderer = renderer_for(await in_thread(self._load))
                 session = Session(self._renderer)
-                return session, await asyncio.to_thread(session.prompt, messages), sampling
+                return session, await in_thread(session.prompt, messages), sampling
 
     async def _read(self, request: web.Request) -> bytes:
         with await self._room.take(request, "", wire.MAX_ASK_BYTES):

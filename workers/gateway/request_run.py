@@ -25,6 +25,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.answer_ids import new_answer_id
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
+from trinity_bus.runtime.http import in_thread
 from workers.gateway.request_gate import BODY, OWNER, PLACE
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder
 from workers.gateway.turns import TurnLog
@@ -72,7 +73,7 @@ class RequestContext:
         if size < LARGE:
             return write(*given)
         async with self.writing:
-            return await asyncio.to_thread(write, *given)
+            return await in_thread(write, *given)
 
     async def opened(
         self, request: web.Request, kind: str, read: Callable[[bytes, Sampling], ChatRequest]

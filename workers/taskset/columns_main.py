@@ -18,6 +18,7 @@ import resource
 import signal
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -123,7 +124,10 @@ def _arrow(content: bytes, paths: list[str] | None) -> Iterator[int | pa.RecordB
 def _wanted(schema: pa.Schema, paths: list[str] | None) -> list[str]:
     """Return the columns that are to be read: all of them, too, where one that is named is not there."""
     names: list[str] = schema.names
-    twice = {name for name in names if names.count(name) > 1}
+    if not names:
+        # Rows of nothing take no bytes, however many there are said to be.
+        raise ValueError("it has no columns")
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"two columns are called {min(twice)!r}")
     found = {path if path in names else path.partition(".")[0] for path in paths or names}

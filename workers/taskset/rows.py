@@ -35,6 +35,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -274,7 +275,7 @@ def _csv(content: bytes) -> Iterator[tuple[int, int, Row]]:
     reader = csv.reader(lines, strict=True)
     try:
         names = next(reader, [])
-        twice = {name for name in names if name and names.count(name) > 1}
+        twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
             raise RowError(reader.line_num, f"two columns are called {min(twice)!r}")
         for values in reader:

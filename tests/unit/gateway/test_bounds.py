@@ -16,6 +16,7 @@ from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.bus import Producer
 from trinity_bus.gateway.explorers import Drawing
+from trinity_bus.runtime.http import SMALL
 from trinity_bus.testing import CharacterTokenizer
 from workers.gateway import request_run, turns
 from workers.gateway.turns import TurnLog
@@ -70,6 +71,40 @@ async def test_others_are_answered_while_a_large_conversation_is_written(monkeyp
         finally:
             go_on.set()
         assert (await asked).choices[0].message.content == "42"
+
+
+async def test_a_client_that_goes_away_holds_its_room_until_its_conversation_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, written, begun, at_once = threading.Event(), CharacterTokenizer.apply_chat_template, [0], [0]
+
+    def slow(self: CharacterTokenizer, conversation: list[dict[str, Any]], **options: Any) -> Any:
+        if len(conversation[0]["content"]) < request_run.LARGE:
+            return written(self, conversation, **options)
+        begun[0] += 1
+        at_once[0] = max(at_once[0], begun[0])
+        try:
+            assert go_on.wait(60)
+            return written(self, conversation, **options)
+        finally:
+            begun[0] -= 1
+
+    monkeypatch.setattr(CharacterTokenizer, "apply_chat_template", slow)
+    large: Any = [{"role": "user", "content": "x" * (SMALL + 1)}]
+    async with rig() as here, here.client() as client, here.client() as other:
+        door = here.gateway._door
+        gone = asyncio.create_task(client.chat.completions.create(model="policy", messages=large))
+        try:
+            await until(lambda: begun[0] == 1)
+            gone.cancel()
+            asked = asyncio.create_task(other.chat.completions.create(model="policy", messages=large))
+            await until(lambda: at_once[0] == 2 or (door.requests == 2 and door._room.taken > 2 * SMALL))
+        finally:
+            go_on.set()
+        with pytest.raises(openai.BadRequestError, match="the model takes"):
+            await asked
+        assert at_once[0] == 1
+        await until(lambda: door.requests == 0 and door._room.taken == 0)
 
 
 async def test_large_requests_of_all_clients_share_room_and_small_ones_need_none() -> None:

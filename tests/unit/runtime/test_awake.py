@@ -117,3 +117,21 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True)
+
+
+def test_where_there_was_no_room_for_a_thread_the_next_look_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = awake._OfThisProcess()
+    started = []
+
+    def start(thread: threading.Thread) -> None:
+        if not started:
+            started.append("none")
+            raise RuntimeError("can't start new thread")
+        started.append(thread.name)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        clock.look()
+    clock.look()
+    clock.look()
+    assert started == ["none", "awake"]

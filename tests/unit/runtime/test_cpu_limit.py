@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from trinity_bus.runtime import cpu_limit
 from trinity_bus.runtime.cpu_limit import limited
 
 
@@ -53,3 +54,17 @@ def test_a_forked_process_has_a_watch_of_its_own() -> None:
 def test_an_error_of_the_call_is_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
         limited(1.0, lambda: 1 / 0)
+
+
+def test_where_there_was_no_room_for_a_thread_the_next_call_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_limit, "_watch", cpu_limit._Watch())
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_room)
+        with pytest.raises(RuntimeError, match="new thread"):
+            limited(60.0, lambda: 7)
+    with pytest.raises(TimeoutError):
+        limited(0.1, lambda: all(True for _ in range(300_000_000)))
+
+
+def no_room(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

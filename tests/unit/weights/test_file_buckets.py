@@ -1,5 +1,6 @@
 """Versions that are served from the files which their tensors are in anyway."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +128,20 @@ def test_packing_for_hashes_alone_takes_a_few_buffers(tmp_path: Path, monkeypatc
     staging = Staging(bucket_bytes=4096, retain=2, chunks=True)
     staging.stage(1, ((f"t{n}", torch.full((1024,), float(n))) for n in range(50)), tmp_path)
     assert len(made) <= 5
+
+
+def test_tries_to_open_files_of_which_one_is_gone_leave_none_open(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(4), "b": torch.zeros(4)}
+    for name, tensor in tensors.items():
+        save_file({name: tensor}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {name: f"{name}.safetensors" for name in tensors}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "b.safetensors").rename(tmp_path / "gone")
+    files = FileBuckets(tmp_path, [])
+    for _ in range(8):
+        with pytest.raises(FileNotFoundError):
+            files.open()
+    kept = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and str(tmp_path) in str(fd.readlink())]
+    assert not kept
+    (tmp_path / "gone").rename(tmp_path / "b.safetensors")
+    assert files.open().keys() == tensors.keys()
