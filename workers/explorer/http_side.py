@@ -53,6 +53,8 @@ from workers.explorer.served_version import ServedVersion
 _CLOSE_S: Final = 0.1
 """How long requests may still take when it is closed; 0 would be without end."""
 
+_BODY_S: Final = 60.0
+"""In which the body of a request must come: a peer that has vanished amid one would keep its room."""
 _FEW: Final = 1 << 16
 """Tokens that are left to the engine to refuse."""
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
@@ -192,7 +194,7 @@ class HttpSide:
     async def _opened(self, request: web.Request) -> tuple[Session, Prompt, Sampling]:
         """Return a conversation as tokens; nothing keeps what it came as."""
         with await self._room.take(request, "", wire.MAX_ASK_BYTES):
-            ask = wire.CHATS.decode(await read_body(request, wire.MAX_ASK_BYTES))
+            ask = wire.CHATS.decode(await _body_of(request))
             sampling = Sampling.model_validate(ask.sampling)
             check_parts(ask.messages)
             try:
@@ -208,7 +210,7 @@ class HttpSide:
 
     async def _read(self, request: web.Request) -> bytes:
         with await self._room.take(request, "", wire.MAX_ASK_BYTES):
-            return await read_body(request, wire.MAX_ASK_BYTES)
+            return await _body_of(request)
 
     def _check(self, tokens: bytes) -> None:
         """Refuse what is longer than any prompt, before there is an object for each token.
@@ -260,6 +262,14 @@ class HttpSide:
             versions=delta.versions,
             routes=wire.told_routes(delta.routes),
         )
+
+
+async def _body_of(request: web.Request) -> bytes:
+    try:
+        async with awake.timeout(_BODY_S):
+            return await read_body(request, wire.MAX_ASK_BYTES)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason=f"the request did not come within {_BODY_S:g} s") from None
 
 
 def _body(*frames: wire.Frame) -> web.Response:

@@ -12,6 +12,7 @@ Failures: what pyarrow refuses is told; where there is no memory left it ends wi
 takes too long, or breaks pyarrow, by a signal.
 """
 
+import contextlib
 import math
 import os
 import resource
@@ -45,9 +46,10 @@ _WHY_CHARS: Final = 500
 def main() -> None:
     """Read what comes, file by file, until there is no more."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if (score := Path("/proc/self/oom_score_adj")).exists():
-        # Where a machine or a container has too little, it is this process that ends, and not who has started it.
-        score.write_text("1000")
+    # Where a machine or a container has too little, it is this process that ends, and not who has started it; where
+    # that may not be said, the limits below hold all the same.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     pa.set_cpu_count(1)
     while head := sys.stdin.buffer.read(_HEAD.size):
         asked = msgspec.msgpack.decode(sys.stdin.buffer.read(_HEAD.unpack(head)[0]))
