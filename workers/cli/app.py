@@ -165,6 +165,10 @@ app = typer.Typer(
 )
 
 
+_commands: list[str | None] = []
+"""The one that runs; none while it is not known yet."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -175,6 +179,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def trinity_bus(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -190,6 +195,7 @@ def trinity_bus(
 
     Settings come from --set, else from environment variables that start with TRINITY_BUS_, else from the file.
     """
+    _commands.append(ctx.invoked_subcommand)
     # Through the environment, so that every process that a command starts has the same.
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -201,6 +207,7 @@ def trinity_bus(
 
 def main() -> None:
     """Entry point: run the command, and say in one line what went wrong."""
+    _commands.clear()
     try:
         app()
     except KeyboardInterrupt:
@@ -223,7 +230,7 @@ def _status(error: Exception) -> int:
     from trinity_bus.runtime.restarts import SETTINGS_STATUS
 
     stays = AccessDeniedError, ConfigError, ModuleNotFoundError, SupersededError, TopicMismatchError
-    return SETTINGS_STATUS if "run" in sys.argv and isinstance(error, stays) else _ERROR
+    return SETTINGS_STATUS if _commands[-1:] == ["run"] and isinstance(error, stays) else _ERROR
 
 
 def _explained(error: Exception) -> str | None:

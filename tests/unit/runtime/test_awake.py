@@ -121,7 +121,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 def test_where_there_was_no_room_for_a_thread_the_next_look_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = awake._OfThisProcess()
-    started = []
+    started: list[str] = []
 
     def start(thread: threading.Thread) -> None:
         if not started:
