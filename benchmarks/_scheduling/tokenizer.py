@@ -21,7 +21,7 @@ class FakeTokenizer:
         return "".join(map(chr, token_ids))
 
 
-def load(model_path: str, options: TemplateOptions) -> FakeTokenizer:
+def load(model_path: str, options: TemplateOptions, **limits: object) -> FakeTokenizer:
     """Load the tokenizer, as a fork server does."""
-    del model_path, options
+    del model_path, options, limits
     return FakeTokenizer()

@@ -96,8 +96,9 @@ def test_a_recipe_trains_for_two_steps(
         forked = None if name == "trainer" else preload
         return ServiceSpec(
             name=called or name,
-            command=command(*arguments) if forked is None else arguments,
+            command=command(*arguments),
             forked_from=forked,
+            forked_with=arguments,
             env=env,
             stage=name != "coordinator",
         )

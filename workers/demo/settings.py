@@ -70,7 +70,6 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "explorer.cpu_kvcache_gib": 0.5,
         "trainer.checkpoint_dir": options.checkpoint_dir.resolve(),
         "trainer.total_steps": options.steps,
-        "trainer.checkpoint_interval": options.steps,
         "trainer.learning_rate": LEARNING_RATE,
         "trainer.entropy_coef": subject.entropy_coef,
         "trainer.warmup_steps": 3,

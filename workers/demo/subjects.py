@@ -120,9 +120,6 @@ SUMS: Final = DemoSubject(
         "trainer.mini_batches": 2,
         "trainer.threads": 2,
         "trainer.bucket_mib": 16,
-        # Three times the weights to the disk for each version would be most of the writing.
-        "trainer.publish": "staged",
-        "trainer.save_as_hf": "last",
     },
     try_it='{program} ask "35 + 48 = ? Write only the number." --model {model}',
 )
