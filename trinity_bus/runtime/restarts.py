@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from trinity_bus.runtime.process import how_ended
+
 SETTINGS_STATUS: Final = 78
 """How a service ends that cannot work with what it was told (``EX_CONFIG`` of ``sysexits.h``)."""
 LIVED_S: Final = 60.0
@@ -65,7 +67,8 @@ class Restarts:
             status: Its exit status; minus the number of the signal that has killed it.
             ran_s: For how long it ran, in seconds that this process was awake for.
         """
-        how = _how(status)
+        lack = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
+        how = how_ended(status) + lack
         if status == 0 and self._work_ends:
             return RestartVerdict(Fate.DONE, how)
         if status == SETTINGS_STATUS:
@@ -77,14 +80,3 @@ class Restarts:
             )
         self._row += 1
         return RestartVerdict(Fate.AGAIN, how, min(_FIRST_S * 2 ** (self._row - 1), _LONGEST_S))
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    lack = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
-    return f"was ended by {name}{lack}"
