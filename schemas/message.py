@@ -125,8 +125,15 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     arguments and descriptions are left out. Whatever else is wrong is for the record to refuse.
 
     Raises:
-        ValueError: Tools are a text that is no JSON, or arguments cannot be written as JSON.
+        ValueError: Tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
+    try:
+        return _in_one_shape(fields)
+    except RecursionError as error:
+        raise ValueError("messages or tools are nested too deeply") from error
+
+
+def _in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     told = dict(fields)
     if isinstance(messages := told.get("messages"), list):
         told["messages"] = _with_ids(messages)
@@ -172,7 +179,7 @@ def _call(call: Any, number: int) -> Any:
     if isinstance(function, Mapping) and isinstance(arguments := function.get("arguments"), Mapping | list):
         try:
             text = json.dumps(_without_nulls(arguments), ensure_ascii=False)
-        except (TypeError, RecursionError) as error:
+        except TypeError as error:
             raise ValueError(f"arguments of a tool call cannot be written as JSON: {error}") from error
         made["function"] = {**function, "arguments": text}
     elif isinstance(function, Mapping):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("cpu", "gpu", "tools", "site", "peers", "chart", "shots")
+LOCKS = ("cpu", "gpu", "tools", "site", "peers", "chart", "shots", "smollm2")
 """The images' locks have the same packages in the same versions."""
 VULNERABLE = 1
 NOT_AUDITED = 3

@@ -164,7 +164,7 @@ def _in_one_shape(line: bytes) -> bytes:
         return line  # and let it be refused
     try:
         return msgspec.json.encode(in_one_shape(fields)) if isinstance(fields, dict) else line
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DecodeError("bad_value", f"messages or tools cannot be read: {error}") from error
 
 

@@ -37,11 +37,11 @@ FUZZED: Final[Mapping[str, str]] = {
 }
 
 ELSEWHERE: Final[Mapping[str, str]] = {
+    "schemas/message.py": "tests/unit/schemas/test_messages.py",
     "trinity_bus/bus/batches.py": "tests/unit/bus/test_batches.py",
     "trinity_bus/bus/codecs.py": "tests/unit/bus/test_batches.py",
     "trinity_bus/bus/frames.py": "tests/unit/bus/test_batches.py",
     "workers/task_lines.py": "tests/unit/task_lines",
-    "workers/taskset/description.py": "tests/unit/taskset/test_dataset.py",
     "workers/taskset/columns_main.py": "tests/attacks/test_50_damaged_data_sets.py",
     "workers/taskset/rows.py": "tests/attacks/test_50_damaged_data_sets.py",
 }
@@ -49,6 +49,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 
 TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/broker/": "the embedded broker of this user, and its file",
+    "trinity_bus/chat/encoding.py": "the user's model",
     "trinity_bus/config/": "the user's own settings",
     "trinity_bus/console/configuration/": "shown back to who has written it; tomllib's errors are taken",
     "trinity_bus/console/index/": "columns of the console's own database",
@@ -68,9 +69,10 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/training/hf_folder.py": "the user's model",
     "trinity_bus/training/needs.py": "progress.json, of which any error means that all is needed",
     "trinity_bus/training/rank": "between the ranks of one trainer",
+    "trinity_bus/weights/file_buckets.py": "a checkpoint of the same trainer, in the folder that it holds",
     "trinity_bus/weights/vllm/control.py": "between an engine and its workers",
-    "workers/bench/report.py": "its own report",
     "workers/cli/workflow.py": "what its user has typed",
     "workers/console/dead_letter_pages.py": "shown as text, whatever it is; a test shows hostile ones",
+    "workers/up.py": "its own file, in a folder of this user",
 }
 """By the beginning of the path."""

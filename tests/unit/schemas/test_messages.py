@@ -10,7 +10,7 @@ import pytest
 
 from schemas import Message, Sampling, StructuredOutputs, Task, Tool
 from schemas.codec import DecodeError, decode, encode
-from schemas.message import MAX_MESSAGE_ITEMS, MAX_MESSAGES, MAX_TOOLS
+from schemas.message import MAX_MESSAGE_ITEMS, MAX_MESSAGES, MAX_TOOLS, in_one_shape
 from schemas.sampling import MAX_WORDS
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "search", "arguments": '{"query": "Kafka"}'}}
@@ -172,3 +172,15 @@ def _seconds(value: bytes) -> float:
     began = time.thread_time()
     decode(value, Task)
     return time.thread_time() - began
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"tools": text} for text in ("[" * 100_000, "{", '{"a":' * 50_000, "", "\ud800")),
+        {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"at": {1, 2}}}]}]},
+    ],
+)
+def test_tools_and_calls_that_cannot_be_read_are_an_error_of_a_value(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|Expecting|cannot be written"):
+        in_one_shape(fields)
