@@ -15,6 +15,8 @@ STAMP := $(VENV)/.trinity-bus-$(DEVICE)
 TESTS := tests/e2e tests/gpu_rehearsal tests/integration tests/attacks tests/unit
 # Files of tests that run at a time, each worker with a broker of its own: two a core, for they wait more than they compute.
 WORKERS ?= 4
+# Which of them, for pytest's -m.
+MARKED ?= not nightly
 
 # Without a home folder that can be written, caches and data stay in the checkout.
 ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
@@ -24,7 +26,7 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test chart-test cluster-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check gpu-rehearsal console-shots clean
+.PHONY: help setup demo test test-all stack-test chart-test cluster-test fuzz kills check docs site sbom audit hooks wheel images bench gpu-check gpu-rehearsal console-shots clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +44,10 @@ demo: setup ## Run the whole mesh and watch a model learn. Options: NAME=sums or
 	@$(BIN)/trinity-bus demo $(DEMO) $(ARGS)
 
 test: check ## Lint and types, then unit, integration and e2e tests. Options: ARGS='...'
-	@$(BIN)/pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/pytest $(TESTS) -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: ## The same, and short runs of all benchmarks.
+	@$(MAKE) test MARKED=
 
 stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'
 	@$(BIN)/pytest tests/stack $(ARGS)

@@ -26,6 +26,8 @@ ELSEWHERE = {"console_pages", "demo", "gpu", "peers"}
 with, and a test below; ``peers`` would install what it compares with, and run two whole demos; ``console_pages`` runs
 one more."""
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
+SECONDS = {"checksum", "codec", "console"}
+"""Run for each change; the others take minutes."""
 OWN_BROKER = {"scheduling"}
 """Kills it."""
 
@@ -48,7 +50,9 @@ def run(name: str, folder: Path, kafka: KafkaSettings | None, *options: object) 
     return rows
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name", [name if name in SECONDS else pytest.param(name, marks=pytest.mark.nightly) for name in BENCHMARKS]
+)
 def test_a_short_run_ends_well_and_has_the_rows_of_a_full_one(name: str, kafka: KafkaSettings, tmp_path: Path) -> None:
     rows = run(name, tmp_path, None if name in OWN_BROKER else kafka, "--short")
     kept = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["rows"]
@@ -57,6 +61,7 @@ def test_a_short_run_ends_well_and_has_the_rows_of_a_full_one(name: str, kafka: 
     assert all(math.isfinite(float(str(row["value"]))) and isinstance(row["unit"], str) for row in rows)
 
 
+@pytest.mark.nightly
 def test_the_parts_for_gpus_compute_on_a_cpu(tmp_path: Path) -> None:
     rows = run("gpu", tmp_path, None, "--short", "--parts", "training", "memory", "links")
     figures = {str(row["metric"]): float(str(row["value"])) for row in rows}

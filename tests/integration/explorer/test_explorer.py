@@ -252,7 +252,7 @@ async def test_a_workflow_that_asks_no_engine_can_be_trained_on_and_gives_severa
         finished = await mesh.event(RolloutFinished)
         assert (finished.status, finished.completed_runs, finished.samples) == ("completed", 2, 4)
         assert (finished.version_min, finished.version_max) == (engine.model_version, engine.model_version)
-        assert [metrics["step"] for metrics in finished.metrics] == [1.0, 1.0]
+        assert [metrics["step"] for metrics in finished.metrics] == [0.5, 0.5]  # the mean of both steps
         assert all(metrics["time/run_execution"] <= finished.seconds for metrics in finished.metrics)
         (group,) = await mesh.experiences()
         assert group.run_ids.tolist() == [2, 2, 3, 3]

@@ -44,7 +44,8 @@ class ServerClient:
     def open(self) -> None:
         """Make it usable."""
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            # vLLM's server closes what is idle for 5 s; a POST on such a connection is lost.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             headers=self._headers,
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
