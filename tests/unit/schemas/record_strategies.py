@@ -163,8 +163,16 @@ functions = st.builds(
     description=st.none() | text,
     parameters=st.none() | st.dictionaries(text, plain_data, max_size=2),
 )
+
+
+def _task(**fields: Any) -> Task:
+    """Build a task; runs at temperature 0 are all alike, and a task asks for one of them at most."""
+    greedy = fields["sampling"] is not None and fields["sampling"].temperature == 0
+    return Task(**fields | ({"repeat_times": 1} if greedy else {}))
+
+
 tasks = st.builds(
-    Task,
+    _task,
     task_id=identifiers,
     workflow=identifiers,
     prompt=text,
