@@ -23,7 +23,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -35,6 +35,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.config.template import rendered
 from trinity_bus.console.configuration import PlannedService, planned
 from trinity_bus.errors import BusError, ConfigError
+from trinity_bus.runtime.plain_files import append_plain, open_plain
 from trinity_bus.runtime.supervisor import Supervisor
 from trinity_bus.sizing import Hardware
 from trinity_bus.view import MeshState, follow
@@ -223,30 +224,32 @@ def claimed(run_dir: Path) -> Iterator[None]:
 
 def _locked(path: Path) -> BinaryIO:
     while True:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b")
+        file = append_plain(path)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The run before may have removed its file between both.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.lstat()):
-                return file
         except BlockingIOError as error:
             file.close()
             raise ConfigError(
                 f"{path.parent} is run by process {running(path.parent)}: trinity-bus down --run-dir {path.parent}, "
                 "or give another one"
             ) from error
-        except FileNotFoundError:
-            pass
+        # The run before may have removed its file between both.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.lstat()):
+                return file
         file.close()
 
 
 def running(run_dir: Path) -> int | None:
-    """Return the process that runs a folder, as the kernel knows it; None where there is none any more."""
+    """Return the process that runs a folder, as the kernel knows it; None where there is none any more.
+
+    Not for that process itself: to close the file would end its lock.
+    """
     try:
-        with (run_dir / RUNNING).open("rb") as file:
+        with open_plain(run_dir / RUNNING) as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-    except FileNotFoundError:
+    except OSError:
         return None
     return None if kind == fcntl.F_UNLCK else pid
 

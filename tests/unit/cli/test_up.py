@@ -72,6 +72,13 @@ def test_a_folder_that_nobody_runs_has_nobody_to_stop(tmp_path: Path) -> None:
     assert stop(tmp_path, 1) is None
 
 
+def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / RUNNING)
+    assert running(tmp_path) is None
+    with pytest.raises(OSError, match=r"up\.lock"), claimed(tmp_path):
+        pass
+
+
 HOLD = """
 import sys
 from pathlib import Path
