@@ -51,13 +51,15 @@ class _OfThisProcess:
     """One clock, and a thread that looks at it; a process forked from this one begins anew."""
 
     def __init__(self) -> None:
+        # Kept, for simulations that replace it would move the limits of everything else in their process.
+        self._read = time.monotonic
         self.begin()
         os.register_at_fork(after_in_child=self.begin)
 
     def begin(self) -> None:
         self._clock = SteadyClock(LOOK_S)
         # As long as nothing stands still, both say the same.
-        self._clock.now = time.monotonic()
+        self._clock.now = self._read()
         # Signal handlers and finalizers may look amid a look.
         self._lock = threading.RLock()
         self._is_watched = False
@@ -68,7 +70,7 @@ class _OfThisProcess:
                 threading.Thread(target=self._watch, name="awake", daemon=True).start()
                 # Where there is no room for a thread now, there may be at the next look.
                 self._is_watched = True
-            return self._clock.advance(time.monotonic())
+            return self._clock.advance(self._read())
 
     def _watch(self) -> None:
         while True:

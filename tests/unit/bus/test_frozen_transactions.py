@@ -28,6 +28,7 @@ from aiokafka.protocol.transaction import (
 )
 
 from schemas.topics import RESULTS
+from trinity_bus import awake
 from trinity_bus.bus.internals import DefaultRecordBatch, LogClient
 from trinity_bus.bus.producer import Producer
 from trinity_bus.config import KafkaSettings
@@ -256,6 +257,8 @@ def run(monkeypatch: pytest.MonkeyPatch, world: World) -> int:
     with monkeypatch.context() as patch, runner:
         patch.setattr(producer_module, "AIOKafkaClient", client_in(world))
         patch.setattr(time, "monotonic", lambda: world.now)
+        clock = awake.SteadyClock(awake.LOOK_S)
+        patch.setattr(awake, "now", lambda: clock.advance(world.now))
         loop = runner.get_loop()
         faults: list[dict[str, Any]] = []
         loop.set_exception_handler(lambda _, context: faults.append(context))

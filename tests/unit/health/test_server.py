@@ -3,13 +3,13 @@
 import http.client
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import trinity_bus.health
+from trinity_bus import awake
 from trinity_bus.config import HealthSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.health.server import HealthServer
@@ -20,7 +20,7 @@ PROBE = Path(trinity_bus.health.__path__[0]) / "probe.sh"
 
 class Endpoint:
     def __init__(self) -> None:
-        self.state = HealthState(time.monotonic(), wedged_s=1000, start_s=1000, unread_s=1000)
+        self.state = HealthState(awake.now(), wedged_s=1000, start_s=1000, unread_s=1000)
         self.broker: str | None = None
         self.server = HealthServer(HealthSettings(port=0), self.state, lambda: self.broker)
 
