@@ -130,7 +130,7 @@ def _typed(prompt: str) -> str:
     line = sys.stdin.readline()
     if not line:
         raise ConfigError(
-            "the workflow asks for an answer, and standard input is over: give a line for each, or --engine"
+            "the workflow requests a response, but standard input has ended: give one line for each, or use --engine"
         )
     return line.rstrip("\n")
 
@@ -143,7 +143,7 @@ def _show(run_id: int, rollout: Any, tokenizer: Any) -> None:
     )
     _line("prompt", _text(tokenizer, list(rollout.prompt_token_ids)))
     for drawn, part in groupby(zip(mask, tokens, strict=True), key=lambda one: one[0]):
-        _line("drawn" if drawn else "told", _text(tokenizer, [token for _, token in part]))
+        _line("sampled" if drawn else "context", _text(tokenizer, [token for _, token in part]))
     _line("tokens", " ".join(map(str, tokens)))
     _line("mask", "".join("1" if drawn else "0" for drawn in mask))
     _line("metrics", ", ".join(f"{name} {value:g}" for name, value in sorted(rollout.metrics.items())))
