@@ -73,11 +73,12 @@ wheel: setup ## Build the wheel into dist/, with nothing that is not pinned.
 images: ## Build the images of the compose stack. Needs Docker.
 	@docker compose --project-directory deploy/docker-compose build $(ARGS)
 
-check: setup ## Lint, formatting, types, layers, generated documents.
+check: setup ## Lint, formatting, types, layers, plain words, generated documents.
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	@$(BIN)/python -m tools.plain_words
 	@$(BIN)/python -m tools.render_asyncapi --check
 	@$(BIN)/python -m tools.render_settings --check
 	@$(BIN)/python -m tools.render_architecture --check

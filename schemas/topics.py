@@ -310,7 +310,7 @@ VERSION_HISTORY = Topic(
 )
 DEAD_LETTERS = Topic(
     name="dead-letters",
-    key="as it came",
+    key="unchanged",
     partitions=1,
     cleanup="delete",
     retention_ms=30 * DAY_MS,
@@ -325,7 +325,7 @@ DEAD_LETTERS = Topic(
 )
 EXPLORER_DEAD_LETTERS = Topic(
     name="explorer-dead-letters",
-    key="as it came",
+    key="unchanged",
     partitions=1,
     cleanup="delete",
     retention_ms=DEAD_LETTERS.retention_ms,
@@ -338,7 +338,7 @@ EXPLORER_DEAD_LETTERS = Topic(
 )
 TRAINER_DEAD_LETTERS = Topic(
     name="trainer-dead-letters",
-    key="as it came",
+    key="unchanged",
     partitions=1,
     cleanup="delete",
     retention_ms=DEAD_LETTERS.retention_ms,
