@@ -1,19 +1,19 @@
 """The topics of the mesh, as data. Topics are created from this table and documented from it.
 
-Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. It is the largest record plus room for its key,
-its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker accepts.
+Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. It is the largest record plus room for its
+key, its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker accepts.
 
-Compaction: a topic is compacted only where the last record of a key replaces all earlier ones. Closed segments wait for
-``min_compaction_lag_ms``, so that live readers see every transition. Tombstones outlast any restart. The coordinator writes
-tombstones for ended batches and old versions, which bounds these topics.
+Compaction: a topic is compacted only where the last record of a key replaces all earlier ones. Closed segments wait
+for ``min_compaction_lag_ms``, so that live readers see every transition. Tombstones outlast any restart. The
+coordinator writes tombstones for ended batches and old versions, which bounds these topics.
 
-Retention: unread and untrained records have no time limit. Kafka deletes no record by time where a topic has ``keep_ms``.
-The coordinator deletes records that are older than that *and* no longer needed; see
-:mod:`trinity_bus.coordination.retention`. Above the budget ``retention_bytes`` Kafka deletes the oldest records in any
-case; an alert fires before. Timestamps are the brokers', not the writers'.
+Retention: unread and untrained records have no time limit. Kafka deletes no record by time where a topic has
+``keep_ms``. The coordinator deletes records that are older than that *and* no longer needed; see
+:mod:`trinity_bus.coordination.retention`. Above the budget ``retention_bytes`` Kafka deletes the oldest records in
+any case; an alert fires before. Timestamps are the brokers', not the writers'.
 
-Rights: brokers grant rights on whole topics. Each topic's writers may write every record type of that topic; a record type
-with other writers has another topic.
+Rights: brokers grant rights on whole topics. Each topic's writers may write every record type of that topic; a record
+type with other writers has another topic.
 """
 
 from schemas.batch import BatchRecord, BatchSkipped
@@ -90,8 +90,8 @@ OPERATOR_COMMANDS = Topic(
     cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
-    description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version "
-    "that is served, roll back, finalize an upgrade; msgpack or JSON.",
+    description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version that "
+    "is served, roll back, finalize an upgrade; msgpack or JSON.",
     records=(AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
     writers=("operator",),
     readers=("coordinator",),
@@ -199,7 +199,8 @@ BATCHES = Topic(
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
     description="A batch after each transition; a finalized one names the experiences that count. One partition, because "
-    "the order of batches is the order of training. Of the batches that have ended and are trained, the newest are kept.",
+    "the order of batches is the order of training. Of the batches that have ended and are trained, the "
+    "newest are kept.",
     records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
@@ -214,8 +215,8 @@ STEPS = Topic(
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
     description="What each step trains on, what it leaves out and why, written before the step begins: the last thousand "
-    "steps of each trainer. A step that is repeated after a crash obeys it. Also the metrics of steps that publish no "
-    "version.",
+    "steps of each trainer. A step that is repeated after a crash obeys it. Also the metrics of steps that "
+    "publish no version.",
     records=(StepBegun, StepEnded),
     writers=("trainer",),
     readers=("trainer", "operator"),
@@ -317,8 +318,8 @@ DEAD_LETTERS = Topic(
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * ROOM,
     description="Records that the coordinator refused, byte for byte, with reason and origin in headers. Of a record that "
-    "is larger than its topic allows, and of a Kafka batch that cannot be unpacked, the first KiB with size and hash. A "
-    "task's dead letter ends the task.",
+    "is larger than its topic allows, and of a Kafka batch that cannot be unpacked, the first KiB with size "
+    "and hash. A task's dead letter ends the task.",
     records=(),
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),

@@ -1,7 +1,7 @@
 """Old words that documents and ``--help`` must not use. The glossary of CONTRIBUTING.md has the words to use.
 
-``python -m tools.plain_words`` prints each with its place and the word to write, and exits with 1 if there are any. Code
-(fences, backquotes) and targets of links are ignored.
+``python -m tools.plain_words`` prints each with its place and the word to write, and exits with 1 if there are any.
+Code (fences, backquotes) and targets of links are ignored.
 """
 
 import ast
