@@ -90,8 +90,8 @@ OPERATOR_COMMANDS = Topic(
     cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
-    description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version that "
-    "is served, roll back, finalize an upgrade; msgpack or JSON.",
+    description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version "
+    "that is served, roll back, finalize an upgrade; msgpack or JSON.",
     records=(AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
     writers=("operator",),
     readers=("coordinator",),
@@ -115,8 +115,8 @@ ROLLOUTS = Topic(
     cleanup="delete",
     retention_ms=DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + ROOM,
-    description="Orders to one explorer: run a part of a task, cancel it, change the pace of heartbeats, or end because "
-    "another explorer has the same name.",
+    description="Orders to one explorer: run a part of a task, cancel it, change the pace of heartbeats, or end "
+    "because another explorer has the same name.",
     records=(Dispatch, Cancel, SetPace, Superseded),
     writers=("coordinator",),
     readers=("explorer", "operator"),
@@ -181,8 +181,8 @@ COORDINATOR_EVENTS = Topic(
     partitions=1,
     cleanup="delete",
     retention_ms=DAY_MS,
-    description="Events of the coordinator: heartbeats with its counts, the version that it wants from the trainer, and "
-    "orders to a trainer to end because another trainer has the same name.",
+    description="Events of the coordinator: heartbeats with its counts, the version that it wants from the trainer, "
+    "and orders to a trainer to end because another trainer has the same name.",
     records=(CoordinatorHeartbeat, VersionWanted, Superseded),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
@@ -198,9 +198,9 @@ BATCHES = Topic(
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
-    description="A batch after each transition; a finalized one names the experiences that count. One partition, because "
-    "the order of batches is the order of training. Of the batches that have ended and are trained, the "
-    "newest are kept.",
+    description="A batch after each transition; a finalized one names the experiences that count. One partition, "
+    "because the order of batches is the order of training. Of the batches that have ended and are "
+    "trained, the newest are kept.",
     records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
@@ -214,9 +214,9 @@ STEPS = Topic(
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
-    description="What each step trains on, what it leaves out and why, written before the step begins: the last thousand "
-    "steps of each trainer. A step that is repeated after a crash obeys it. Also the metrics of steps that "
-    "publish no version.",
+    description="What each step trains on, what it leaves out and why, written before the step begins: the last "
+    "thousand steps of each trainer. A step that is repeated after a crash obeys it. Also the metrics of "
+    "steps that publish no version.",
     records=(StepBegun, StepEnded),
     writers=("trainer",),
     readers=("trainer", "operator"),
@@ -317,9 +317,9 @@ DEAD_LETTERS = Topic(
     retention_ms=30 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * ROOM,
-    description="Records that the coordinator refused, byte for byte, with reason and origin in headers. Of a record that "
-    "is larger than its topic allows, and of a Kafka batch that cannot be unpacked, the first KiB with size "
-    "and hash. A task's dead letter ends the task.",
+    description="Records that the coordinator refused, byte for byte, with reason and origin in headers. Of a record "
+    "that is larger than its topic allows, and of a Kafka batch that cannot be unpacked, the first KiB "
+    "with size and hash. A task's dead letter ends the task.",
     records=(),
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),
