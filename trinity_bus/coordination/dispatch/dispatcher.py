@@ -77,15 +77,15 @@ class Dispatcher:
         heapq.heapify(turns)
         while len(turns) > 1 and rooms and not self.is_cut_short:
             (*_, producer), turn = turns[0]
-            if self._hand_out(turn, find, newest_version, now, ceiling, alone=False):
+            if self._dispatch_turn(turn, find, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
                 heapq.heapreplace(turns, (shares.rank(producer), turn))
             else:
                 heapq.heappop(turns)
         if rooms and not self.is_cut_short:
-            self._hand_out(turns[0][1], find, newest_version, now, ceiling, alone=True)
+            self._dispatch_turn(turns[0][1], find, newest_version, now, ceiling, alone=True)
 
-    def _hand_out(
+    def _dispatch_turn(
         self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
         """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
@@ -93,7 +93,7 @@ class Dispatcher:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
                 placement = find(min_version)
-                while (queued := batch.next_in_line(placement.kinds)) is not None:
+                while (queued := batch.next_queued(placement.kinds)) is not None:
                     _, index, task_id = queued
                     task = self._ledger.tasks[task_id]
                     part = task.parts[index]
@@ -124,7 +124,7 @@ class Dispatcher:
         del self._ledger.running[attempt.key]
         self._fleet.release(attempt.explorer, attempt.key)
         task = self._ledger.tasks[attempt.task_id]
-        self._ledger.shares.give_back(self._ledger.batches[task.batch_id].owner)
+        self._ledger.shares.release(self._ledger.batches[task.batch_id].owner)
         return task, task.stop(attempt)
 
     def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:
