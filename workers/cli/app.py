@@ -87,7 +87,7 @@ COMMANDS: dict[str, Lazy] = {
     "lineage": Lazy(
         "workers.cli.lineage", "Show what a step was made of: samples, versions, traces, checkpoint.", _SEE
     ),
-    "console": Lazy("workers.cli.look", "Show every rollout in a browser, live and at earlier moments.", _SEE),
+    "console": Lazy("workers.cli.console_command", "Show every rollout in a browser, live and earlier.", _SEE),
     "up": Lazy("workers.cli.up", "Run your own mesh on this machine until its training is done.", _MESH),
     "down": Lazy("workers.cli.down", "Stop a mesh that `up` runs.", _MESH),
     "run": Lazy(
