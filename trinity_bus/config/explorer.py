@@ -104,9 +104,9 @@ class ExplorerSettings(Section):
     """Sequences that the engine computes at once; the others wait."""
     caches: Literal["recomputed", "kept"] = "recomputed"
     """What happens to the keys and values of responses in flight when the engine loads a version. ``recomputed``: they
-    are computed again, so that every token comes from one version. ``kept``: they stay, which costs nothing; later
-    tokens, and their log-probabilities, come from the new weights over old cache entries. A new request never uses an
-    older version's cache. A server of ``engine_url`` finishes its responses first."""
+    are computed again, so that every token comes from one version. ``kept``: they stay, and later tokens come from the
+    new weights over old cache entries. New requests never use an older version's cache. A server of ``engine_url``
+    finishes its responses first."""
     capture_routes: bool = False
     """Record which experts the engine's routers chose for each token (``routes`` of experiences), for
     ``trainer.router_replay``: layers times experts per token bytes for each token. Only its own engine on GPUs, with

@@ -58,10 +58,10 @@ class MeshSettings(Section):
     ``organization/name`` or ``organization/name@revision``, which is downloaded once to ``HF_HOME``. Name the commit,
     so that all services use the same."""
     dtype: Dtype = "auto"
-    """Type of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU, for trainer and explorers (the
-    optimizer and ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model
-    folder's. The trainer does not train in float16, nor in bfloat16 on a CPU, where engines crash with it on some
-    processors. An explorer logs if its type is not the trainer's."""
+    """Type of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer and
+    ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model folder's. The
+    trainer does not train in float16, nor in bfloat16 on a CPU, where engines crash on some processors. An explorer
+    logs if its type is not the trainer's."""
     max_model_len: Size = 1024
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256

@@ -111,12 +111,12 @@ class TrainerSettings(Section):
     mini_batches: Count = 1
     """Updates for each batch: its samples are shuffled and divided into this many parts."""
     loss_normalizer: Literal["batch", "update", "sequence", "constant"] = "batch"
-    """Divisor of the sum over tokens. ``batch``: the response tokens of the whole batch, including groups without a
-    learning signal, in equal parts for each update (Yu et al., arXiv:2503.14476, eq. 8, over the whole batch), so that
-    a batch with little signal changes the weights little. ``update``: the trained tokens of the update, with fewer
-    updates if groups are skipped: rare answers are learned later. ``sequence``: each sample by its own length, then the
-    samples of the batch, in equal parts (GRPO, Shao et al., arXiv:2402.03300, eq. 3). ``constant``: the maximum tokens
-    of the batch's samples, ``mesh.max_tokens`` each, in equal parts (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
+    """Divisor of the sum over tokens. ``batch``: the response tokens of the whole batch, in equal parts for each update
+    (Yu et al., arXiv:2503.14476, eq. 8), so that a batch with little learning signal changes the weights little.
+    ``update``: the trained tokens of the update, with fewer updates if groups are skipped: rare answers are learned
+    later. ``sequence``: each sample by its own length, then the samples of the batch (GRPO, Shao et al.,
+    arXiv:2402.03300, eq. 3). ``constant``: ``mesh.max_tokens`` for each sample of the batch (Dr. GRPO, Liu et al.,
+    arXiv:2503.20783)."""
     max_tokens: Count = of_mesh("max_tokens")
     parse_special_tokens: bool = of_mesh("parse_special_tokens")
     renderer: str | None = of_mesh("renderer")
