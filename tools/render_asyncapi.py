@@ -38,14 +38,14 @@ _TOPIC_CONFIGURATION = ("retention.ms", "retention.bytes", "delete.retention.ms"
 
 _GENERATED = "# Generated from the types by `python -m tools.render_asyncapi`; do not edit.\n"
 _INTRODUCTION = f"""\
-Reinforcement fine-tuning of language models over Apache Kafka. Producers write `tasks`; the topics `results` and `batches`
-have the outcomes, and `experiences` has every sample.
+Reinforcement fine-tuning of language models over Apache Kafka. Producers write `tasks`; the topics `results` and
+`batches` have the outcomes, and `experiences` has every sample.
 
-Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a msgpack array
-of such a map and one binary. Tasks and examples may be JSON, and may then omit these two keys. Readers ignore unknown
-fields and refuse unknown major versions. Absent fields have the documented default; omit a field to write null. An array
-or map has at most {MAX_ITEMS} entries, a record at most {MAX_CONTAINERS} arrays and maps, free-form data at most
-{MAX_DEPTH} levels.
+Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a msgpack
+array of such a map and one binary. Tasks and examples may be JSON, and may then omit these two keys. Readers ignore
+unknown fields and refuse unknown major versions. Absent fields have the documented default; omit a field to write null.
+An array or map has at most {MAX_ITEMS} entries, a record at most {MAX_CONTAINERS} arrays and maps, free-form data at
+most {MAX_DEPTH} levels.
 """
 
 
