@@ -62,27 +62,28 @@ cluster-test: setup ## Install and change the Helm chart on a real control plane
 	@tools/cluster.sh
 	@$(BIN)/pytest tests/cluster $(ARGS)
 
-fuzz: setup ## Damaged inputs for every decoder and the coordinator: a million. Options: ARGS='--inputs 5000 --seed 7'
+fuzz: setup ## A million damaged inputs for every decoder and the coordinator. Options: ARGS='--inputs 5000 --seed 7'
 	@$(BIN)/python -W ignore -m tests.support.fuzz.run $(ARGS)
 
-kills: setup ## A trainer killed thirty times at random instants, in each way of publishing. Options: FAULT_KILLS=60 FAULT_SEED=7
+kills: setup ## Kill a trainer thirty times at random instants, in each way of publishing. Options: FAULT_KILLS=60 FAULT_SEED=7
 	@FAULT_KILLS=$${FAULT_KILLS:-30} $(BIN)/pytest -s tests/integration/training/test_sigkills.py
 
-hooks: setup ## Have git run the checks before each commit.
+hooks: setup ## Let git run the checks before each commit.
 	@tools/tool_env.sh tools
 	@.cache/tools/bin/pre-commit install
 
-wheel: setup ## Build the wheel into dist/, with nothing that is not pinned.
+wheel: setup ## Build the wheel into dist/, from pinned packages only.
 	@tools/wheel.sh dist
 
 images: ## Build the images of the compose stack. Needs Docker.
 	@docker compose --project-directory deploy/docker-compose build $(ARGS)
 
-check: setup ## Lint, formatting, types, layers, generated documents.
+check: setup ## Lint, formatting, types, layers, plain words, generated documents.
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	@$(BIN)/python -m tools.plain_words
 	@$(BIN)/python -m tools.render_asyncapi --check
 	@$(BIN)/python -m tools.render_settings --check
 	@$(BIN)/python -m tools.render_architecture --check
@@ -90,7 +91,7 @@ check: setup ## Lint, formatting, types, layers, generated documents.
 	@$(BIN)/python -m tools.render_sizing --check
 	@$(BIN)/python -m tools.render_speed --check
 
-docs: setup ## Write the generated documents anew: asyncapi.yaml, settings.md, tables of architecture.md and sizing.md, the chart's topics.
+docs: setup ## Regenerate documents: asyncapi.yaml, settings.md, tables of architecture.md and sizing.md, the chart's topics.
 	@$(BIN)/python -m tools.render_asyncapi
 	@$(BIN)/python -m tools.render_settings
 	@$(BIN)/python -m tools.render_architecture
@@ -107,7 +108,7 @@ sbom: setup ## Write a bill of materials (CycloneDX) and a list of licences into
 	@tools/tool_env.sh tools
 	@$(BIN)/python tools/sbom.py --device $(DEVICE)
 
-audit: sbom ## Ask whether vulnerabilities are known of what the locks pin. Ends with 3 where nobody could be asked.
+audit: sbom ## Check the locked packages for known vulnerabilities. Exit code 3 if no database answers.
 	@$(BIN)/python tools/audit.py $(ARGS)
 
 bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS='--short'
@@ -115,17 +116,17 @@ bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
-gpu-check: setup ## Try each part on this machine's GPUs, in ten minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
+gpu-check: setup ## Test each part on this machine's GPUs in ten minutes, and write build/gpu.json. With DEVICE=gpu. Options: ARGS='--short'
 	@$(BIN)/python -m benchmarks.gpu --results build $(ARGS)
 
 gpu-rehearsal: setup ## Run the GPU path without a GPU: trainer, vLLM's GPU engine, the demo, on a stand-in for CUDA. Downloads 8 GB. Options: ARGS='...'
 	@tools/tool_env.sh gpu
 	@.cache/gpu/bin/pytest tests/gpu_rehearsal $(ARGS)
 
-console-shots: setup ## Look at every page of a running console in Chromium, keep pictures and have axe judge them: URL=http://127.0.0.1:8900
+console-shots: setup ## Check every page of a running console in Chromium with axe, and save pictures: URL=http://127.0.0.1:8900
 	@tools/tool_env.sh shots
 	@$(BIN)/python -m tools.console_shots --axe .cache/shots/lib/python3.12/site-packages/axe_playwright_python/axe.min.js $(ARGS) $(or $(URL),http://127.0.0.1:8900)
 
-clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
+clean: ## Remove files of set-up, tests and tools. Caches in the home folder and runs/ stay.
 	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,21 +1,19 @@
-"""The topics of the mesh, as data: topics are created from this table, and documented from it.
+"""The topics of the mesh, as data. Topics are created from this table and documented from it.
 
-Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. It is the largest record plus room for its key,
-its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker accepts.
+Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. It is the largest record plus room for its
+key, its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker accepts.
 
-Compaction loses nothing that matters: a topic is compacted only where the last record of a key tells all that the
-earlier ones told. Closed segments wait for ``min_compaction_lag_ms``, so that live readers see every step of the way,
-and tombstones outlast any restart. The coordinator writes tombstones for ended batches and old versions, so that these
-topics are bounded too.
+Compaction: a topic is compacted only where the last record of a key replaces all earlier ones. Closed segments wait
+for ``min_compaction_lag_ms``, so that live readers see every transition. Tombstones outlast any restart. The
+coordinator writes tombstones for ended batches and old versions, which bounds these topics.
 
-What is unread or untrained has no time limit. Where a topic names a ``keep_ms`` no time of Kafka's deletes its records:
-the coordinator does, those that are older than that *and* that nobody needs any more; see
-:mod:`trinity_bus.coordination.retention`. ``retention_bytes`` is the budget above which Kafka deletes the oldest in any
-case; there is an alert before. Times are those of the brokers, not of whoever writes: a task that says it is a month
-old is kept like any other.
+Retention: unread and untrained records have no time limit. Kafka deletes no record by time where a topic has
+``keep_ms``. The coordinator deletes records that are older than that *and* no longer needed; see
+:mod:`trinity_bus.coordination.retention`. Above the budget ``retention_bytes`` Kafka deletes the oldest records in
+any case; an alert fires before. Timestamps are the brokers', not the writers'.
 
-Rights on a cluster are on whole topics. So a topic has the writers that may say *all* that its records say, and what
-others may say has a topic of its own.
+Rights: brokers grant rights on whole topics. Each topic's writers may write every record type of that topic; a record
+type with other writers has another topic.
 """
 
 from schemas.batch import BatchRecord, BatchSkipped
@@ -67,7 +65,7 @@ TASKS = Topic(
     keep_ms=7 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=Task.MAX_BYTES + ROOM,
-    description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
+    description="Tasks for the mesh. Any producer may write here, msgpack or JSON.",
     records=(Task,),
     writers=("producer", "operator", "taskset"),
     readers=("coordinator", "operator"),
@@ -79,9 +77,8 @@ COMMANDS = Topic(
     cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
-    description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs, count "
-    "experiences that they have made; msgpack or JSON. One partition, so that commands are carried out in the order of "
-    "their sending.",
+    description="Commands of producers: submit a batch, finalize or abort one of their own, contribute experiences; "
+    "msgpack or JSON. One partition, so that commands are executed in the order in which they were sent.",
     records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, Contribute),
     writers=("gateway", "producer", "operator"),
     readers=("coordinator",),
@@ -93,8 +90,8 @@ OPERATOR_COMMANDS = Topic(
     cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
-    description="What only operators may ask: abort anybody's batch or cancel its tasks, skip a batch, say which "
-    "version is served, roll back, end an upgrade; msgpack or JSON.",
+    description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version "
+    "that is served, roll back, finalize an upgrade; msgpack or JSON.",
     records=(AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
     writers=("operator",),
     readers=("coordinator",),
@@ -105,7 +102,7 @@ REPLIES = Topic(
     partitions=1,
     cleanup="delete",
     retention_ms=_HOUR_MS,
-    description="The answer to each command.",
+    description="The reply to each command.",
     records=(CommandReply,),
     writers=("coordinator",),
     readers=("gateway", "producer", "operator"),
@@ -118,8 +115,8 @@ ROLLOUTS = Topic(
     cleanup="delete",
     retention_ms=DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + ROOM,
-    description="Orders to one explorer: run this task now, stop it, send fewer heartbeats, or end because another has "
-    "your name.",
+    description="Orders to one explorer: run a part of a task, cancel it, change the pace of heartbeats, or end "
+    "because another explorer has the same name.",
     records=(Dispatch, Cancel, SetPace, Superseded),
     writers=("coordinator",),
     readers=("explorer", "operator"),
@@ -133,7 +130,7 @@ EXPERIENCES = Topic(
     keep_ms=7 * DAY_MS,
     retention_bytes=8 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
-    description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
+    description="The samples of one attempt at a task: token ids, log-probabilities, masks, rewards, versions.",
     records=(ExperienceGroup,),
     writers=("explorer", "gateway", "producer", "operator"),
     readers=("coordinator", "trainer", "producer", "operator"),
@@ -146,8 +143,8 @@ TURNS = Topic(
     keep_ms=_HOUR_MS,
     retention_bytes=4 << 30,
     max_message_bytes=Turn.MAX_BYTES + ROOM,
-    description="Completed turns of attempts that take several: what the engine drew and what tools returned, for the "
-    "next attempt should this one be lost.",
+    description="Completed turns of conversations: the engine's responses and the tools' results. The next attempt "
+    "continues from them if this one is lost.",
     records=(Turn,),
     writers=("explorer", "gateway"),
     readers=("explorer", "gateway"),
@@ -159,7 +156,7 @@ EXPLORER_EVENTS = Topic(
     cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
-    description="What explorers say happened: heartbeats, rollouts finished, weights taken, states of runners.",
+    description="Events of explorers: heartbeats, finished rollouts, synced weights, states of runners.",
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
@@ -172,7 +169,7 @@ TRAINER_EVENTS = Topic(
     cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
-    description="What the trainer says happened: heartbeats, steps trained, versions that can be had, or cannot.",
+    description="Events of the trainer: heartbeats, trained steps, versions that are available or refused.",
     records=(TrainerHeartbeat, StepTrained, VersionRefused),
     sender="trainer",
     writers=("trainer",),
@@ -184,15 +181,14 @@ COORDINATOR_EVENTS = Topic(
     partitions=1,
     cleanup="delete",
     retention_ms=DAY_MS,
-    description="What the coordinator says: heartbeats with its figures, which version it wants of the trainer, and "
-    "that a trainer is to end because another has its name.",
+    description="Events of the coordinator: heartbeats with its counts, the version that it wants from the trainer, "
+    "and orders to a trainer to end because another trainer has the same name.",
     records=(CoordinatorHeartbeat, VersionWanted, Superseded),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
 EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
-"""What happened. A topic for each author, because rights are on topics: what moves the model, for one, only the trainer
-may say."""
+"""Events. One topic for each author, because rights are on topics: only the trainer may report a new version."""
 BATCHES = Topic(
     name="batches",
     key="batch id, or skip and batch id",
@@ -202,8 +198,9 @@ BATCHES = Topic(
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
-    description="A batch after each transition; a finalized one names the experiences that count. Their order is the "
-    "order of training, hence the one partition. Of those that have ended and are trained, the last ones are kept.",
+    description="A batch after each transition; a finalized one names the experiences that count. One partition, "
+    "because the order of batches is the order of training. Of the batches that have ended and are "
+    "trained, the newest are kept.",
     records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
@@ -217,9 +214,9 @@ STEPS = Topic(
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
-    description="What each step is about to train on, and what it leaves out and why, written before it begins: the "
-    "last thousand of each trainer. A step that is taken again after a crash obeys it. Behind it, the figures of steps "
-    "that make no version.",
+    description="What each step trains on, what it leaves out and why, written before the step begins: the last "
+    "thousand steps of each trainer. A step that is repeated after a crash obeys it. Also the metrics of "
+    "steps that publish no version.",
     records=(StepBegun, StepEnded),
     writers=("trainer",),
     readers=("trainer", "operator"),
@@ -233,8 +230,8 @@ TOKEN_FIGURES = Topic(
     retention_bytes=2 << 30,
     max_message_bytes=TokenFigures.MAX_BYTES + ROOM,
     segment_bytes=256 * MIB,
-    description="What the trainer computes at single tokens, of some groups of each step: the entropy, and how far its "
-    "log-probability is from the engine's. For people who look: nothing in the mesh needs it.",
+    description="Metrics of single tokens, for some groups of each step: the entropy, and the difference between the "
+    "trainer's and the engine's log-probability. For the console; nothing else in the mesh needs it.",
     records=(TokenFigures,),
     writers=("trainer",),
     readers=("operator",),
@@ -246,7 +243,7 @@ DEMONSTRATIONS = Topic(
     cleanup="delete",
     retention_bytes=8 << 30,
     max_message_bytes=Demonstration.MAX_BYTES + ROOM,
-    description="How prompts are to be answered, for a trainer that is told to learn from them; msgpack or JSON.",
+    description="Prompts with the responses to learn, for supervised fine-tuning; msgpack or JSON.",
     records=(Demonstration,),
     writers=("producer", "operator"),
     readers=("trainer", "operator"),
@@ -258,7 +255,7 @@ PREFERENCES = Topic(
     cleanup="delete",
     retention_bytes=8 << 30,
     max_message_bytes=Preference.MAX_BYTES + ROOM,
-    description="Which of two answers to a prompt is the better one, likewise.",
+    description="Prompts with a chosen and a rejected response, for preference training; msgpack or JSON.",
     records=(Preference,),
     writers=("producer", "operator"),
     readers=("trainer", "operator"),
@@ -270,7 +267,7 @@ RESULTS = Topic(
     any_partition=True,
     cleanup="delete",
     retention_ms=7 * DAY_MS,
-    description="The one accepted answer to each task, the moment it is accepted.",
+    description="The one accepted result of each task, written as soon as it is accepted.",
     records=(TaskResult,),
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),
@@ -283,7 +280,7 @@ MODEL_VERSIONS = Topic(
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=DAY_MS,
     segment_bytes=16 * MIB,
-    description="The version to be served, and who takes part in moving its weights.",
+    description="The version to serve, and the members that take part in its weight sync.",
     records=(ModelVersion,),
     writers=("coordinator",),
     readers=("explorer", "trainer", "taskset", "operator"),
@@ -295,7 +292,7 @@ TASKSETS = Topic(
     cleanup="compact",
     segment_ms=DAY_MS,
     segment_bytes=16 * MIB,
-    description="How far each dataset has been turned into tasks.",
+    description="The position of each task set in its dataset.",
     records=(TasksetPosition,),
     writers=("taskset",),
     readers=("taskset",),
@@ -307,54 +304,54 @@ VERSION_HISTORY = Topic(
     cleanup="compact",
     segment_ms=DAY_MS,
     segment_bytes=16 * MIB,
-    description="The versions that were published, the last thousand of them: step, metrics, checksum, checkpoint.",
+    description="The last thousand published versions: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
     readers=("operator",),
 )
 DEAD_LETTERS = Topic(
     name="dead-letters",
-    key="as it came",
+    key="unchanged",
     partitions=1,
     cleanup="delete",
     retention_ms=30 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * ROOM,
-    description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. Of "
-    "what is larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash. "
-    "That of a task ends the task.",
+    description="Records that the coordinator refused, byte for byte, with reason and origin in headers. Of a record "
+    "that is larger than its topic allows, and of a Kafka batch that cannot be unpacked, the first KiB "
+    "with size and hash. A task's dead letter ends the task.",
     records=(),
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),
 )
 EXPLORER_DEAD_LETTERS = Topic(
     name="explorer-dead-letters",
-    key="as it came",
+    key="unchanged",
     partitions=1,
     cleanup="delete",
     retention_ms=DEAD_LETTERS.retention_ms,
     retention_bytes=1 << 30,
     max_message_bytes=DEAD_LETTERS.max_message_bytes,
-    description="The same of explorers: orders that they could not read.",
+    description="Orders that an explorer could not decode.",
     records=(),
     writers=("explorer",),
     readers=("operator",),
 )
 TRAINER_DEAD_LETTERS = Topic(
     name="trainer-dead-letters",
-    key="as it came",
+    key="unchanged",
     partitions=1,
     cleanup="delete",
     retention_ms=DEAD_LETTERS.retention_ms,
     retention_bytes=1 << 30,
     max_message_bytes=DEAD_LETTERS.max_message_bytes,
-    description="The same of the trainer: batches and versions that it could not read.",
+    description="Batches and versions that the trainer could not decode.",
     records=(),
     writers=("trainer",),
     readers=("operator",),
 )
 ALL_DEAD_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
-"""What could not be taken. A topic for each author, too."""
+"""Refused records, one topic for each author."""
 COORDINATOR_STATE = Topic(
     name=STATE_TOPIC,
     key="entity",
@@ -391,7 +388,7 @@ TOPICS = (
     *ALL_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
-"""All of them, in the order of the way of the data."""
+"""All topics, in the order of the data flow."""
 
 COORDINATOR_INPUTS = (TASKS, COMMANDS, OPERATOR_COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
-"""What the coordinator decides upon. Its positions in them are part of its state."""
+"""The coordinator's inputs. Its positions in them are part of its state."""

@@ -38,14 +38,14 @@ _TOPIC_CONFIGURATION = ("retention.ms", "retention.bytes", "delete.retention.ms"
 
 _GENERATED = "# Generated from the types by `python -m tools.render_asyncapi`; do not edit.\n"
 _INTRODUCTION = f"""\
-Reinforcement fine-tuning of language models over Apache Kafka. Whoever produces `tasks` is answered on `batches`;
-whoever reads `experiences` sees every sample that was ever drawn.
+Reinforcement fine-tuning of language models over Apache Kafka. Producers write `tasks`; the topics `results` and
+`batches` have the outcomes, and `experiences` has every sample.
 
-Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a
-msgpack array of such a map and one binary. Tasks and examples may be JSON too, and may then leave out these two
-keys. A reader ignores fields that it does not know and refuses major versions that it does not know. Absent
-fields have the documented default; null is written by leaving the field out. An array or map has at most
-{MAX_ITEMS} entries, a record at most {MAX_CONTAINERS} arrays and maps, free-form data at most {MAX_DEPTH} levels.
+Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a msgpack
+array of such a map and one binary. Tasks and examples may be JSON, and may then omit these two keys. Readers ignore
+unknown fields and refuse unknown major versions. Absent fields have the documented default; omit a field to write null.
+An array or map has at most {MAX_ITEMS} entries, a record at most {MAX_CONTAINERS} arrays and maps, free-form data at
+most {MAX_DEPTH} levels.
 """
 
 
@@ -64,7 +64,7 @@ def document() -> dict[str, Any]:
             "kafka": {
                 "host": "{bootstrap_servers}",
                 "protocol": "kafka",
-                "description": "Any Kafka cluster; TLS and SASL as the cluster has them.",
+                "description": "Any Kafka cluster, with its TLS and SASL settings.",
                 "variables": {"bootstrap_servers": {"default": "127.0.0.1:9092"}},
             }
         },
@@ -231,9 +231,9 @@ def _schemas() -> dict[str, Any]:
             headers.DLQ_OFFSET: "Its offset there.",
         }
     )
-    schemas["DeadLetterHeaders"]["description"] = "Besides the headers that the record came with."
-    schemas["Raw"] = {"type": "string", "format": "binary", "description": "The value as it came."}
-    schemas["Private"] = {"type": "object", "description": "The coordinator's own; not part of the contract."}
+    schemas["DeadLetterHeaders"]["description"] = "In addition to the headers of the original record."
+    schemas["Raw"] = {"type": "string", "format": "binary", "description": "The original value."}
+    schemas["Private"] = {"type": "object", "description": "Private to the coordinator; not part of the contract."}
     return {name: schemas[name] for name in sorted(schemas)}
 
 
@@ -273,14 +273,14 @@ def _experience_schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components((GroupHeader,), ref_template=_REF.format("{name}"))
     header = schemas[GroupHeader.__name__]
     header["title"] = "ExperienceHeader"
-    header["description"] = "Whose samples these are, and where in the binary each column lies."
+    header["description"] = "The samples' task, attempt and explorer, and the position of each column in the binary."
     properties = header["properties"]
     properties |= _identity(ExperienceGroup)
     for name in IDENTIFIERS:
         properties[name] = {"$ref": _REF.format("Identifier")}
-    properties["metrics"]["description"] = "One map per sample, or none at all."
-    properties["finish_reasons"]["description"] = "One per sample, or none at all: stop, length, ..."
-    properties["padding"]["description"] = "Spaces that let the binary start at a multiple of 8; optional, no meaning."
+    properties["metrics"]["description"] = "One map per sample, or empty."
+    properties["finish_reasons"]["description"] = "One per sample, or empty: stop, length, ..."
+    properties["padding"]["description"] = "Spaces that align the binary to a multiple of 8; optional."
     properties["buffers"] = {
         "type": "object",
         "description": "Column name to [dtype, shape, offset in the binary, nbytes]; numbers are little-endian and "

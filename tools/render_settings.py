@@ -27,26 +27,26 @@ _HEAD: Final = """\
 
 Generated from `trinity_bus/config/`; do not edit.
 
-One TOML file has the settings of a whole mesh, a table for each section below. `trinity-bus --config mesh.toml ...` or
-`TRINITY_BUS_CONFIG` names it, for every command and service, and for clients. Every setting is also an environment
-variable: `batch_size` of the section `coordinator` is `TRINITY_BUS_COORDINATOR__BATCH_SIZE`. The environment counts
-more than the file, and `trinity-bus --set coordinator.batch_size=32 ...` more than both. An empty variable counts as
-unset. Paths count from the working folder.
+One TOML file has the settings of a whole mesh, with a table for each section below. Commands, services and clients read
+the file in `trinity-bus --config mesh.toml ...` or `TRINITY_BUS_CONFIG`. Every setting is also an environment variable:
+`batch_size` of the section `coordinator` is `TRINITY_BUS_COORDINATOR__BATCH_SIZE`. The environment overrides the file,
+and `trinity-bus --set coordinator.batch_size=32 ...` overrides both. An empty variable is unset. Paths are relative to
+the working folder.
 
 ```console
 trinity-bus config init                             # mesh.toml: every setting with its default, commented out
-trinity-bus --config mesh.toml config check         # all that is wrong, with its line; exit code 2 then
-trinity-bus --config mesh.toml config show          # every value, and where it comes from
+trinity-bus --config mesh.toml config check         # every error, with its line; exit code 2 then
+trinity-bus --config mesh.toml config show          # every value, and its source
 ```
 
-A wrong value stops a service before it starts anything, with one line that names the setting, where it stands, its
-value and what would be right. So does a name that is no setting, in the file or as a variable that begins with
-`TRINITY_BUS_`; what Kubernetes makes of services of that name (`TRINITY_BUS_..._SERVICE_HOST`, `..._PORT`) is left
-alone. Editors that know TOML complete and check the file by the JSON schema that its first line names.
+A service with a wrong value refuses to start; the error names the setting, its source, its value and what would be
+right. So does an unknown name in the file, or in a variable that begins with `TRINITY_BUS_` (except Kubernetes' own
+`TRINITY_BUS_..._SERVICE_HOST` and `..._PORT`). TOML editors complete and check the file by the JSON schema in its first
+line.
 
-Secrets are never printed; each can also lie in a file that a variable of its name and `_FILE` gives, such as
-`TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE=/run/secrets/explorer`, and none is taken with `--set`. Durations are in seconds.
-Traces and metrics are also configured by OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
+Secrets are never printed. Each can also be in a file that a variable with the suffix `_FILE` names, such as
+`TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE=/run/secrets/explorer`. `--set` refuses secrets. Durations are in seconds.
+OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, also apply.
 """
 
 

@@ -1,4 +1,4 @@
-"""The table "How fast" of ``README.md``: figures of ``benchmarks/results``, each beside its peer or limit.
+"""The table "How fast" of ``README.md``: figures of ``benchmarks/results``, each compared with a peer or a limit.
 
 ``python -m tools.render_speed`` writes it into the page, between its two marks; with ``--check`` it says whether the
 page is current and exits with 1 where it is not.
@@ -28,7 +28,7 @@ class Comparison:
         subject: What is measured.
         benchmark: It is repeated by ``make bench NAME=`` this.
         metrics: Names of its rows, whose values ``here`` and ``beside`` are given, in this order.
-        here: Text for what was measured of Trinity Bus.
+        here: Text for the measurement of Trinity Bus.
         beside: Text for its peer or limit.
     """
 
@@ -60,11 +60,11 @@ COMPARISONS: Final = (
         lambda v: f"pickled lists over the same transport: {v[1]:.1f}",
     ),
     Comparison(
-        "tasks scheduled, one explorer, 512 under way",
+        "tasks scheduled, one explorer, 512 in flight",
         "scheduling",
         ("1 explorer, 512 under way: end to end",),
         lambda v: f"{v[0]:,.0f} tasks/s",
-        lambda _: "Trinity-RFT's scheduler on Ray, measured before: 160",
+        lambda _: "Trinity-RFT's scheduler on Ray, measured earlier: 160",
     ),
     *(
         Comparison(
@@ -115,21 +115,21 @@ COMPARISONS: Final = (
         lambda v: f"bare vLLM server: {v[1]:.1f}/s, {v[3]:.0f} ms",
     ),
     Comparison(
-        "new weights to 4 / 16 explorers by `memory`, over the time for one",
+        "weight sync to 4 / 16 explorers by `memory`, relative to one",
         "fan_out",
         tuple(f"200 Mbit/s, {n} members: over the time for one" for n in (4, 16)),
         lambda v: f"{v[0]:.2f} / {v[1]:.2f}",
-        lambda _: "one after the other, computed: 4 / 16",
+        lambda _: "one after another, computed: 4 / 16",
     ),
     Comparison(
-        "the same over links, by gloo",
+        "weight sync to 4 / 16 explorers by links (gloo), relative to one",
         "fan_out",
         tuple(f"links, 200 Mbit/s, {n} members: over the time for one" for n in (4, 16)),
         lambda v: f"{v[0]:.2f} / {v[1]:.2f}",
-        lambda _: "one after the other, computed: 4 / 16",
+        lambda _: "one after another, computed: 4 / 16",
     ),
     Comparison(
-        "to 4 explorers that join late: time over that for one / share that the trainer sends",
+        "weight sync to 4 late explorers: time relative to one / share sent by the trainer",
         "fan_out",
         (
             "200 Mbit/s, 8 have it, 4 join late: until these have it, over the time for one",
@@ -139,17 +139,17 @@ COMPARISONS: Final = (
         lambda _: "all from the trainer, computed: 4 / 4",
     ),
     Comparison(
-        "to 16 by `memory`, one killed amid it: the others have them",
+        "weight sync to 16 by `memory`, one killed during it: time of the others",
         "fan_out",
         tuple(
             f"200 Mbit/s, 16 members, one killed: the others have it, over nobody killed, {which}"
             for which in ("median", "worst")
         ),
         lambda v: f"{v[0]:.2f}, worst {v[1]:.2f}",
-        lambda _: "nobody killed: 1; limit: 1.1",
+        lambda _: "none killed: 1; limit: 1.1",
     ),
     Comparison(
-        "pause of rollouts for 150 M new weights",
+        "pause of rollouts for 150 M parameters",
         "weight_sync",
         ("150M, nccl, 1 explorer: pause", "150M, nccl, 1 explorer: transfer"),
         lambda v: f"{1000 * v[0]:.1f} ms",
@@ -163,7 +163,7 @@ COMPARISONS: Final = (
         lambda _: "without: 1",
     ),
     Comparison(
-        "training on a step's samples: alone, one thread / in a step, by the clock",
+        "training on a step's samples: alone, one thread / in a step, wall time",
         "peers",
         (
             "engine: training on a step's samples, one thread",
@@ -175,14 +175,14 @@ COMPARISONS: Final = (
         lambda v: f"TRL: {v[2]:.2f} / {v[3]:.2f}",
     ),
     Comparison(
-        "a whole step: rollouts, training, weights",
+        "a full step: rollouts, training, weight sync",
         "peers",
         ("mesh: a step", "TRL: a step"),
         lambda v: f"{v[0]:.2f} s",
         lambda v: f"TRL in one process: {v[1]:.2f}",
     ),
     Comparison(
-        "demo: first reward warm / cold, the whole demo",
+        "demo: first reward warm / cold, full demo",
         "start",
         ("warm: first reward", "cold: first reward", "the whole demo"),
         lambda v: f"{v[0]:.1f} / {v[1]:.1f}, {v[2]:.1f} s",
@@ -210,7 +210,7 @@ def table(results: Path = RESULTS) -> str:
         KeyError: A benchmark kept no figure of a name.
         OSError: A benchmark kept none.
     """
-    rows = ["| | here | beside it | `make bench` | measured |", "|---|---|---|---|---|"]
+    rows = ["| | Trinity Bus | compared with | `make bench` | measured |", "|---|---|---|---|---|"]
     for comparison in COMPARISONS:
         kept = json.loads((results / f"{comparison.benchmark}.json").read_text(encoding="utf-8"))
         figures = {row["metric"]: float(row["value"]) for row in kept["rows"] if not isinstance(row["value"], str)}

@@ -1,4 +1,4 @@
-"""Trinity Bus: everything that users import is here.
+"""Trinity Bus: every name that users import.
 
 ``from trinity_bus import Client, Task`` and so on. Each name is imported from where it lives when it is first asked
 for, so that ``import trinity_bus`` costs nothing; none of them imports torch, vLLM or Megatron-core. An engine for the

@@ -1,4 +1,4 @@
-"""Time limits that stand still while this process does: stopped by a signal, thrashing, its machine asleep.
+"""Time limits that pause while this process does not run: stopped by a signal, thrashing, or its machine asleep.
 
 Whoever was stopped for minutes has not waited for minutes: what it waits for was mostly stopped as well, or has
 answered meanwhile. So limits count the seconds in which this process ran::

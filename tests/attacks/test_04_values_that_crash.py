@@ -38,8 +38,8 @@ from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, Tel
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from trinity_bus.coordination.versions.weight_sync import Rounds
 from workers.coordinator import outputs
+from workers.coordinator.input_errors import with_traceback
 from workers.coordinator.service import Coordinator
-from workers.coordinator.upset import told
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "schemas" / "golden"
 FREE_OF_RANGE = {"Metrics", "PlainMap"}
@@ -302,7 +302,7 @@ def test_a_traceback_is_told_in_one_line() -> None:
 
     with pytest.raises(ValueError, match="two") as caught:
         fail()
-    line = told(caught.value)
+    line = with_traceback(caught.value)
     assert line.startswith("ValueError: two\\nlines")
     assert line.isprintable()
     assert len(line) < 2000

@@ -239,7 +239,7 @@ class Slots:
 
     def end_one(self, rng: random.Random) -> None:
         name = rng.choice([name for name, held in self.shares.held.items() for _ in range(held)])
-        self.shares.give_back(name)
+        self.shares.release(name)
         self.free += 1
 
 

@@ -19,7 +19,7 @@ from trinity_bus.runtime.plain_files import NotPlainError, ensure_plain, open_pl
 from trinity_bus.runtime.process import Child
 from trinity_bus.telemetry import load_spans
 from workers.bench.report import RESULTS, read_results, write_results
-from workers.cli import look
+from workers.cli import console_command
 
 MESH = """
 [mesh]
@@ -75,7 +75,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def reopened(run_dir: Path) -> Settings:
     with ExitStack() as stack:
-        return look._reopened(run_dir, stack)
+        return console_command._reopened(run_dir, stack)
 
 
 def test_of_a_runs_settings_only_what_reading_needs_is_taken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The embedded broker: a real, single Apache Kafka node on this machine, where no other broker is configured."""
+"""The embedded broker: one real Apache Kafka node on this machine, used where no other broker is configured."""
 
 from trinity_bus.broker.daemon import resolve_bootstrap
 from trinity_bus.broker.embedded import EmbeddedBroker

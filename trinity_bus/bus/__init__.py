@@ -1,4 +1,4 @@
-"""The bus: everything that passes between this process and the log.
+"""The bus: reads and writes of Kafka topics.
 
 Start with :class:`Bus`. Importing this package imports no machine-learning framework.
 """

@@ -1,4 +1,4 @@
-"""Conversations as token ids: what a model is prompted with next, and what of it is trained on.
+"""Conversations as token ids: the model's next prompt, and which tokens are trained on.
 
 ::
 

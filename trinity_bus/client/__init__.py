@@ -1,4 +1,4 @@
-"""Clients: what the coordinator service does, as methods of local objects, from any process.
+"""Clients: the coordinator's commands as methods of local objects, from any process.
 
 :class:`Client` is the plain way. The others have the names and methods of the reference: :class:`RolloutCoordinator` is
 for batches that are trained on or evaluated as a whole; :class:`Scheduler` for tasks

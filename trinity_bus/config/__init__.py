@@ -1,4 +1,4 @@
-"""Settings: read once at start from the environment and a file, checked before anything else starts.
+"""Settings: read once at the start from the environment and a file, and checked before anything else starts.
 
 Every setting has its place in a TOML file that ``TRINITY_BUS_CONFIG`` names, and is an environment variable, which
 counts more: ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_MESH__NAMESPACE=team-a``

@@ -13,40 +13,39 @@ type HeaderName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^
 
 
 class ConsoleSettings(Section):
-    """The console: every rollout, seen from the log alone. See docs/console.md."""
+    """The console, which shows every rollout from the log. See docs/console.md."""
 
     host: HostName = "127.0.0.1"
-    """Address that it listens on. On any but a loopback address it needs a token, or a proxy that says who asks."""
+    """Address to listen on. Any but a loopback address requires a token, or a proxy that names the user."""
     port: Port = 8900
-    """Port of it; 0: any that is free."""
+    """Port to listen on; 0: any free one."""
     token: SecretStr | None = None
-    """Whoever shows this may look and act; 16 characters or more. Unset, this and the next: whoever reaches the address
-    may look, and nobody may act."""
+    """Token to look and act; 16 characters or more. Unset, with the next: everybody who reaches the address may look,
+    and nobody may act."""
     viewer_token: SecretStr | None = None
-    """Whoever shows this may look, and change nothing."""
+    """Token to look without changing anything."""
     user_header: HeaderName | None = None
-    """Header in which a proxy that has asked an identity provider (OIDC) says who it is, such as
-    ``X-Forwarded-User``. The proxy must take it off what comes from outside. Unset: nobody is known by name."""
+    """Header in which a proxy names the user after asking an identity provider (OIDC), such as ``X-Forwarded-User``.
+    The proxy must remove it from incoming requests. Unset: users have no names."""
     proxy_key: SecretStr | None = None
-    """What that proxy shows with each request, in the header ``X-Proxy-Key``; 16 characters or more. Whoever else
-    reaches the port, and says who it is, is not believed."""
+    """Secret of that proxy, in the header ``X-Proxy-Key`` of each request; 16 characters or more. Other requests cannot
+    name a user."""
     roles_header: HeaderName | None = None
-    """Header in which that proxy says what they may, separated by commas: ``viewer`` or ``operator``. Unset: all whom
-    the proxy lets through are viewers."""
+    """Header in which that proxy lists the user's roles, separated by commas: ``viewer`` or ``operator``. Unset: all
+    are viewers."""
     folder: Path | None = None
-    """Folder of its index, which can be deleted at any time: it is made anew from the log. Unset:
-    ``trinity-bus/console`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
+    """Folder of its index, which can be deleted at any time: it is rebuilt from the log. Unset: ``trinity-bus/console``
+    in ``XDG_DATA_HOME`` (``~/.local/share``)."""
     jaeger_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] | None = None
-    """Address of Jaeger's pages, such as ``http://localhost:16686``, that a sample's trace is linked to. Unset: its id
-    is shown."""
+    """Address of Jaeger's pages, such as ``http://localhost:16686``, for links to a sample's trace. Unset: the trace's
+    id is shown."""
     model_path: str | None = None
-    """Folder of the Hugging Face model whose tokenizer turns samples into text. Unset: that of ``mesh``; where there is
-    none, samples are shown as token ids, and cannot be searched for text."""
+    """Folder of the Hugging Face model whose tokenizer converts samples to text. Unset: that of ``mesh``; without one,
+    samples are shown as token ids and have no text search."""
     search_tokens: Annotated[int, Field(ge=0)] = 2048
-    """Tokens of each prompt and of each response that text is searched in: of longer ones the first and the last half
-    of them. 0: samples cannot be searched for text."""
+    """Tokens of each prompt and response for text search: the first and the last half of them. 0: no text search."""
     read_mib_s: Count = 64
-    """Most MiB a second that the index reads off the log."""
+    """Maximum MiB a second that the index reads from the log."""
 
     @model_validator(mode="after")
     def _says_who_may_look(self) -> Self:

@@ -16,80 +16,81 @@ MIN_OPEN_BYTES = 4 * Task.MAX_BYTES
 
 
 class CoordinatorSettings(Section):
-    """How tasks become batches, and who gets them."""
+    """How tasks become batches, and which explorers get them."""
 
     batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH_TASKS)] = 64
-    """Tasks in a batch that names no size of its own."""
+    """Tasks of a batch that sets no size."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Samples of each task that names no number of its own: the group size of GRPO."""
+    """Samples of each task that sets no number: GRPO's group size."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """How many versions older than on-policy the weights may be that a train sample is drawn with. Unset, with
-    ``synchronizer.sync_style`` ``fixed``: as old as intervals and offset make them."""
+    """How many versions a train sample's weights may be older than on-policy. Unset, with ``synchronizer.sync_style``
+    ``fixed``: as intervals and offset require."""
     max_inflight_batches: Count = 2
-    """Train batches handed out and not yet finalized."""
+    """Train batches that are dispatched and not finalized."""
     over_rollout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of a train batch's tasks that need not be waited for: it may end with the others. 0: wait for all."""
+    """Share of a train batch's tasks that it may end without. 0: wait for all."""
     wait_after_min_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    """How long a batch that has as many tasks done as it needs still waits for the others. 0: not at all."""
+    """How long a batch with enough finished tasks waits for the others. 0: not at all."""
     return_partial_tasks: bool = False
-    """Whether a task of which only some runs are done counts, with those, when an attempt at it breaks off or its
-    batch ends. Otherwise its runs are all done again, or not at all."""
+    """Whether a task counts with its finished runs if an attempt fails partly or its batch ends. Otherwise all its runs
+    are repeated, or none counts."""
     detailed_eval_stats: bool = False
-    """Whether an evaluation tells of each metric the mean, maximum, minimum and standard deviation over its tasks, not
-    the mean alone."""
+    """Whether an evaluation reports mean, maximum, minimum and standard deviation of each metric over its tasks,
+    instead of the mean alone."""
     max_repeat_times_per_runner: Count | None = None
-    """Runs of one task that one attempt does at most: larger groups are split, and may run on several explorers at
-    once. Unset: groups are not split."""
+    """Maximum runs in one attempt: larger groups are split and may run on several explorers at once. Unset: groups are
+    not split."""
     dynamic_timeout_ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Limit of an attempt, in multiples of what attempts at train tasks took on average so far; never above the
-    task's own. Unset: only the task's own."""
+    """Timeout of an attempt as a multiple of the mean duration of attempts at train tasks; never above the task's own.
+    Unset: the task's own."""
     dynamic_timeout_warmup_steps: Count = 3
-    """Train batches that must have ended before the average counts."""
+    """Train batches that must have ended before that mean is used."""
     straggler_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """When nothing of a batch is left to hand out, an attempt that takes this many times the median of the batch gets
-    a second one on an idle explorer; the first to end counts. Unset: never."""
+    """Once every part of a batch is dispatched, an attempt that takes this many times the batch's median gets a second
+    one on an idle explorer; the first to finish counts. Unset: never."""
     explorer_timeout_s: Seconds = 10.0
-    """An explorer that says nothing for this long is dead; its tasks go to others."""
+    """An explorer that is silent for this long is dead; others get its tasks."""
     explorer_beats_per_s: Count = 2000
-    """Heartbeats of all explorers together: where there are more explorers than can send two a second each within it,
-    they are told to send fewer, and count as dead after three that are missing, where that takes longer."""
+    """Maximum heartbeats of all explorers together. Larger fleets send fewer than two a second each, and an explorer is
+    dead after three missing ones if that takes longer than ``explorer_timeout_s``."""
     task_timeout_s: Seconds = 300.0
-    """Limit of one attempt at a task that names none."""
+    """Timeout of one attempt at a task that sets none."""
     max_attempts: Count = 3
-    """Attempts at a task before its result is a failure."""
+    """Attempts at a task before it fails."""
     tick_s: Seconds = 0.25
-    """How often time-outs are looked at while nothing happens."""
+    """How often timeouts are checked while nothing happens."""
     name: InstanceName = "coordinator-0"
-    """Of this process; several may run, one works and the others stand by. ``{host}`` in it is the host's name."""
+    """Name of this process. Several may run; one leads and the others stand by. ``{host}`` is replaced by the host's
+    name."""
     heartbeat_s: Seconds = 0.5
-    """How often the one that works says that it lives."""
+    """Interval of the leader's heartbeats."""
     takeover_s: Annotated[Seconds, Field(validate_default=True)] = 1.5
-    """Silence after which one that stands by takes over; more than twice ``heartbeat_s``."""
+    """Silence after which a standby takes over; more than twice ``heartbeat_s``."""
     model: Identifier = of_mesh("model")
     max_record_mib: int = of_mesh("max_record_mib")
     dedup_window: Count = 100_000
-    """How many ended tasks are remembered, to recognize a task id that is sent twice."""
+    """How many ended tasks are remembered, to detect repeated task ids."""
     max_open_tasks: Count = 4096
-    """Tasks taken off the topic and not yet ended, of batches that are full; beyond it, tasks wait in the log."""
+    """Tasks of full batches that are read and not ended; more wait on the log."""
     producer_max_open_tasks: Count | None = None
-    """Tasks that one producer may have open; what it sends beyond is refused, with a dead letter, so that reading goes
-    on for the others. Set it where several share a mesh, well below ``max_open_tasks``. Unset: any, and reading stops
-    for all when ``max_open_tasks`` are open."""
+    """Open tasks of one producer; more are refused with a dead letter, so that others are not delayed. If several
+    producers share a mesh, set it well below ``max_open_tasks``. Unset: no limit, and reading stops for all when
+    ``max_open_tasks`` are open."""
     producer_max_open_bytes: Count | None = None
-    """Bytes of these tasks; likewise."""
+    """Bytes of one producer's open tasks; the same."""
     max_task_timeout_s: Seconds | None = None
-    """The longest ``timeout_s`` that a task may ask for; one with more is refused. Unset: a day."""
+    """Largest ``timeout_s`` of a task; more is refused. Unset: a day."""
     max_repeat_times: Count | None = None
-    """The most runs of one task; one with more is refused. Unset: 1,024."""
+    """Maximum runs of one task; more is refused. Unset: 1,024."""
     max_open_bytes: Annotated[int, Field(ge=MIN_OPEN_BYTES)] = 128 << 20
-    """Bytes of these tasks, as records; beyond it, tasks wait in the log too. One batch may have half of it. Named
-    batches that are not full may have as much again, all together; with every bound reached it is four times as much.
-    In memory a task of plain text takes twice its bytes, one of nested data up to fifteen times."""
+    """Bytes of open tasks, as records; more wait on the log. One batch may have half of it. Named batches that are not
+    full may together have as much again; with every limit reached it is four times as much. In memory a task of plain
+    text takes twice its bytes, one of nested data up to fifteen times."""
     retention_s: Seconds = 60.0
-    """How often what nobody needs any more is deleted from the log."""
+    """How often records that are no longer needed are deleted."""
     keep_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """How long it is kept all the same, seconds. Unset: tasks and experiences for a week, commands and events for a
-    day."""
+    """Minimum age of deleted records, seconds. Unset: a week for tasks and experiences, a day for commands and
+    events."""
 
     @field_validator("takeover_s")
     @classmethod

@@ -60,128 +60,129 @@ class ExplorerSettings(Section):
     """One explorer: its name, its model and its engine."""
 
     name: InstanceName = "explorer-0"
-    """Its identity over restarts: no two live explorers share one. ``{host}`` in it is the host's name."""
+    """Its identity across restarts; must be unique. ``{host}`` is replaced by the host's name."""
     model: Identifier = of_mesh("model")
     pool: Identifier | None = None
-    """The pool whose tasks it answers. Unset: that of the model that is trained, which tasks ask for that name none."""
+    """The pool whose tasks it answers. Unset: tasks of the trained model, which name no pool."""
     follows: Follows | None = None
-    """Whose weights it serves: ``trainer``, version after version, or ``none``, those of ``model_path`` for good.
-    Unset: the trainer's where there is one (``mesh.mode``)."""
+    """Which weights it serves: ``trainer``, each version of the trainer, or ``none``, always those of ``model_path``.
+    Unset: the trainer's if there is one (``mesh.mode``)."""
     fixed_version: Annotated[int, Field(ge=0, le=MAX_VERSION)] | None = None
-    """With ``follows`` ``none``: which version of the model that is trained ``model_path`` holds; it stands in what is
-    drawn. Unset: 0 without a ``pool``, none in a pool."""
+    """With ``follows`` ``none``: the trained model's version in ``model_path``, recorded in its samples. Unset: 0
+    without a ``pool``, none in a pool."""
     abilities: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]*(,[a-z][a-z0-9_.-]*)*$")] = "logprobs"
-    """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,tools``."""
+    """What its engine and model can do, reported to clients; separated by commas, such as ``logprobs,tools``."""
     model_path: str | None = None
-    """Folder of the Hugging Face model that it starts from. Unset: that of ``mesh``."""
+    """Folder of its initial Hugging Face model. Unset: that of ``mesh``."""
     engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None
-    """An inference server to draw from, ``http://host:port``: one of vLLM's or SGLang's, or another whose
-    ``/v1/completions`` gives token ids (docs/pools.md). It is this explorer's alone. Unset: an engine of its own."""
+    """An inference server to use as the engine, ``http://host:port``: vLLM, SGLang, or another whose
+    ``/v1/completions`` returns token ids (docs/pools.md). It must belong to this explorer alone. Unset: its own
+    engine."""
     engine_key: SecretStr | None = None
-    """What that server is shown, as a bearer token. Unset: nothing."""
+    """Bearer token for that server. Unset: none."""
     slots: Count = 64
-    """Rollouts run at once, at most."""
+    """Maximum concurrent attempts."""
     adaptive_slots: bool = True
-    """Whether it asks for less where its engine has no room for so many: by KV cache, preemptions and queue. What it is
-    not handed stays on the log."""
+    """Whether it accepts fewer attempts when its engine is congested: by KV cache, preemptions and queue. Other tasks
+    wait on the log."""
     min_slots: Count = 1
-    """Rollouts run at once, at least, however little room there is."""
+    """Minimum concurrent attempts, however congested the engine is."""
     max_model_len: Count = of_mesh("max_model_len")
     dtype: Dtype = of_mesh("dtype")
     adapter_rank: int = of_mesh("adapter_rank")
     heartbeat_s: Seconds = 0.5
-    """How often it says that it lives."""
+    """Interval of heartbeats."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """Of tasks that name none."""
+    """Temperature of tasks that set none."""
     max_tokens: Count = of_mesh("max_tokens")
     chat_template_options: TemplateOptions = of_mesh("chat_template_options")
     parse_special_tokens: bool = of_mesh("parse_special_tokens")
     renderer: str | None = of_mesh("renderer")
     cpu_kvcache_gib: Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)] = 1.0
-    """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
+    """Maximum KV cache on a CPU, GiB; less is used if the longest sequences need less."""
     max_num_seqs: Size = 256
     """Sequences that the engine computes at once; the others wait."""
     caches: Literal["recomputed", "kept"] = "recomputed"
-    """What becomes of the keys and values of responses under way when the engine takes a version. ``recomputed``: they
-    are computed anew, so that every token is of one version alone. ``kept``: they stay, which costs nothing; what is
-    drawn from then on is of the new weights over what the old ones have cached, as its log-probabilities are. A new
-    request finds nothing of an older version in either case. A server of ``engine_url`` ends its responses first."""
+    """What happens to the keys and values of responses in flight when the engine loads a version. ``recomputed``: they
+    are computed again, so that every token comes from one version. ``kept``: they stay, and later tokens come from the
+    new weights over old cache entries. New requests never use an older version's cache. A server of ``engine_url``
+    finishes its responses first."""
     capture_routes: bool = False
     """Record which experts the engine's routers chose for each token (``routes`` of experiences), for
-    ``trainer.router_replay``: layers times experts per token bytes for each token. Its own engine on GPUs alone, and
-    models with 256 experts a layer at most."""
+    ``trainer.router_replay``: layers times experts per token bytes for each token. Only its own engine on GPUs, with
+    models of at most 256 experts a layer."""
     cpu_threads: Count = 1
-    """Threads of the engine's arithmetic on a CPU."""
+    """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
-    """Cores that the engine may run on, such as ``0`` or ``0-3,8``; each of several engines its own. Unset: all."""
+    """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
     engine_options: Options = Field(default={})
-    """Any other arguments of its own engine, vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32,
-    kv_cache_dtype = "fp8"}``; but for those that a setting here decides, and those that would break what the mesh
-    promises, which are refused with the reason."""
+    """Further arguments of its own engine, vLLM's ``AsyncEngineArgs``, such as
+    ``{block_size = 32, kv_cache_dtype = "fp8"}``. Arguments that another setting decides, or that would break a
+    guarantee, are refused with the reason."""
     quantization: Literal["fp8"] | None = None
-    """As what its own engine computes with the weights, which it makes of each version as it comes; for GPUs that
-    multiply in it. The trainer sees the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
+    """Quantization of the weights in its own engine, made from each version when it arrives; needs GPUs that support
+    it. The trainer shows the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
     tensor_parallel_size: Count = 1
     """GPUs that share one copy of the model."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that the engine takes."""
+    """Share of a GPU's memory for the engine."""
     compilation: Literal["auto", "on", "off"] = "auto"
-    """Whether the engine compiles the model: slower to start, faster to run. ``auto``: on GPUs."""
+    """Whether the engine compiles the model: slower start, faster generation. ``auto``: on GPUs."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
-    """How the engine's process starts. ``fork`` saves an import and computes with one thread. ``auto``: ``fork`` on
-    a CPU with one thread."""
+    """How the engine's process starts. ``fork`` saves an import and uses one thread. ``auto``: ``fork`` on a CPU with
+    one thread."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    """Of what is drawn: each request is seeded from it, its task and its run, whichever explorer with this seed serves
-    it. A task's own seed counts more. Unset: another at each start."""
+    """Seed of sampling: each request derives its own from it, its task and its run, on whichever explorer. A task's
+    seed has priority. Unset: different at each start."""
     start_timeout_s: Seconds = 600.0
-    """Limit of starting the engine."""
+    """Timeout of the engine's start."""
     drain_s: Seconds = 2.0
-    """How long rollouts may still finish when the explorer is told to stop; what does not is given back, and begun
-    again elsewhere. The process ends itself 30 s after that."""
+    """How long attempts may continue when the explorer is stopped; then others repeat them. The process ends itself 30
+    s later."""
     runners: Count = 1
-    """Processes that run workflows. The slots are divided among them."""
+    """Processes that run workflows; slots are divided among them."""
     workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None
-    """Modules of yours that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed,
-    in the working folder, or on ``PYTHONPATH``. They are imported once, before runners are forked, and start no
-    threads. Unset: only the workflows that come with the project."""
+    """Your modules that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed, in
+    the working folder, or on ``PYTHONPATH``. They are imported once, before runners are forked, and must not start
+    threads. Unset: only the included workflows."""
     runner_python: Path | None = None
-    """Python interpreter of an environment of yours that runners run in, such as ``/envs/games/bin/python``: what your
-    workflows need may then disagree with what vLLM needs. It has ``trinity-bus[runner]`` of the explorer's version.
-    Unset: the explorer's own."""
+    """Python interpreter of a separate environment for runners, such as ``/envs/games/bin/python``, if your workflows'
+    dependencies conflict with vLLM's. It needs ``trinity-bus[runner]`` of the explorer's version. Unset: the explorer's
+    own."""
     runner_stuck_s: Seconds = 30.0
-    """A runner that answers nothing for this long, because a workflow blocks it, is stopped and replaced."""
+    """A runner that does not answer for this long, because a workflow blocks it, is killed and replaced."""
     cancel_grace_s: Seconds = 5.0
-    """How long a workflow that is cancelled may take to let go, before its runner is stopped and replaced."""
+    """How long a cancelled workflow may take to end before its runner is killed and replaced."""
     runner_max_attempts: Count | None = None
-    """Attempts after which a runner is replaced, once they have ended, against what workflows leave behind. Unset:
+    """Attempts after which a runner is replaced, once they have ended, because of what workflows leave behind. Unset:
     never."""
     runner_max_rss_mib: Count | None = None
-    """Memory above which a runner takes no more attempts and is replaced, MiB; with twice as much it is killed. An idle
-    one has about 120, most of it shared. Unset: any."""
+    """Memory above which a runner gets no more attempts and is replaced, MiB; at twice as much it is killed. An idle
+    runner has about 120, mostly shared. Unset: unlimited."""
     runner_report_s: Seconds = 1.0
-    """How often the states of the runners are told."""
+    """Interval of reports on the runners' states."""
     runner_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer,
-    and of root the user ``workflows`` where there is one, as in the images.
-    Of another user, workflows reach none of the explorer's files and processes: see docs/workflows.md."""
+    """User, by name or number, of the runners; requires an explorer that starts as root. Unset: the explorer's; for
+    root the user ``workflows`` if it exists, as in the images. As another user, workflows cannot reach the explorer's
+    files and processes: see docs/workflows.md."""
     runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
-    """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as
+    """Environment variables for runners besides the harmless ones, separated by commas, such as
     ``JUDGE_URL,JUDGE_KEY``. Workflow code can read them. Unset: none."""
 
     http_port: Port | None = None
-    """Port at which it answers gateways; 0: any that is free. Unset: it answers none."""
+    """Port for gateways and other explorers; 0: any free one. Unset: it does not listen."""
     http_host: HostName = "127.0.0.1"
-    """Name or address under which gateways reach it, and at which it listens. ``{host}`` in it is the host's name."""
+    """Name or address at which it listens and gateways reach it. ``{host}`` is replaced by the host's name."""
     http_key: SecretStr | None = None
-    """What gateways, and explorers that ask this one's pool, show to be answered: they have the same; 16 characters or
-    more. Whoever has it can draw from the engine."""
+    """Shared secret of this explorer and those that send it requests (gateways, explorers of other pools); 16
+    characters or more. Whoever has it can use the engine."""
     auxiliary_pools: Annotated[str, Field(pattern=rf"^{_POOL}(,{_POOL})*$")] | None = None
-    """Pools whose explorers workflows may ask beside their own, separated by commas, such as ``judge,teacher``. Those
-    have ``http_port``, and all have the same ``http_key``. Unset: none."""
+    """Pools that workflows may send requests to, separated by commas, such as ``judge,teacher``. Their explorers need
+    ``http_port``, and all need the same ``http_key``. Unset: none."""
     auxiliary_wait_s: Seconds = 60.0
-    """How long such a request waits for an explorer of the pool when there is none."""
+    """How long such a request waits for an explorer of the pool."""
     auxiliary_timeout_s: Seconds = 300.0
-    """How long an answer to it may take, waiting included."""
+    """Timeout of such a request, including that wait."""
 
     @property
     def is_in_own_pool(self) -> bool:

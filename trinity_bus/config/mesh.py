@@ -43,48 +43,47 @@ _OF_MESH: dict[str, Any] = {"of_mesh": True}
 
 
 class MeshSettings(Section):
-    """What services have in common: give all of them the same."""
+    """Common settings: use the same values for all services."""
 
     namespace: Namespace = "trinity"
-    """Stands in front of every topic, group and transactional id, so that several runs can share a cluster."""
+    """Prefix of every topic, group and transactional id, so that several runs can share a cluster."""
     model: Identifier = "policy"
-    """Name of the model that is trained: the key of its versions."""
+    """Name of the trained model: the key of its versions."""
     mode: Mode = "both"
     """Which services take part. ``both``: explorers follow the trainer. ``explore``, ``bench`` and ``serve``: explorers
-    have a fixed checkpoint, and there is no trainer; they draw experiences, evaluate, or only answer. ``train``: the
-    trainer trains on what the log holds, and there are no explorers. See docs/pools.md."""
+    serve a fixed checkpoint, without a trainer, to collect experiences, to evaluate, or only to answer. ``train``: the
+    trainer trains on what the log has, without explorers. See docs/pools.md."""
     model_path: str | None = None
-    """The Hugging Face model that explorers and trainer start from: a folder, or its name on a model hub,
-    ``organization/name`` or ``organization/name@revision``, which is fetched once and kept in ``HF_HOME``. Of a name on
-    a hub, give the commit, so that all services have the same."""
+    """The initial Hugging Face model of explorers and trainer: a folder, or a name on a model hub,
+    ``organization/name`` or ``organization/name@revision``, which is downloaded once to ``HF_HOME``. Name the commit,
+    so that all services use the same."""
     dtype: Dtype = "auto"
-    """Of weights and activations, whatever the model's folder names. ``auto``: float32 on a CPU, bfloat16 on a GPU, for
-    trainer and explorers alike (the optimizer keeps float32, and so does ``trainer.engine = "torch"``); explorers on
-    GPUs that follow no trainer take what the folder names. The trainer does not train in float16, nor in bfloat16 on a
-    CPU, where engines that compute in it crash on some processors. An explorer whose type is not the trainer's says so
-    in its log."""
+    """Type of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer and
+    ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model folder's. The
+    trainer does not train in float16, nor in bfloat16 on a CPU, where engines crash on some processors. An explorer
+    logs if its type is not the trainer's."""
     max_model_len: Size = 1024
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256
-    """Longest response of tasks that name none, in tokens; less than ``max_model_len``."""
+    """Longest response of tasks that set none, in tokens; less than ``max_model_len``."""
     chat_template_options: TemplateOptions = Field(default={})
     """Options of the model's chat template, such as ``{"enable_thinking": false}``: for prompts, conversations, agents,
-    the gateway, and what explorers of other pools are asked. A request may have others (``chat_template_kwargs``).
-    Examples that a trainer learns from are written without."""
+    the gateway, and requests to other pools. A request may override them (``chat_template_kwargs``). Not used for the
+    trainer's examples."""
     parse_special_tokens: bool = False
-    """Whether special tokens (``<|im_end|>``) in what users and tools say are those tokens. Otherwise they are text, as
-    other words are: a page that a tool reads cannot end its turn and begin another. See docs/workflows.md."""
+    """Whether special tokens (``<|im_end|>``) in user messages and tool results are special tokens. By default they are
+    text, so that a page that a tool reads cannot end its turn. See docs/workflows.md."""
     renderer: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """Which renderer of the package ``renderers`` writes conversations, such as ``qwen3``. Unset: the model's chat
-    template, unless ``model_path`` is a name that the package knows."""
+    """Renderer of the package ``renderers`` for conversations, such as ``qwen3``. Unset: the model's chat template,
+    unless the package knows the name in ``model_path``."""
     max_record_mib: Annotated[int, Field(ge=MIN_RECORD_MIB, le=MAX_RECORD_MIB)] = MAX_RECORD_MIB
-    """Largest record that the cluster takes (its ``max.message.bytes``), in MiB; managed ones often take 8. Topics are
-    made with it, groups that are larger are split over several records, and batches have 1024 tasks at most for each
-    MiB but the first."""
+    """Largest record that the cluster accepts (its ``max.message.bytes``), in MiB; often 8 on managed clusters. Topics
+    are created with it, larger groups are split over several records, and a batch may have 1024 tasks for each MiB
+    except the first."""
 
     adapter_rank: Annotated[int, Field(ge=0, le=512)] = 0
-    """With ``trainer.lora_rank``: publish the adapter alone, of at most so many dimensions, and have explorers serve it
-    beside the weights that they started with. 0: explorers get the merged weights, which cost nothing to serve."""
+    """With ``trainer.lora_rank``: publish only the adapter, of at most this rank, and let explorers serve it beside
+    their initial weights. 0: explorers get the merged weights, which cost nothing to serve."""
 
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> Self:

@@ -12,21 +12,21 @@ type OrderName = Literal["sequential", "shuffled", "random", "easy_to_hard", "by
 
 
 class TasksetSettings(Section):
-    """A dataset that is turned into tasks."""
+    """A task set, which turns a dataset into tasks. See docs/tasksets.md."""
 
     name: Identifier = "taskset-0"
-    """Its identity over restarts, and the beginning of its task ids. Another dataset needs another name."""
+    """Its identity across restarts, and the prefix of its task ids. Use another name for another dataset."""
     path: ExistingFile | None = None
-    """Tasks to train on: a file of JSON lines, or a description in TOML of what to train on and what to evaluate
-    versions with. See docs/tasksets.md."""
+    """Tasks to train on: a JSONL file, or a description in TOML of training and evaluation sets. See
+    docs/tasksets.md."""
     order: OrderName = "shuffled"
-    """In which order rows are used. ``sequential``, ``shuffled`` and ``easy_to_hard`` use each once an epoch,
-    ``random`` draws, and ``by_difficulty`` draws those most often of which some runs did well and some did not."""
+    """Order of rows. ``sequential``, ``shuffled`` and ``easy_to_hard`` use each once an epoch, ``random`` chooses at
+    random, and ``by_difficulty`` prefers rows of which some runs did well and some did not."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the order."""
+    """Seed of the order."""
     epochs: Count | None = None
-    """How often each line is used. Unset: without end."""
+    """How often each row is used. Unset: no end."""
     ahead: Count = 256
-    """Tasks produced and not yet answered; at least two batches keep everybody busy."""
+    """Tasks that are produced and not answered; use at least two batches."""
     eval_interval: Count = 10
     """Versions from one evaluation to the next."""

@@ -8,14 +8,14 @@ from trinity_bus.config.values import Seconds
 
 
 class TelemetrySettings(Section):
-    """Where spans and metrics go without an OTLP endpoint."""
+    """Spans and metrics without an OTLP endpoint. See docs/telemetry.md."""
 
     run_dir: Path | None = None
-    """Folder of this run: spans go to ``traces/``, metrics to ``metrics/``. Unset: they are not kept."""
+    """Folder of this run: spans go to ``traces/``, metrics to ``metrics/``. Unset: they are not stored."""
     run_id: Identifier | None = None
-    """Name of this run in the telemetry of a system that sees several. Unset: the name of ``run_dir``."""
+    """Name of this run, for a telemetry system with several runs. Unset: the name of ``run_dir``."""
     metrics_interval_s: Seconds = 10.0
     """How often metrics are written."""
     record_content: bool = False
-    """Whether spans may tell what workflows say in their errors, which may quote what a model has answered, and
-    whatever a task holds. Otherwise they tell the type of such an error alone; the attempt's result has its text."""
+    """Whether spans may contain texts of workflow errors, which may quote responses and tasks. Otherwise they have only
+    the error's type; the text is in the attempt's result."""

@@ -1,1 +1,1 @@
-"""The console: what the log tells of every rollout, for people who look."""
+"""The console: every rollout on the log, for people."""

@@ -1,4 +1,4 @@
-"""Coordination: which task runs where, what counts, which weights are served. Pure decisions, without any I/O.
+"""Coordination: which task runs where, which result counts, which version is served. Pure decisions, without any I/O.
 
 :class:`CoordinatorMachine` is the whole of it, and most other modules are its parts; who leads, when to commit and
 what to delete is decided beside it. ``workers.coordinator`` runs them.

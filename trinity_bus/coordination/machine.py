@@ -141,7 +141,7 @@ class CoordinatorMachine:
         self._requests = BatchCommands(context, self.state, self._endings)
         self._contributions = Contributions(context, self.state, self._policy, self._endings)
         self._choice = VersionChoice(context, self.state)
-        self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.hand_out_again)
+        self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.requeue_running)
         self._judged: tuple[int, int] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
@@ -206,7 +206,7 @@ class CoordinatorMachine:
             StateError: They cannot be read.
         """
         self._store.load(entries, lambda: self.state.rebuild(self._clock.now))
-        self._endings.restored()
+        self._endings.restart_waits()
 
     @property
     def level(self) -> int:
@@ -241,7 +241,7 @@ class CoordinatorMachine:
         new_batch = self.ledger.accept(arrived)
         if new_batch is not None:
             self._out.add(PublishBatch(new_batch.record()))
-        self._endings.give_up_unfilled()
+        self._endings.abort_unfilled_batches()
 
     def _command(self, arrived: CommandArrived) -> None:
         command, traceparent = arrived.command, arrived.traceparent
@@ -250,7 +250,7 @@ class CoordinatorMachine:
                 self._choice.asked(command, traceparent)
             case RollBack():
                 if self._choice.roll_back(command, traceparent):
-                    self._endings.hand_out_again(f"the lineage after version {command.version} is ended")
+                    self._endings.requeue_running(f"the lineage after version {command.version} is ended")
             case FinalizeUpgrade():
                 self._finalize_upgrade(command, traceparent)
             case _:
@@ -289,7 +289,7 @@ class CoordinatorMachine:
             return
         self.fleet.note_turns(beat)
         if beat.state == "draining":
-            self._endings.give_back(
+            self._endings.requeue_from(
                 self.fleet.explorers[beat.explorer], {(one.task_id, one.attempt) for one in beat.running}
             )
         if beat.pace_s not in (None, self.fleet.pace_s):
@@ -316,8 +316,10 @@ class CoordinatorMachine:
         for attempt in self.ledger.overdue(now):
             if attempt.key in self.ledger.running:
                 error = f"timeout: no result after {attempt.timeout_s:g} s"
-                self._endings.failed(attempt, error, Fact.ATTEMPT_TIMED_OUT, took_s=attempt.timeout_s, cancel=True)
-        self._endings.cut_overdue()
+                self._endings.attempt_failed(
+                    attempt, error, Fact.ATTEMPT_TIMED_OUT, took_s=attempt.timeout_s, cancel=True
+                )
+        self._endings.end_overdue_batches()
         for name in self.sync.overdue(now):
             self._out.observe(Fact.SYNC_FAILED, name, f"no answer for version {self.sync.version} in time")
         self._choice.overdue()
@@ -326,8 +328,8 @@ class CoordinatorMachine:
 
     def _follow_up(self, *, ticked: bool) -> None:
         now = self._clock.now
-        self._endings.finalize()
-        announcement = self._choice.settle() or self._released()
+        self._endings.finalize_batches()
+        announcement = self._choice.resolve() or self._released()
         if announcement is None:
             announcement = self.sync.next_round(self.fleet, now)
         if announcement is not None:
@@ -356,15 +358,15 @@ class CoordinatorMachine:
     def _settle_batches(self) -> None:
         """End and start batches until nothing more follows from it."""
         while True:
-            ended = self._endings.finalize()
+            ended = self._endings.finalize_batches()
             admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
             for record in admitted:
                 self._out.add(PublishBatch(record))
                 self._contributions.count(record)
-            if not (ended or admitted or self._give_up_unknown()):
+            if not (ended or admitted or self._fail_unknown_workflows()):
                 return
 
-    def _give_up_unknown(self) -> bool:
+    def _fail_unknown_workflows(self) -> bool:
         """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
         looked = (self.fleet.membership_changes, self.ledger.queue.additions)
         if looked == self._judged:
@@ -377,7 +379,7 @@ class CoordinatorMachine:
         for task in hopeless.values():
             error = self._unknown(task.kind)
             self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
-            self._endings.give_up(task, error)
+            self._endings.fail_task(task, error)
         self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)
 
@@ -385,7 +387,7 @@ class CoordinatorMachine:
 
     def _lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
         """Note that an incarnation of an explorer is over. To be called while it is in the fleet."""
-        self._endings.lose(explorer, reason, cancel=cancel)
+        self._endings.explorer_lost(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 
     def _nobody_knows(self, kind: Kind) -> bool:

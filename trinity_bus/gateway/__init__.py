@@ -1,4 +1,4 @@
-"""Requests that come over HTTP: to which explorer each goes, and what becomes of what was drawn.
+"""The gateway's logic: which explorer answers an HTTP request, and how its response becomes an experience.
 
 ``wire``       what a gateway asks an explorer over HTTP, and is answered, as bytes
 ``fleet``      the explorers that can be asked, by their heartbeats (pure)

@@ -1,4 +1,4 @@
-"""Rollouts: how a task becomes samples with rewards.
+"""Rollouts: how a workflow turns a task into samples with rewards.
 
 A *workflow* is code, found by name in a registry, that turns one task into one ``Rollout`` per run. It sees token ids
 and an engine to ask for more; text exists only at its edges. Nothing here imports torch or vLLM.

@@ -77,8 +77,10 @@ class ConversationWorkflow(SingleRunWorkflow):
     """What the model is told that it may call, OpenAI's shape."""
 
     @abstractmethod
-    def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AbstractAsyncContextManager[OtherSide]:
-        """Provide who answers the model, for one run. It may say something first, in ``talk.messages``."""
+    def other_side(
+        self, task: Task, ctx: RolloutContext, conversation: Conversation
+    ) -> AbstractAsyncContextManager[OtherSide]:
+        """Provide who answers the model, for one run. It may say something first, in ``conversation.messages``."""
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
         """Return the messages that a conversation begins with.
@@ -108,32 +110,32 @@ class ConversationWorkflow(SingleRunWorkflow):
             WorkflowError: The task has no prompt and no messages, or they cannot be written as tokens.
             Exception: The other side's, or the reward's.
         """
-        talk = Conversation(self.opening(task), run_id, ctx=ctx)
+        conversation = Conversation(self.opening(task), run_id, ctx=ctx)
         session = Session(renderer_for(ctx.tokenizer))
         values: list[list[float]] = []
-        async with self.other_side(task, ctx, talk) as answer:
+        async with self.other_side(task, ctx, conversation) as answer:
             while True:
-                said = await self._turn(task, ctx, session, talk)
+                said = await self._turn(task, ctx, session, conversation)
                 over = said.finish_reason == "length" or await answer(said)
-                value = await self.turn_reward(task, talk)
+                value = await self.turn_reward(task, conversation)
                 if len(values) < len(session.samples):
                     values.append([])
                 values[-1].append(math.nan if value is None else value)
                 await ctx.end_turn()
-                if over or len(talk.turns) == self.max_turns:
-                    talk.truncated = talk.truncated or not over or said.finish_reason == "length"
+                if over or len(conversation.turns) == self.max_turns:
+                    conversation.truncated = conversation.truncated or not over or said.finish_reason == "length"
                     break
-            reward = await self.reward(task, talk)
+            reward = await self.reward(task, conversation)
         metrics = {
-            **talk.metrics,
+            **conversation.metrics,
             "reward": reward,
             "exact": float(reward == 1.0),
-            "turns": float(len(talk.turns)),
-            "tool_calls": float(talk.calls),
-            "tool_errors": float(talk.errors),
-            "truncated": float(talk.truncated),
+            "turns": float(len(conversation.turns)),
+            "tool_calls": float(conversation.calls),
+            "tool_errors": float(conversation.errors),
+            "truncated": float(conversation.truncated),
             "rewrites": float(session.rewrites),
-            "response_tokens": float(sum(said.tokens for said in talk.turns)),
+            "response_tokens": float(sum(said.tokens for said in conversation.turns)),
         }
         told = any(not math.isnan(value) for of in values for value in of)
         return [
@@ -141,18 +143,18 @@ class ConversationWorkflow(SingleRunWorkflow):
             for sample, of in zip(session.samples, values, strict=True)
         ]
 
-    async def _turn(self, task: Task, ctx: RolloutContext, session: Session, talk: Conversation) -> ModelReply:
+    async def _turn(self, task: Task, ctx: RolloutContext, session: Session, conversation: Conversation) -> ModelReply:
         """Have the model speak."""
         try:
-            prompt = session.prompt(talk.messages, self.schemas or None)
+            prompt = session.prompt(conversation.messages, self.schemas or None)
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} cannot be written as tokens: {error}") from error
         (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
         stop = (task.sampling.stop if task.sampling is not None else None) or ctx.sampling.stop or ()
         said = session.add(prompt, completion, stop)
-        talk.turns.append(said)
-        talk.texts.append(ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True))
-        talk.messages.append(said.message)
+        conversation.turns.append(said)
+        conversation.texts.append(ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True))
+        conversation.messages.append(said.message)
         return said
 
 
@@ -174,28 +176,28 @@ class ToolWorkflow(ConversationWorkflow):
         return Sandbox()
 
     @asynccontextmanager
-    async def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AsyncIterator[OtherSide]:
+    async def other_side(self, task: Task, ctx: RolloutContext, conversation: Conversation) -> AsyncIterator[OtherSide]:
         """See ``ConversationWorkflow.other_side``."""
 
         async def answer(said: ModelReply) -> bool:
-            await self._answer_calls(ctx, talk, said, filling)
+            await self._answer_calls(ctx, conversation, said, filling)
             return not (said.tool_calls or said.flaws)
 
         filling: Filling | None = None
         async with AsyncExitStack() as stack:
             if self._toolbox.sandboxed:
-                talk.sandbox = self.make_sandbox(task)
+                conversation.sandbox = self.make_sandbox(task)
                 place = ctx.sandbox_place()
-                talk.sandbox.take(place)
-                await stack.enter_async_context(talk.sandbox)
+                conversation.sandbox.take(place)
+                await stack.enter_async_context(conversation.sandbox)
                 filling = Filling(place, ctx.turns.answered if ctx.turns is not None else {})
             yield answer
 
     async def _answer_calls(
-        self, ctx: RolloutContext, talk: Conversation, said: ModelReply, filling: Filling | None
+        self, ctx: RolloutContext, conversation: Conversation, said: ModelReply, filling: Filling | None
     ) -> None:
         """Add what the tools of a turn return, and what is wrong with its calls."""
-        given: Given = {RolloutContext: ctx, Sandbox: talk.sandbox}
+        given: Given = {RolloutContext: ctx, Sandbox: conversation.sandbox}
         for call in said.tool_calls:
             made = False
 
@@ -209,12 +211,12 @@ class ToolWorkflow(ConversationWorkflow):
                 # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
                 for name, arguments in filling.missing(call.name, call.arguments):
                     await self._called(name, arguments, given, filling)
-            talk.calls += 1
-            talk.errors += not good
-            talk.messages.append(_result(call, text))
+            conversation.calls += 1
+            conversation.errors += not good
+            conversation.messages.append(_result(call, text))
         for flaw in said.flaws:
-            talk.errors += 1
-            talk.messages.append({"role": "tool", "content": flaw})
+            conversation.errors += 1
+            conversation.messages.append({"role": "tool", "content": flaw})
 
     async def _called(
         self, name: str, arguments: Mapping[str, Any], given: Given, filling: Filling | None

@@ -87,7 +87,7 @@ class TextEnvWorkflow(ConversationWorkflow):
         return super().opening(task)
 
     @asynccontextmanager
-    async def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AsyncIterator[OtherSide]:
+    async def other_side(self, task: Task, ctx: RolloutContext, conversation: Conversation) -> AsyncIterator[OtherSide]:
         """See ``ConversationWorkflow.other_side``."""
         del ctx
 
@@ -100,13 +100,13 @@ class TextEnvWorkflow(ConversationWorkflow):
             return await within(limit_s, late, function, *args, **more)
 
         def show(observation: Any) -> None:
-            talk.messages.append({"role": "user", "content": self.seen(observation)})
+            conversation.messages.append({"role": "user", "content": self.seen(observation)})
 
         async def answer(said: ModelReply) -> bool:
             observation, reward, ended, cut, _ = await call(env.step, self.action(said.content))
             worth: SupportsFloat = reward
-            talk.rewards.append(float(worth))
-            talk.truncated = bool(cut)
+            conversation.rewards.append(float(worth))
+            conversation.truncated = bool(cut)
             show(observation)
             return bool(ended or cut)
 

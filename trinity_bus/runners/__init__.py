@@ -1,4 +1,4 @@
-"""Runners: the processes that run workflows, so that user code that blocks, leaks or dies takes only one of them along.
+"""Runners: the processes that run workflows, so that user code that blocks, leaks or crashes affects one of them only.
 
 ::
 

@@ -18,7 +18,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class LinkOwner(Protocol):
     """Who is told what a runner says."""
 
-    def hear(self, link: "RunnerLink", body: bytes) -> None:
+    def receive(self, link: "RunnerLink", body: bytes) -> None:
         """Note that a frame has come; raises ProtocolError where it must not say that."""
 
     def broken(self, link: "RunnerLink", why: str) -> None:
@@ -39,7 +39,7 @@ class RunnerLink(asyncio.Protocol):
 
     def __init__(self, owner: LinkOwner, serial: int, sock: socket.socket) -> None:
         self.serial = serial
-        self.talk = RequestRules()
+        self.requests = RequestRules()
         self._owner = owner
         self._frames = FrameReader(messages.TO_EXPLORER.limit)
         self._writer = FrameWriter(messages.TO_RUNNER)
@@ -80,7 +80,7 @@ class RunnerLink(asyncio.Protocol):
             for body in self._frames.feed(data):
                 if self._closed:
                     return
-                self._owner.hear(self, body)
+                self._owner.receive(self, body)
         except ProtocolError as error:
             self._owner.broken(self, f"it broke the protocol: {error}")
 

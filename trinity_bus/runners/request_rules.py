@@ -145,7 +145,7 @@ class RequestRules:
         self._jobs.clear()
         return dropped
 
-    def hear(self, message: ToExplorer) -> Reaction | None:
+    def receive(self, message: ToExplorer) -> Reaction | None:
         """Return what a message means; None where it means nothing any more.
 
         Raises:

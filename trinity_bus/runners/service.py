@@ -231,7 +231,7 @@ class Runners:
                     self._begin(serial, job)
                 case do.CancelJob(serial, job):
                     link = self._links[serial]
-                    self._drop(serial, link.talk.cancel(job))
+                    self._drop(serial, link.requests.cancel(job))
                     link.send(CancelRun(job))
                 case do.PingRunner(serial):
                     self._links[serial].send(Ping())
@@ -251,7 +251,7 @@ class Runners:
             order=pending.order, model_version=self._engine.model_version, begin_time=time.time(), said={}
         )
         link = self._links[serial]
-        link.talk.run(job)
+        link.requests.run(job)
         link.send(pending.run)
 
     def _answer(self, job: int, answer: AttemptResult | Exception) -> None:
@@ -291,21 +291,21 @@ class Runners:
         if not link.dismissed:
             RUNNER_DEATHS.add(1)
         link.close()
-        for job in link.talk.jobs:
+        for job in link.requests.jobs:
             del self._statuses[job]
-        self._drop(link.serial, link.talk.close())
+        self._drop(link.serial, link.requests.close())
         self._do(self._pool.died(link.serial, how))
 
     # What runners say.
 
-    def hear(self, link: RunnerLink, body: bytes) -> None:
+    def receive(self, link: RunnerLink, body: bytes) -> None:
         """Note that a frame has come from a runner.
 
         Raises:
             ProtocolError: It must not say that.
         """
         self._pool.heard(link.serial)
-        match link.talk.hear(messages.to_explorer(body)):
+        match link.requests.receive(messages.to_explorer(body)):
             case ServeRequest(asked):
                 key = (link.serial, asked.job, asked.request)
                 self._requests[key] = task = asyncio.create_task(self._serve(link, asked))
@@ -361,7 +361,7 @@ class Runners:
         # Whatever else an engine raises on a request is the affair of whoever asked.
         except Exception as error:  # noqa: BLE001
             answer = EngineFailed(*request, type(error).__name__, str(error))
-        if not link.talk.answer(request):
+        if not link.requests.answer(request):
             return
         try:
             link.send(answer)

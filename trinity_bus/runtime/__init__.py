@@ -1,1 +1,1 @@
-"""Processes: children that die with their parent, what they say to each other, clean shutdown."""
+"""Processes: children that die with their parent, messages between them, clean shutdown."""

@@ -1,4 +1,4 @@
-"""Sandboxes: where what a model has written is run, with limits and without a network.
+"""Sandboxes: run a model's code with limits and without a network.
 
 ``sandbox``    a folder, and commands that run in it
 ``place``      where that folder is: of one owner at a time, kept for the next attempt at a run

@@ -1,4 +1,4 @@
-"""For tests of one's own workflows: an engine that says what the test tells it to. No model, no broker, no GPU.
+"""Testing of users' workflows: an engine with scripted responses. No model, no broker, no GPU.
 
 :func:`run_workflow` runs a workflow as an explorer would, and refuses what an explorer would refuse. The engine and the
 tokenizer are FAKES: what they say means nothing.

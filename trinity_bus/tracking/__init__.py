@@ -1,4 +1,4 @@
-"""A run's metrics, read off the log and handed to what people track experiments with.
+"""Tracking: a run's metrics, read from the log and sent to experiment trackers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What goes on in a mesh, seen through its topics as any client sees it.
+"""The state of a mesh, as any client can read it from the topics.
 
 :class:`MeshState` is folded from records and owns nothing; :class:`MeshFollower` reads topics into one. The clients,
 ``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.

@@ -1,1 +1,1 @@
-"""Bench: every checkpoint of a run answers the same evaluations."""
+"""Bench: evaluates every checkpoint of a run on the same task sets."""

@@ -14,7 +14,7 @@ from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 from workers.runs import program
 
-app = typer.Typer(add_completion=False, help="Give a batch up.")
+app = typer.Typer(add_completion=False, help="Abort a batch.")
 out = console(stderr=True)
 
 _NO: Final = 1
@@ -24,14 +24,14 @@ _WAIT_S: Final = 30.0
 @app.command()
 def abort(
     batch: Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus batches` lists it.")],
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the batch's record.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the batch's record.")],
     keep_partial_results: Annotated[
-        bool, typer.Option("--keep-partial-results", help="Name the results so far in the batch's record.")
+        bool, typer.Option("--keep-partial-results", help="List the results so far in the batch's record.")
     ] = False,
 ) -> None:
     """Stop the attempts of a batch and end it without training on it. Its results so far stay on the log.
 
-    Exit code 1 where there is no such batch, or it has ended.
+    Exit code 1 if there is no such batch, or it has ended.
     """
     kafka = connected_settings().kafka
 

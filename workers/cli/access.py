@@ -13,7 +13,7 @@ from trinity_bus.runtime.wording import counted
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Users of the mesh, and what each may do.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="The mesh's users and their rights.")
 out = console()
 
 _IMPLIED = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
@@ -21,7 +21,7 @@ _IMPLIED = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
 
 @app.command()
 def show() -> None:
-    """Show what each user may do. All may besides see the names and settings of the mesh's topics."""
+    """Show each user's rights. All users can also see the names and settings of the mesh's topics."""
     namespace = Settings().kafka.namespace
     table = folding_table("user", "may", "on", show_lines=False)
     for user in USERS:
@@ -38,9 +38,9 @@ def show() -> None:
 
 @app.command()
 def apply() -> None:
-    """Set passwords and quotas of TRINITY_BUS_ACCESS__*, and give every user what `show` lists, and nothing else.
+    """Set passwords and quotas from TRINITY_BUS_ACCESS__*, and every user's rights exactly as `show` lists them.
 
-    Logs in as TRINITY_BUS_KAFKA__* says, which must be one who may alter the cluster.
+    Logs in with TRINITY_BUS_KAFKA__*, which must be an administrator of the cluster.
     """
     settings = connected_settings()
     passwords = {

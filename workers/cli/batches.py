@@ -31,9 +31,9 @@ _NO: Final = 1
 @app.callback(invoke_without_command=True)
 def batches(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every batch, a JSON object a line.")] = False,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of those that have ended.")] = 20,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow changes until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every batch as a JSON object on one line.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many ended batches.")] = 20,
 ) -> None:
     """List the batches that have not ended, and the newest of those that have."""
     if context.invoked_subcommand is not None:
@@ -50,10 +50,10 @@ def batches(
 @app.command()
 def skip(
     batch: Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus batches` lists it.")],
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the lineage of every later version.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the lineage of every later version.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the trainer, s.")] = 60.0,
 ) -> None:
-    """Have the trainer pass over a finalized batch that it cannot train on. Takes the rights of an operator.
+    """Make the trainer skip a finalized batch that it cannot train on. Needs an operator's rights.
 
     The batch takes its step, which changes no weights. Exit code 1 where it cannot be passed over, or the trainer has
     trained on it. A trainer that is not there carries it out when it is.

@@ -16,7 +16,7 @@ from workers.cli.console import console
 from workers.runs import new_run
 from workers.taskset.dataset import load
 
-app = typer.Typer(add_completion=False, help="Have every checkpoint of a run answer the same evaluations.")
+app = typer.Typer(add_completion=False, help="Evaluate every checkpoint of a run on the same task sets.")
 out = console()
 
 _GRACE_S = 40.0
@@ -31,16 +31,16 @@ def bench(
         typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False),
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="A description that has sets of evaluations. Unset: taskset.path.")
+        Path | None, typer.Option("--tasks", help="A description with evaluation sets. Unset: taskset.path.")
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Steps that are a multiple of this, and the last.")] = 1,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Folder of this bench; one that was broken off goes on.")
+        Path | None, typer.Option("--run-dir", help="Folder of this bench; an interrupted one continues.")
     ] = None,
 ) -> None:
-    """Serve checkpoint after checkpoint, and evaluate each with all sets of evaluations: a table, a plot, a JSON file.
+    """Evaluate each checkpoint on all evaluation sets: a table, a plot, a JSON file.
 
-    It brings a coordinator, and an explorer for each; nothing of a mesh that runs is touched.
+    It starts a coordinator, and an explorer for each checkpoint. A running mesh is not affected.
     """
     settings = Settings()
     folder = checkpoints or settings.trainer.checkpoint_dir

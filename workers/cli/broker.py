@@ -23,7 +23,7 @@ from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.service import interrupted_by
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and look at the embedded Kafka broker.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and inspect the embedded Kafka broker.")
 out = console()
 
 _NOT_RUNNING = 3
@@ -40,9 +40,9 @@ def _settings(port: int | None = None, data_dir: Path | None = None) -> BrokerSe
 
 @app.command()
 def start(port: Port = None, data_dir: DataDir = None) -> None:
-    """Start a broker in the background, unless it runs already.
+    """Start a broker in the background, unless it is running.
 
-    Nobody watches it: where it dies, this command starts it again, at the same address, and those who use it go on.
+    Nothing watches it. If it dies, run this command again: it starts at the same address, and its clients continue.
     """
     state = daemon.start(_settings(port, data_dir))
     out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
@@ -62,7 +62,7 @@ def status(
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Tell whether the broker runs, and where. Exit code 3 where it does not."""
+    """Show whether the broker runs, and its address. Exit code 3 if it does not."""
     found = daemon.status(_settings(data_dir=data_dir))
     state = found.state
     facts: dict[str, str | int | bool | None] = {
@@ -102,7 +102,7 @@ def reset(
 
 @app.command()
 def run(port: Port = None, data_dir: DataDir = None) -> None:
-    """Run a broker in the foreground, until Ctrl-C. Where it dies, it is started again, at the same address."""
+    """Run a broker in the foreground until Ctrl-C. If it dies, it is restarted at the same address."""
     restarts = Restarts()
     with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
         while True:
@@ -118,7 +118,7 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
 
 @app.command()
 def prepare() -> None:
-    """Download and check what the broker needs, so that its start needs no network."""
+    """Download and verify the broker's files, so that its start needs no network."""
     prepare_broker(Settings().broker, lambda servers: asyncio.run(_use(KafkaSettings(bootstrap_servers=servers))))
 
 

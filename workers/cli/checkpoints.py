@@ -28,9 +28,10 @@ _errors = console(stderr=True)
 _NO: Final = 1
 
 _Directory = Annotated[
-    Path | None, typer.Option("--dir", help="Of the checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False)
+    Path | None,
+    typer.Option("--dir", help="Folder of the checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint, a JSON object a line.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint as a JSON object on one line.")]
 
 
 @app.callback()
@@ -40,17 +41,17 @@ def checkpoints() -> None:
 
 @app.command("list")
 def list_(directory: _Directory = None, as_json: _Json = False) -> None:
-    """List the checkpoints: step, version, place in the log, engine, size, and whether each is a model folder."""
+    """List the checkpoints: step, version, position in the log, engine, size, and whether each is a model folder."""
     _show(listed(_directory(directory)), as_json=as_json)
 
 
 @app.command()
 def verify(
     directory: _Directory = None,
-    steps: Annotated[list[int] | None, typer.Argument(help="Which. Unset: all.")] = None,
+    steps: Annotated[list[int] | None, typer.Argument(help="Steps to verify. Unset: all.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Read every file of the checkpoints and compare it with its digest. Exit code 1 where one is damaged or gone."""
+    """Read every file of the checkpoints and compare it with its digest. Exit code 1 if one is damaged or missing."""
     found = listed(_directory(directory), verified=True)
     chosen = [one for one in found if not steps or one.step in steps]
     missing = sorted(set(steps or ()) - {one.step for one in chosen})
@@ -66,33 +67,35 @@ def verify(
 
 @app.command("convert")
 def convert_(
-    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT's.")],
+    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")],
     target: Annotated[Path, typer.Argument(help="Where to write. With --to reference: the job's folder.")],
     form: Annotated[
         Literal["hf", "reference"], typer.Option("--to", help="A model folder, or the layout of Trinity-RFT's trainer.")
     ] = "hf",
     model: Annotated[
-        Path | None, typer.Option("--model", help="Where configuration and tokenizer are. Unset: mesh.model_path.")
+        Path | None, typer.Option("--model", help="Folder with configuration and tokenizer. Unset: mesh.model_path.")
     ] = None,
     directory: _Directory = None,
 ) -> None:
-    """Write the model of a checkpoint as a Hugging Face folder, or as Trinity-RFT lays out its own; or from that."""
+    """Convert a checkpoint's model to a Hugging Face folder, or to or from Trinity-RFT's layout."""
     folder = _source(source, directory)
     _say(f"The model is in {convert(folder, target, form, model or _described())}.")
 
 
 @app.command()
 def push(  # noqa: PLR0917 - options, which have names
-    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT's.")],
-    repository: Annotated[str, typer.Argument(help="Where to write: organization/name; made where there is none.")],
-    branch: Annotated[str | None, typer.Option("--branch", help="Of the repository. Unset: its main one.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Let all read a repository that is made.")] = False,
+    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")],
+    repository: Annotated[str, typer.Argument(help="Repository, organization/name; created if missing.")],
+    branch: Annotated[
+        str | None, typer.Option("--branch", help="Branch of the repository. Unset: its main branch.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     model: Annotated[
-        Path | None, typer.Option("--model", help="Where configuration and tokenizer are. Unset: mesh.model_path.")
+        Path | None, typer.Option("--model", help="Folder with configuration and tokenizer. Unset: mesh.model_path.")
     ] = None,
     directory: _Directory = None,
 ) -> None:
-    """Write the model of a checkpoint to a model hub, by way of a copy among temporary files; HF_TOKEN says who."""
+    """Upload a checkpoint's model to a model hub, through a temporary copy. HF_TOKEN authenticates."""
     folder = _source(source, directory)
     with tempfile.TemporaryDirectory(prefix="trinity-bus-") as temporary:
         written = convert(folder, Path(temporary) / "model", "hf", model or _described())

@@ -17,17 +17,17 @@ from trinity_bus.errors import ConfigError
 from workers.cli.console import console, folding_table
 from workers.preconditions import PRECONDITIONS, problems
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a file of settings.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a settings file.")
 
 _WRONG = 2
 
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(help="Where to; - for standard output.")] = Path("mesh.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    file: Annotated[Path, typer.Argument(help="File to write; - for standard output.")] = Path("mesh.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a file with every setting, commented out, with its default and what it means."""
+    """Write a file with every setting, commented out, with its default and description."""
     if file == Path("-"):
         typer.echo(template(), nl=False)
         return
@@ -49,7 +49,7 @@ def show(
     section: Annotated[str | None, typer.Argument(help="Only this section.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show every setting, and where its value comes from. Secrets are never shown."""
+    """Show every setting and the source of its value. Secrets are never shown."""
     if section is not None and section not in sections():
         raise typer.BadParameter(f"{section} is not one of {', '.join(sections())}")
     settings, origins = Settings(), Origins(Settings)
@@ -87,7 +87,7 @@ def check(
         typer.Argument(help="Services that start with these settings. Unset: coordinator, explorer and trainer."),
     ] = None,
 ) -> None:
-    """Tell all that is wrong: of single settings, and what services would refuse at their start. Exit code 2 then."""
+    """Show all errors: in single settings, and those for which services would refuse to start. Exit code 2 then."""
     wanted = services or ["coordinator", "explorer", "trainer"]
     if unknown := set(wanted) - set(PRECONDITIONS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not one of {', '.join(PRECONDITIONS)}")

@@ -25,7 +25,7 @@ from trinity_bus.runtime.service import run_service
 from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
+app = typer.Typer(add_completion=False, help="List the refused records, with the reason.")
 out = console()
 
 _SHOWN_BYTES: Final = 200
@@ -55,10 +55,10 @@ def describe(received: Received[Any]) -> dict[str, str]:
 
 @app.command("dead-letters")
 def dead_letters(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with those to come, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new ones until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
 ) -> None:
-    """List the records that could not be taken, with the reason."""
+    """List the refused records, with the reason."""
     kafka = connected_settings().kafka
 
     async def show() -> None:

@@ -34,15 +34,17 @@ _GRACE_S = 40.0
 
 @app.command()
 def demo(
-    name: Annotated[str, typer.Argument(help=f"What is taught: {', '.join(SUBJECTS)}.")] = COPY.name,
+    name: Annotated[str, typer.Argument(help=f"What the model learns: {', '.join(SUBJECTS)}.")] = COPY.name,
     *,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights, the order of tasks, and the draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of the weights, the order of tasks, and sampling.")
+    ] = 0,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Most steps of training. Unset: what the subject takes.")
+        int | None, typer.Option("--steps", min=1, help="Maximum training steps. Unset: depends on NAME.")
     ] = None,
     explorers: Annotated[
         int | None,
-        typer.Option("--explorers", min=1, max=16, help="Processes that generate. Unset: 2, and 1 for `sums`."),
+        typer.Option("--explorers", min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`."),
     ] = None,
     max_staleness: Annotated[
         int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
@@ -51,22 +53,23 @@ def demo(
         Path | None, typer.Option("--run-dir", help="Folder of this run. Unset: a new one in ./runs.", file_okay=False)
     ] = None,
     early_stop: Annotated[
-        bool, typer.Option("--early-stop/--all-steps", help="End when the reward stays up and prompts are answered.")
+        bool,
+        typer.Option(
+            "--early-stop/--all-steps", help="End when the reward stays high and held-out prompts are answered."
+        ),
     ] = True,
     limit_s: Annotated[
         float | None,
-        typer.Option(
-            "--limit", min=1, help="Give up after this many seconds. Unset: as long as it takes on two cores."
-        ),
+        typer.Option("--limit", min=1, help="Time limit in seconds. Unset: enough for two cores."),
     ] = None,
 ) -> None:
     """Start a broker, a coordinator, explorers and a trainer, and teach a model something.
 
-    ``copy``: to copy what it is told. ``tools``: to call a tool, and to call it again with what it has said. These two
+    ``copy``: to copy digits. ``tools``: to call a tool, and to call it again with its result. These two
     start from 0.3 million random weights. ``sums``: SmolLM2, a language model of 135 million weights, learns to add.
     Everything goes through the topics. Ctrl-C stops all of it.
 
-    Exit code 1 where a service ended, time was up, or the model has not learned in all the steps that it usually takes.
+    Exit code 1 if a service ended, the time limit was reached, or the model did not learn in the usual number of steps.
     """
     if name not in SUBJECTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(SUBJECTS)}")

@@ -16,7 +16,7 @@ from workers.doctor.facts import gather
 from workers.doctor.findings import Finding, findings
 from workers.preconditions import PRECONDITIONS
 
-app = typer.Typer(add_completion=False, help="Tell what of this machine would keep a mesh from working.")
+app = typer.Typer(add_completion=False, help="Check this machine for everything that a mesh needs.")
 
 _COLOURS: Final = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red"}
 
@@ -24,13 +24,13 @@ _COLOURS: Final = {"ok": "green", "note": "dim", "warning": "yellow", "error": "
 @app.command()
 def doctor(
     services: Annotated[
-        list[str] | None, typer.Argument(help="Services that are to start here; what they would refuse is told too.")
+        list[str] | None, typer.Argument(help="Services to start here; reports also what they would refuse.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Look at versions, settings, ports, memory, shared memory, clock, sandbox, disks, Java, GPU, broker and rights.
+    """Check versions, settings, ports, memory, shared memory, clock, sandbox, disks, Java, GPU, broker and rights.
 
-    Changes nothing. Exit code 1 where there is an error.
+    Changes nothing. Exit code 1 if there is an error.
     """
     wanted = services or []
     if unknown := set(wanted) - set(PRECONDITIONS):

@@ -9,7 +9,7 @@ from workers.cli.console import console
 from workers.runs import newest_run
 from workers.up import RUNNING, stop
 
-app = typer.Typer(add_completion=False, help="End a mesh that `trinity-bus up` runs.")
+app = typer.Typer(add_completion=False, help="Stop a mesh that `trinity-bus up` runs.")
 out = console()
 
 _LIMIT_S = 120.0
@@ -19,9 +19,9 @@ _LIMIT_S = 120.0
 def down(
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the newest.")] = None,
 ) -> None:
-    """End all its services and its broker, in order. Its folder stays, and ``up`` goes on in it.
+    """Stop all its services and its broker in order. Its folder is kept, and ``up`` can continue in it.
 
-    Exit code 1 where none runs.
+    Exit code 1 if none runs.
     """
     folder = run_dir or newest_run(RUNNING)
     pid = stop(folder.absolute(), _LIMIT_S)

@@ -13,7 +13,7 @@ from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, help="Write what the console's index holds as Parquet files.")
+app = typer.Typer(add_completion=False, help="Write the console's index as Parquet files.")
 out_console, err_console = console(), console(stderr=True)
 
 
@@ -21,9 +21,9 @@ out_console, err_console = console(), console(stderr=True)
 def export(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the files.", file_okay=False)],
 ) -> None:
-    """Bring the console's index up to date, and write its tables as Parquet files.
+    """Update the console's index, and write its tables as Parquet files.
 
-    Where a console runs, which keeps the index up to date, what it has is written.
+    A running console updates the index itself; its current state is written.
     """
     settings = connected_settings()
     folder = store_folder(settings)

@@ -24,7 +24,7 @@ from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_o
 from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, help="Tell what a step was made of, and what came of it.")
+app = typer.Typer(add_completion=False, help="Show a step's samples and results.")
 out = console()
 
 
@@ -34,18 +34,19 @@ class NoStepError(TrinityError, LookupError):
 
 @app.command()
 def lineage(
-    step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="Its number, which is that of its version.")],
+    step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The step's number, which is also its version's.")],
     trainer: Annotated[
-        str | None, typer.Option("--trainer", help="Whose: a replay's or a shadow's, say. Unset: trainer.name.")
+        str | None, typer.Option("--trainer", help="The trainer, such as a replay or a shadow. Unset: trainer.name.")
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Of its checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False)
+        Path | None,
+        typer.Option("--dir", help="Folder of its checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every sample.")] = False,
 ) -> None:
-    """Tell of a step: its tasks and samples, the versions that drew them, trace ids, and the checkpoint's hash.
+    """Show a step's tasks and samples, their versions, trace ids, and the checkpoint's hash.
 
-    It is on the log for the last thousand steps of each trainer; samples, for as long as their experiences are.
+    The log has the last thousand steps of each trainer, and samples as long as their experiences are kept.
     """
     settings = connected_settings()
     told: list[StepLineage] = []

@@ -10,10 +10,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def model(
-    folder: Annotated[Path, typer.Argument(help="Where it goes, as a Hugging Face folder.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of its weights.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder to write, in Hugging Face's format.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of its weights.")] = 0,
 ) -> None:
-    """Write a tiny model with random weights. A folder that has a model already is left as it is."""
+    """Write a tiny model with random weights. An existing model is kept."""
     from workers.demo.model import make_model
 
     if (folder / "config.json").exists():

@@ -15,7 +15,9 @@ from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack
 from workers.coordinator.input_reader import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="How far the coordinator has read its inputs.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Show and set the coordinator's positions in its inputs."
+)
 out = console()
 
 type Where = Literal["beginning", "end"]
@@ -25,7 +27,7 @@ _TASKS: Final = "tasks"
 
 @app.command()
 def show() -> None:
-    """List the position in each input, and what the log holds."""
+    """List the position in each input, and the range of the log."""
     kafka = connected_settings().kafka
 
     async def run() -> None:
@@ -50,12 +52,12 @@ def resolve(
         Where,
         typer.Option(
             "--tasks",
-            help="Where reading goes on in partitions that do not reach the position: `beginning` does tasks again "
-            "that nobody remembers, `end` leaves out those that were not read.",
+            help="Where to continue in partitions that end before the position: `beginning` may repeat tasks "
+            "that are no longer remembered, `end` skips unread ones.",
         ),
     ],
 ) -> None:
-    """Decide where the coordinator goes on, where its position lies beyond the end of the log."""
+    """Decide where the coordinator continues if its position is beyond the end of the log."""
     kafka = connected_settings().kafka
 
     async def run() -> None:

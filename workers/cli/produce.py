@@ -27,9 +27,7 @@ from workers.cli.console import console
 from workers.runs import program
 from workers.task_lines import BadLine, parse
 
-app = typer.Typer(
-    add_completion=False, help="Produce tasks or examples from a file of JSON lines, or from standard input (-)."
-)
+app = typer.Typer(add_completion=False, help="Produce tasks or examples from a JSONL file, or from standard input (-).")
 out = console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
@@ -49,14 +47,14 @@ _KINDS: Final[dict[Kind, tuple[type[_Record], Topic]]] = {
 
 @app.command()
 def produce(
-    file: Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help="A record a line, as JSON.")],
+    file: Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help="A JSON record on each line.")],
     kind: Annotated[Kind, typer.Option(help="What the lines are.")] = "tasks",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the lines and send none.")] = False,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Send the good lines where some are bad.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Send the valid lines if some are bad.")] = False,
 ) -> None:
-    """Check every line, then send the records. Nothing is sent where a line is bad, unless told so.
+    """Check every line, then send the records. If a line is bad, nothing is sent, unless --keep-going is given.
 
-    Examples are written as tokens of the model in mesh.model_path to check them, where that is set. Exit code 1 where a
+    Examples are also tokenized with the model in mesh.model_path, if it is set. Exit code 1 if a
     line is bad.
     """
     record_type, topic = _KINDS[kind]

@@ -16,7 +16,7 @@ from workers.cli.connection import connected_settings
 from workers.cli.set_option import set_option
 from workers.preconditions import checkpoint_dir
 
-app = typer.Typer(add_completion=False, help="Train steps of a run once more, with other settings perhaps.")
+app = typer.Typer(add_completion=False, help="Train steps of a run again, with other settings if given.")
 
 
 def beside(checkpoints: Path, name: str) -> Path:
@@ -28,26 +28,26 @@ def beside(checkpoints: Path, name: str) -> Path:
 def replay(
     from_step: Annotated[int, typer.Option("--from-step", min=1, help="The first step with the changed settings.")],
     to_step: Annotated[
-        int | None, typer.Option("--to-step", min=1, help="The last. Unset: the last that has begun.")
+        int | None, typer.Option("--to-step", min=1, help="The last step. Unset: the last that has begun.")
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SETTING=VALUE", help="What is to be otherwise, such as trainer.loss=gspo."),
+        typer.Option("--set", metavar="SETTING=VALUE", help="A changed setting, such as trainer.loss=gspo."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Of the replay: on `steps`, in metrics, of its folder. Unset: replay-N."),
+        typer.Option("--name", help="Name of the replay: on `steps`, in metrics, of its folder. Unset: replay-N."),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Of its checkpoints. Unset: beside trainer.checkpoint_dir.", file_okay=False),
+        typer.Option("--dir", help="Folder of its checkpoints. Unset: beside trainer.checkpoint_dir.", file_okay=False),
     ] = None,
 ) -> None:
-    """Train steps of a run once more, from the log, without explorers: the same samples, from the same weights on.
+    """Train steps of a run again from the log, without explorers, with the same samples and initial weights.
 
-    Settings are the live trainer's, as everywhere; --set, behind the command, says what is otherwise from that step on.
-    With nothing changed it is the live run bit for bit, on a CPU. Nothing of the live run is written to; it may go on
-    meanwhile. Figures of each step are in metrics.jsonl, beside the checkpoints.
+    Settings are the live trainer's; --set after the command changes them from that step on.
+    Without changes it repeats the live run, on a CPU bit for bit. It writes nothing of the live run, which may continue
+    meanwhile. Metrics of each step are in metrics.jsonl, beside the checkpoints.
     """
     launch = launch_of(os.environ)
     if launch is not None:

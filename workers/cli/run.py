@@ -67,13 +67,13 @@ def _with_model(service: str, settings: Settings) -> Settings:
 
 @app.command()
 def coordinator(log_level: LogLevel = "info") -> None:
-    """Form batches from tasks, hand them to explorers, announce model versions."""
+    """Form batches from tasks, dispatch them to explorers, announce model versions."""
     _serve("coordinator", connected_settings(), log_level)
 
 
 @app.command()
 def explorer(
-    name: Annotated[str | None, typer.Option("--name", help="Its name; no two live explorers share one.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The explorer's name, which must be unique.")] = None,
     log_level: LogLevel = "info",
     fork_server: Annotated[int | None, typer.Option("--fork-server", hidden=True)] = None,
 ) -> None:
@@ -89,7 +89,7 @@ def explorer(
 def trainer(log_level: LogLevel = "info") -> None:
     """Train on finalized batches with Megatron-core and publish model versions.
 
-    Started by torchrun, on one machine or several, rank 0 does so, and the others help it.
+    Started by torchrun, on one machine or several, rank 0 is the trainer, and the others are its ranks.
     """
     launch = launch_of(os.environ)
     if launch is None or launch.rank == 0:
@@ -111,13 +111,13 @@ def _follow(launch: Launch, log_level: str) -> int:
 
 @app.command()
 def taskset(log_level: LogLevel = "info") -> None:
-    """Turn a dataset into tasks, at the pace at which they are answered."""
+    """Turn a dataset into tasks, as fast as they are answered."""
     _serve("taskset", connected_settings(), log_level)
 
 
 @app.command()
 def gateway(log_level: LogLevel = "info") -> None:
-    """Answer agents over HTTP, with what explorers draw."""
+    """Answer agents over HTTP, with responses from explorers."""
     _serve("gateway", connected_settings(), log_level)
 
 

@@ -23,10 +23,10 @@ _REPORT_S: Final = 3.0
 
 @app.command()
 def runners(
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object a line.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object on each line.")] = False,
 ) -> None:
-    """Show what each runner is at, until Ctrl-C."""
+    """Show the state of each runner, until Ctrl-C."""
     kafka = connected_settings().kafka
 
     async def show() -> None:

@@ -20,34 +20,42 @@ from workers.cli.console import console, folding_table
 _MOST_TOKENS: Final = 1 << 30
 _MOST_GBIT_S: Final = 1e6
 
-app = typer.Typer(add_completion=False, help="Tell what a mesh on so many GPUs does, and what it needs.")
+app = typer.Typer(add_completion=False, help="Compute the throughput and needs of a mesh for a number of GPUs.")
 
 
 @app.command()
 def size(  # noqa: PLR0917 - typer makes options of them
-    gpus: Annotated[int, typer.Option(min=2, max=100_000, help="How many GPUs there are.")],
-    model: Annotated[str, typer.Option(help=f"A folder with config.json, or one of Qwen3's: {', '.join(MODELS)}.")],
-    gpu: Annotated[str, typer.Option(help=f"What each is: {', '.join(GPUS)}.")] = "H100",
-    prompt_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Of a task, in the mean.")] = 512,
-    response_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Of a sample, in the mean.")] = 4096,
+    gpus: Annotated[int, typer.Option(min=2, max=100_000, help="Number of GPUs.")],
+    model: Annotated[str, typer.Option(help=f"A folder with config.json, or a Qwen3 model: {', '.join(MODELS)}.")],
+    gpu: Annotated[str, typer.Option(help=f"Type of GPU: {', '.join(GPUS)}.")] = "H100",
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Mean prompt of a task.")] = 512,
+    response_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Mean response of a sample.")] = 4096,
     gbit_s: Annotated[
-        float, typer.Option("--gbit-s", min=0.001, max=_MOST_GBIT_S, help="Of a machine's network link.")
+        float, typer.Option("--gbit-s", min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network link.")
     ] = 100.0,
     rollout_tokens_s: Annotated[
         float | None,
-        typer.Option("--rollout-tokens-s", min=1e-3, max=_MOST_TOKENS, help="That a GPU draws, where you measured it."),
+        typer.Option(
+            "--rollout-tokens-s",
+            min=1e-3,
+            max=_MOST_TOKENS,
+            help="Your measurement of rollout tokens per second on a GPU.",
+        ),
     ] = None,
     train_tokens_s: Annotated[
         float | None,
         typer.Option(
-            "--train-tokens-s", min=1e-3, max=_MOST_TOKENS, help="That a GPU trains on, where you measured it."
+            "--train-tokens-s",
+            min=1e-3,
+            max=_MOST_TOKENS,
+            help="Your measurement of training tokens per second on a GPU.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compute tasks, bytes, partitions, brokers, transfers and staleness, each with its formula; connect to nothing.
+    """Compute tasks, bytes, partitions, brokers, transfers and staleness, each with its formula. Connects to nothing.
 
-    Batches, groups, staleness and lengths are those of the settings: ``trinity-bus --set coordinator.batch_size=512
+    Batches, groups, staleness and lengths come from the settings: ``trinity-bus --set coordinator.batch_size=512
     size ...``. See docs/sizing.md.
     """
     if gpu not in GPUS:

@@ -20,7 +20,7 @@ out = console()
 
 @app.command()
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
     kafka = connected_settings().kafka

@@ -19,9 +19,9 @@ def tasks(
     path: Annotated[
         Path | None, typer.Argument(help="A file of tasks, or a description. Unset: taskset.path.", show_default=False)
     ] = None,
-    show: Annotated[int, typer.Option("--show", min=0, help="So many train tasks, as JSON lines.")] = 0,
+    show: Annotated[int, typer.Option("--show", min=0, help="Print this many train tasks as JSON lines.")] = 0,
 ) -> None:
-    """Check every row of task sets, and count them. A bad row is told with its file, its number and why."""
+    """Check every row of task sets, and count them. Errors name the file, the row and the reason."""
     own = Settings().taskset
     if path is None and own.path is None:
         raise typer.BadParameter("give a path, or set taskset.path")

@@ -49,7 +49,7 @@ def _known(name: str) -> Topic:
 
 @app.command("list")
 def list_topics() -> None:
-    """List the topics, and how much is in each."""
+    """List the topics and their sizes."""
 
     async def show(bus: Bus) -> None:
         present = await bus.present()
@@ -73,7 +73,7 @@ def list_topics() -> None:
 
 @app.command()
 def create() -> None:
-    """Create the topics that are absent, and check the others."""
+    """Create missing topics, and check the others."""
 
     async def ensure(bus: Bus) -> None:
         await bus.ensure_topics()
@@ -85,9 +85,9 @@ def create() -> None:
 @app.command()
 def grow(
     topic_name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
-    partitions: Annotated[int, typer.Argument(min=1, help="How many partitions it is to have.")],
+    partitions: Annotated[int, typer.Argument(min=1, help="The new number of partitions.")],
 ) -> None:
-    """Give a topic more partitions, while the mesh runs. Only one in whose records any partition will do can grow."""
+    """Add partitions to a topic, also while the mesh runs. Only for topics whose records fit any partition."""
     topic = _known(topic_name)
 
     async def more(bus: Bus) -> None:
@@ -102,7 +102,7 @@ def grow(
 
 @app.command()
 def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(_NAMES)}.")]) -> None:
-    """Describe one topic: what it is for, its configuration, its partitions."""
+    """Describe one topic: its purpose, configuration and partitions."""
     topic = _known(topic_name)
 
     async def show(bus: Bus) -> None:

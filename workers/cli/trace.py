@@ -11,20 +11,21 @@ from trinity_bus.telemetry.spans import TRACES
 from workers.cli.console import console
 from workers.runs import newest_run
 
-app = typer.Typer(add_completion=False, help="Print a task's way from its send to the gradient as a tree.")
+app = typer.Typer(add_completion=False, help="Print a task's trace, from its send to the gradient, as a tree.")
 
 
 @app.command()
 def trace(
-    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="Whose way to print.")],
+    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.")],
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the configured one, else the newest.")
     ] = None,
     jaeger: Annotated[
-        str | None, typer.Option("--jaeger", metavar="URL", help="Ask Jaeger instead, such as http://localhost:16686.")
+        str | None,
+        typer.Option("--jaeger", metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),
     ] = None,
 ) -> None:
-    """Print a task's way from its send to the gradient, and of the model version that came of it."""
+    """Print a task's trace, from its send to the gradient and the resulting model version."""
     if jaeger is not None and run_dir is not None:
         raise typer.BadParameter("the spans are in a folder or in Jaeger: give one of --run-dir and --jaeger")
     if jaeger is not None:

@@ -21,7 +21,8 @@ app = typer.Typer(
 @app.command()
 def track(
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Folder of metrics.jsonl and all else.", file_okay=False)
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="Folder of metrics.jsonl and all other files.", file_okay=False),
     ],
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also event files, in tensorboard/.")] = False,
     wandb: Annotated[
@@ -31,14 +32,16 @@ def track(
     mlflow: Annotated[
         str | None,
         typer.Option(
-            "--mlflow", metavar="EXPERIMENT", help="Also a run of it, at MLFLOW_TRACKING_URI, or in mlflow/mlflow.db."
+            "--mlflow",
+            metavar="EXPERIMENT",
+            help="Also a run of this experiment, at MLFLOW_TRACKING_URI, or in mlflow/mlflow.db.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when all is written that the log holds.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End at the end of the log.")] = False,
 ) -> None:
-    """Write the metrics of steps, batches and evaluations as they come, from the beginning of the log.
+    """Write the metrics of steps, batches and evaluations from the beginning of the log, and follow it.
 
-    Killed at any moment and started again, it goes on without a gap or anything double. See docs/telemetry.md.
+    Killed and restarted at any moment, it continues without gaps or duplicates. See docs/telemetry.md.
     """
     settings = connected_settings()
     namespace = settings.kafka.namespace

@@ -19,7 +19,7 @@ from workers.demo.display import make_display
 from workers.runs import RUNS, command, program
 from workers.up import UpOptions, run_up, running
 
-app = typer.Typer(add_completion=False, help="Run a mesh of one's own on this machine until its training is done.")
+app = typer.Typer(add_completion=False, help="Run your own mesh on this machine until its training is done.")
 out = console()
 
 _GRACE_S = 60.0
@@ -31,19 +31,21 @@ _POLL_S = 0.1
 def up(
     *,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="File of settings, in TOML.")] = None,
-    explorers: Annotated[int, typer.Option("--explorers", min=1, max=64, help="Processes that generate.")] = 1,
-    gateway: Annotated[bool, typer.Option("--gateway", help="A gateway too.")] = False,
-    with_console: Annotated[bool, typer.Option("--console", help="A console too.")] = False,
+    explorers: Annotated[int, typer.Option("--explorers", min=1, max=64, help="Number of explorers.")] = 1,
+    gateway: Annotated[bool, typer.Option("--gateway", help="Also start a gateway.")] = False,
+    with_console: Annotated[bool, typer.Option("--console", help="Also start a console.")] = False,
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run-dir", help="Folder of this run; one that has begun goes on. Unset: runs/NAMESPACE."),
+        typer.Option("--run-dir", help="Folder of this run; an existing run continues. Unset: runs/NAMESPACE."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="In the background; `trinity-bus down` ends it.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; `trinity-bus down` stops it.")
+    ] = False,
 ) -> None:
-    """Start what the settings name: a broker where there is none, a coordinator, explorers, a trainer, a task set.
+    """Start the services of the settings: a broker if none is configured, coordinator, explorers, trainer, task set.
 
-    It shows what goes on, and ends when the training is done, or with Ctrl-C. What ends for a reason that can pass is
-    started again. Exit code 1 where a service was given up.
+    Shows progress, and ends when training is done, or with Ctrl-C. Services that end for a temporary reason are
+    restarted. Exit code 1 if a service failed for good.
     """
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)

@@ -11,7 +11,7 @@ from trinity_bus.runtime.service import run_service
 from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 
-app = typer.Typer(add_completion=False, help="End an upgrade.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Finalize an upgrade.", no_args_is_help=True)
 out = console(stderr=True)
 
 _NO: Final = 1
@@ -26,13 +26,13 @@ def upgrade() -> None:
 def finalize(
     level: Annotated[
         int,
-        typer.Option("--level", min=1, help="Of the state. Unset: the newest that this program knows."),
+        typer.Option("--level", min=1, help="Level of the state. Unset: the newest that this program knows."),
     ] = NEWEST_LEVEL,
 ) -> None:
-    """Let the coordinator write its state as the new version does. There is no way back to the version before.
+    """Let the coordinator write its state in the new version's format. Afterwards the version before cannot be used.
 
-    Until then its coordinators can take over at any time, and what came with the new version and does not fit into the
-    state of before is forgotten at a restart of the coordinator. Exit code 1 where the coordinator at work does not
+    Until then the old version's coordinators can take over, and new state that does not fit into the old format is lost
+    when the coordinator restarts. Exit code 1 if the leading coordinator does not
     know the level.
     """
     settings = connected_settings()

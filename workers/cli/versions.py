@@ -20,7 +20,7 @@ from trinity_bus.view import MeshState, follow
 from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, help="List the versions of the model, and choose which is served.")
+app = typer.Typer(add_completion=False, help="List the model's versions, and choose which is served.")
 out = console()
 _errors = console(stderr=True)
 
@@ -31,17 +31,17 @@ _CHECKSUM_CHARS: Final = 12
 
 _AskedBy = Annotated[
     str,
-    typer.Option("--as", metavar="NAME", help="Who asks, for the log.", show_default="this machine's user"),
+    typer.Option("--as", metavar="NAME", help="Your name, for the log.", show_default="this machine's user"),
 ]
 
 
 @app.callback(invoke_without_command=True)
 def versions(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every version, a JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every version as a JSON object on one line.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest to list.")] = 20,
 ) -> None:
-    """List the versions that were published: step, loss, reward, checksum, checkpoint, and who serves which now."""
+    """List the published versions: step, loss, reward, checksum, checkpoint, and the explorers that serve each now."""
     if context.invoked_subcommand is not None:
         return
 
@@ -65,14 +65,14 @@ def versions(
 
 @app.command()
 def publish(
-    version: Annotated[str, typer.Argument(metavar="VERSION", help=f"Its number; or {_NEWEST}: the newest again.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help=f"Its number, or {_NEWEST} for the newest.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the explorers, s.")] = 60.0,
     asked_by: _AskedBy = "",
 ) -> None:
     """Make every explorer serve an older version, and no newer one until `publish latest`.
 
-    Training goes on meanwhile, with the batches for which the version is fresh enough; the others wait. Exit code 1
-    where the version cannot be had any more, or not every explorer serves it in time.
+    Training continues with the batches for which the version is fresh enough; the others wait. Exit code 1
+    if the version is not available, or not every explorer serves it in time.
     """
     if version != _NEWEST and not version.isdecimal():
         raise typer.BadParameter(f"{version!r} is neither a number nor {_NEWEST!r}")
@@ -109,15 +109,15 @@ def publish(
 
 @app.command()
 def rollback(
-    to: Annotated[int, typer.Option("--to", min=0, metavar="VERSION", help="The version to train on from.")],
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the lineage of every later version.")],
-    discard: Annotated[bool, typer.Option("--discard", help="Yes, what is newer is to be discarded.")] = False,
+    to: Annotated[int, typer.Option("--to", min=0, metavar="VERSION", help="The version to continue from.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the lineage of every later version.")],
+    discard: Annotated[bool, typer.Option("--discard", help="Confirm that newer versions are discarded.")] = False,
     asked_by: _AskedBy = "",
 ) -> None:
-    """End a lineage that went wrong: explorers go back at once, and training goes on from an older version.
+    """Roll back to an older version: explorers return to it at once, and training continues from it.
 
-    Newer versions are discarded, and the batches that they were trained on are passed over. To serve an older version
-    while training goes on, use `publish`. Exit code 1 where the version cannot be had any more.
+    Newer versions are discarded, and the batches that they were trained on are skipped. To serve an older version
+    while training continues, use `publish`. Exit code 1 if the version is not available.
     """
     if not discard:
         raise typer.BadParameter("it discards what is newer for good: say --discard, or use `versions publish`")

@@ -17,16 +17,16 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.wording import counted
 from workers.cli.console import console
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Begin a workflow of your own; run a task of one.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Create your own workflow, or run one of its tasks.")
 out = console()
 
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Of the package and its workflow, such as my-sums.")],
-    folder: Annotated[Path | None, typer.Option("--in", help="Where its folder goes. Unset: here.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the package and its workflow, such as my-sums.")],
+    folder: Annotated[Path | None, typer.Option("--in", help="Parent folder. Unset: the working folder.")] = None,
 ) -> None:
-    """Make a package with a workflow, a test of it, and the entry point by which explorers find it."""
+    """Make a package with a workflow, a test, and the entry point by which explorers find it."""
     from workers.cli.workflow_files import module_of, write_package
 
     made = write_package(name, folder or Path())
@@ -45,17 +45,19 @@ def new(
 
 @app.command()
 def run(
-    workflow: Annotated[str, typer.Argument(help="Its name, the module or the file (.py) that registers it.")],
-    task: Annotated[str, typer.Option("--task", help="As JSON; its id and its workflow may be left out.")] = "{}",
+    workflow: Annotated[str, typer.Argument(help="Its name, or the module or file (.py) that registers it.")],
+    task: Annotated[str, typer.Option("--task", help="The task as JSON; id and workflow are optional.")] = "{}",
     engine: Annotated[
         Path | None,
-        typer.Option("--engine", help="Folder of a Hugging Face model. Unset: you are, a line for each answer."),
+        typer.Option(
+            "--engine", help="Folder of a Hugging Face model. Unset: you type the responses, one on each line."
+        ),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="How often.")] = 1,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Number of runs.")] = 1,
 ) -> None:
-    """Run one task here: what was said, its tokens, which are trained on, its reward, metrics and trace.
+    """Run one task here, and print the conversation, its tokens, which are trained on, its reward, metrics and trace.
 
-    No broker and no explorer is needed. What an explorer would refuse is refused.
+    Needs no broker and no explorer. Applies an explorer's checks.
     """
     from opentelemetry import trace
 
@@ -130,7 +132,7 @@ def _typed(prompt: str) -> str:
     line = sys.stdin.readline()
     if not line:
         raise ConfigError(
-            "the workflow asks for an answer, and standard input is over: give a line for each, or --engine"
+            "the workflow requests a response, but standard input has ended: give one line for each, or use --engine"
         )
     return line.rstrip("\n")
 
@@ -143,7 +145,7 @@ def _show(run_id: int, rollout: Any, tokenizer: Any) -> None:
     )
     _line("prompt", _text(tokenizer, list(rollout.prompt_token_ids)))
     for drawn, part in groupby(zip(mask, tokens, strict=True), key=lambda one: one[0]):
-        _line("drawn" if drawn else "told", _text(tokenizer, [token for _, token in part]))
+        _line("sampled" if drawn else "context", _text(tokenizer, [token for _, token in part]))
     _line("tokens", " ".join(map(str, tokens)))
     _line("mask", "".join("1" if drawn else "0" for drawn in mask))
     _line("metrics", ", ".join(f"{name} {value:g}" for name, value in sorted(rollout.metrics.items())))

@@ -1,1 +1,1 @@
-"""The console: a web application that shows what the log tells, and changes nothing unless an operator says so."""
+"""The console: a web application that shows the log, and changes something only on an operator's request."""

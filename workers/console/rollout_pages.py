@@ -279,10 +279,10 @@ class RolloutPages:
     async def _advantage(self, sample: SampleDetail, until: float | None) -> Mapping[str, Any]:
         """Return what a sample's trainer makes of it among the others, or why that is not known."""
         place = sample.row.place
-        whole, told = await self._index.ask(lambda index: whole_and_told(index, sample.group, until))
+        whole, settings = await self._index.ask(lambda index: group_and_settings(index, sample.group, until))
         try:
             group = await self._context.feed.records.group(whole.parts)
-            comparison = await asyncio.to_thread(compare, whole, group, told)
+            comparison = await asyncio.to_thread(compare, whole, group, settings)
         except TrinityError as error:
             comparison = Comparison(unknown=f"not all of its group can be had: {error}")
         first = whole.first_of(place.partition, place.offset)
@@ -296,11 +296,11 @@ class RolloutPages:
         async def values(frame: Frame) -> Mapping[str, Any]:
             first = SamplePlace(partition, offset, 0)
             found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
-            whole, told = await self._index.ask(lambda index: whole_and_told(index, found.group, frame.until))
+            whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
             shown: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "trouble": ""}
             try:
                 record = await self._context.feed.records.group(whole.parts)
-                shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, told)}
+                shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, settings)}
             except TrinityError as error:
                 shown = {**shown, "trouble": f"What was said cannot be had: {error}"}
             samples = sum(part.samples for part in whole.parts)
@@ -334,7 +334,7 @@ class RolloutPages:
         return await self._context.show(request, "task.html", values)
 
 
-def whole_and_told(index: Index, part: GroupRow, until: float | None) -> tuple[WholeGroup, list[SettingsRow]]:
+def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tuple[WholeGroup, list[SettingsRow]]:
     """Return the group that a record is of, and what trainers had told of their settings when they first took it.
 
     Raises:

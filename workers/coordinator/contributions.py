@@ -34,7 +34,7 @@ from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
 from trinity_bus.coordination.requests.examination import Examination
 from trinity_bus.errors import BusError, RecordGoneError
-from workers.coordinator.upset import told
+from workers.coordinator.input_errors import with_traceback
 
 log = logging.getLogger("workers.coordinator")
 
@@ -105,9 +105,9 @@ class ContributionReader:
         except BusError as error:
             return Uncountable("timeout", f"its experiences could not be read in time: {error}")
         except Exception as error:
-            # As with whatever upsets the machine: a fault of this program, and the log has the command for good.
+            # As with every input error: a bug of this program, and the log keeps the command.
             log.exception("the contribution of task %s cannot be looked at", command.task_id)
-            return Uncountable("wrong_record", told(error))
+            return Uncountable("wrong_record", with_traceback(error))
 
     async def _examined(self, command: Contribute) -> Finding:
         examination = Examination(command)

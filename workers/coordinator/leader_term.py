@@ -4,7 +4,7 @@
 
     OPENING: positions found in the log, the machine restored from the changelog, its first sign of life committed
        '--> WORKING:  read --> decide --> is it time? --> ONE transaction at a time; it reads and decides beside it
-               '--the machine, or the writing of what follows, is upset--> CAREFUL: see workers.coordinator.upset
+               '--an input raises an exception--> CAREFUL: see workers.coordinator.input_errors
 
 When to read, to count time and to commit is decided by :class:`~trinity_bus.coordination.CommitSchedule`; what to do,
 by the machine. A transaction commits all that was decided since the last one or nothing. What fails of the log ends the
@@ -44,6 +44,7 @@ from workers.coordinator.beyond_end import resolved
 from workers.coordinator.bounds import ExperienceBounds
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.contributions import ContributionReader
+from workers.coordinator.input_errors import is_input_error, with_traceback
 from workers.coordinator.input_reader import InputReader, still_read
 from workers.coordinator.inputs import inputs_of
 from workers.coordinator.lanes import Lanes
@@ -52,7 +53,6 @@ from workers.coordinator.pending_commit import PendingCommit
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans
 from workers.coordinator.standby import TRANSACTIONAL_ID
-from workers.coordinator.upset import is_upset, told
 
 log = logging.getLogger("workers.coordinator")
 
@@ -83,7 +83,7 @@ class LeaderTerm:
         clock: Callable[[], float],
     ) -> None:
         self.machine = CoordinatorMachine(settings.coordinator, settings.synchronizer)
-        """A new one after each upset."""
+        """A new one after each input error."""
         self._all_settings = settings
         self._settings = settings.coordinator
         self._namespace = settings.kafka.namespace
@@ -216,7 +216,7 @@ class LeaderTerm:
                         committing = self._begin_commit(pending)
                         under_way, pending = pending, self._nothing()
                 except Exception as error:
-                    if not is_upset(error):
+                    if not is_input_error(error):
                         raise
                     log.exception("what was decided upon %d records has to be taken back", len(pending.received))
                     again = pending.received
@@ -277,7 +277,7 @@ class LeaderTerm:
         """Begin to commit what was decided; None where there is nothing to tell."""
         changes = self.machine.changes()
         plan = self._schedule.begin(
-            self._clock(), has_news=bool(pending.effects or changes or pending.unreadable or pending.upsetting)
+            self._clock(), has_news=bool(pending.effects or changes or pending.unreadable or pending.failed_inputs)
         )
         if plan is None:
             # Nothing of it outlives a restart.
@@ -298,7 +298,7 @@ class LeaderTerm:
         with pending.spans:
             async with self._producer.transaction():
                 outputs = Outputs(self._producer)
-                await outputs.refuse(pending.unreadable, pending.upsetting)
+                await outputs.refuse(pending.unreadable, pending.failed_inputs)
                 await outputs.record_changes(changes, positions)
                 await outputs.forget(forgotten)
                 if plan.beats:
@@ -309,7 +309,7 @@ class LeaderTerm:
         try:
             self._take_note(plan, changes, positions)
         except Exception as error:
-            # Never an upset: what is committed must not be decided upon again.
+            # Never an input error: committed decisions must not be repeated.
             log.exception("it is committed, and cannot be taken note of")
             raise BusError(f"after a commit: {type(error).__name__}: {error}") from error
 
@@ -338,7 +338,7 @@ class LeaderTerm:
             found = await asked
         await outputs.carry_out(without_lost(of_batches, *found), pending.originals, pending.spans, self._lanes)
 
-    # -- after an upset ----------------------------------------------------------------------------------------------
+    # -- after an input error ----------------------------------------------------------------------------------------
 
     async def _go_on_with_care(self, received: list[Received[Any]]) -> None:
         """Decide anew, one by one, upon all that is not committed; refuse what cannot be decided upon."""
@@ -350,11 +350,13 @@ class LeaderTerm:
             try:
                 await self._decide_alone([item])
             except Exception as error:
-                if not is_upset(error):
+                if not is_input_error(error):
                     raise
                 self._schedule.taken_back()
                 self._restore()
-                await self._commit_now(PendingCommit(Spans(self._namespace), upsetting=[(item, told(error))]))
+                await self._commit_now(
+                    PendingCommit(Spans(self._namespace), failed_inputs=[(item, with_traceback(error))])
+                )
 
     async def _decide_alone(self, received: list[Received[Any]]) -> None:
         pending = self._nothing()
@@ -377,7 +379,7 @@ async def _is_committed(committing: asyncio.Task[None]) -> bool:
     try:
         await committing
     except Exception as error:
-        if not is_upset(error):
+        if not is_input_error(error):
             raise
         return False
     return True

@@ -46,9 +46,9 @@ from trinity_bus.coordination.versions import history
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
+from workers.coordinator.input_errors import REASON
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.spans import Spans
-from workers.coordinator.upset import REASON
 
 log = logging.getLogger("workers.coordinator")
 
@@ -122,9 +122,11 @@ class Outputs:
             case RecordVersion(record=published):
                 await self._producer.send(VERSION_HISTORY, history.key(published), published)
 
-    async def refuse(self, unreadable: Iterable[Received[Any]], upsetting: Iterable[tuple[Received[Any], str]]) -> None:
-        """Write a dead letter for each record that its codec refuses, and for what has upset the machine."""
-        for received, detail in upsetting:
+    async def refuse(
+        self, unreadable: Iterable[Received[Any]], failed_inputs: Iterable[tuple[Received[Any], str]]
+    ) -> None:
+        """Write a dead letter for each record that its codec refuses, and for each input that raised an exception."""
+        for received, detail in failed_inputs:
             await self._producer.send_dead_letter(received, REASON, detail)
         for received in unreadable:
             if isinstance(received.record, Undecodable):

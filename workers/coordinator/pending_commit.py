@@ -18,7 +18,7 @@ class PendingCommit:
     effects: list[Effect] = field(default_factory=list)
     """In the order of the decisions."""
     unreadable: list[Received[Any]] = field(default_factory=list)
-    upsetting: list[tuple[Received[Any], str]] = field(default_factory=list)
+    failed_inputs: list[tuple[Received[Any], str]] = field(default_factory=list)
     """What the machine could not decide upon, and why."""
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)
     """Tasks as they came."""

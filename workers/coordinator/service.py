@@ -19,7 +19,7 @@ That only one works at a time is kept by the broker: whoever takes over fences t
 what fails                      what happens
 ==============================  =======================================================================================
 a record cannot be decoded      a dead letter, in the same transaction
-a record upsets the machine     a dead letter, and all is as it was: see :mod:`workers.coordinator.upset`
+a record causes an exception    a dead letter, and the state is restored: see :mod:`workers.coordinator.input_errors`
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself

@@ -1,1 +1,1 @@
-"""The demo: a whole mesh on one machine teaches a model of random weights to do as it is told."""
+"""The demo: a whole mesh on one machine trains a model with random weights."""

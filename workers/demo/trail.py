@@ -45,12 +45,12 @@ class Trail(ToolWorkflow):
     max_turns: ClassVar[int] = 2
 
     @asynccontextmanager
-    async def other_side(self, task: Task, ctx: RolloutContext, talk: Conversation) -> AsyncIterator[OtherSide]:
+    async def other_side(self, task: Task, ctx: RolloutContext, conversation: Conversation) -> AsyncIterator[OtherSide]:
         """See ``ConversationWorkflow.other_side``: the tool, until the trail has ended."""
-        async with super().other_side(task, ctx, talk) as answer:
+        async with super().other_side(task, ctx, conversation) as answer:
 
             async def until_the_end(said: ModelReply) -> bool:
-                return await answer(said) or talk.errors > 0 or len(talk.turns) == self.max_turns
+                return await answer(said) or conversation.errors > 0 or len(conversation.turns) == self.max_turns
 
             yield until_the_end
 

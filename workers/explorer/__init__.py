@@ -1,1 +1,1 @@
-"""The explorer: runs tasks on an inference engine and publishes what they yield."""
+"""The explorer: runs tasks on an inference engine and publishes their samples."""

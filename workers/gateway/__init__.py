@@ -1,1 +1,1 @@
-"""The gateway: agents' requests over HTTP, answered by explorers, and made into experiences."""
+"""The gateway: sends agents' HTTP requests to explorers and turns the responses into experiences."""

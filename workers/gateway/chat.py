@@ -35,14 +35,14 @@ class OpenAI:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        asked, talk, prompt = await self._context.opened(request, "chatcmpl-", read_request)
+        asked, request_run, prompt = await self._context.opened(request, "chatcmpl-", read_request)
         if asked.stream:
-            return await self._stream_chat(request, talk, asked, prompt)
+            return await self._stream_chat(request, request_run, asked, prompt)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        drawings = await talk.draw(prompt.token_ids, sampling, asked.n)
-        said = talk.said(prompt, sampling, drawings)
+        drawings = await request_run.draw(prompt.token_ids, sampling, asked.n)
+        said = request_run.said(prompt, sampling, drawings)
         choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
-        answer = ChatAnswer(talk.id, talk.created, self._context.model, len(prompt.token_ids), choices)
+        answer = ChatAnswer(request_run.id, request_run.created, self._context.model, len(prompt.token_ids), choices)
         return json_response(answer.body())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -52,21 +52,21 @@ class OpenAI:
         del body
         request[PLACE].free()
         self._context.check_model(asked.model)
-        talk = self._context.begin(request, "cmpl-")
-        shape = CompletionShape(talk.id, talk.created, self._context.model, len(asked.prompt))
+        request_run = self._context.begin(request, "cmpl-")
+        shape = CompletionShape(request_run.id, request_run.created, self._context.model, len(asked.prompt))
         if asked.stream:
-            return await self._stream_completions(request, talk, asked, shape)
-        drawings = await talk.draw(asked.prompt, asked.sampling, asked.n)
-        talk.completed(asked.prompt, drawings)
+            return await self._stream_completions(request, request_run, asked, shape)
+        drawings = await request_run.draw(asked.prompt, asked.sampling, asked.n)
+        request_run.completed(asked.prompt, drawings)
         choices = [(self._text(asked, one), one.finish_reason) for one in drawings]
         return json_response(shape.body(choices, _drawn(drawings)))
 
     async def _stream_chat(
-        self, request: web.Request, talk: RequestRun, asked: ChatRequest, prompt: Prompt
+        self, request: web.Request, request_run: RequestRun, asked: ChatRequest, prompt: Prompt
     ) -> web.StreamResponse:
         stop = asked.sampling.stop or ()
-        stream = ChatStream(talk.id, talk.created, self._context.model)
-        speeches = [talk.session.speech(prompt, stop) for _ in range(asked.n)]
+        stream = ChatStream(request_run.id, request_run.created, self._context.model)
+        speeches = [request_run.session.speech(prompt, stop) for _ in range(asked.n)]
         begun: set[int] = set()
 
         def first(index: int) -> Iterable[Any]:
@@ -85,17 +85,17 @@ class OpenAI:
 
         events = Events(request, _failed)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        drawings = await talk.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear)
+        drawings = await request_run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
-        said = talk.said(prompt, sampling, drawings)
+        said = request_run.said(prompt, sampling, drawings)
         ends = [end for i, one in enumerate(said) for end in last(i, one, drawings[i])]
         if asked.include_usage:
             ends.append(stream.usage(len(prompt.token_ids), _drawn(drawings)))
         return await events.send([*ends, _DONE])
 
     async def _stream_completions(
-        self, request: web.Request, talk: RequestRun, asked: CompletionRequest, shape: CompletionShape
+        self, request: web.Request, request_run: RequestRun, asked: CompletionRequest, shape: CompletionShape
     ) -> web.StreamResponse:
         stop = asked.sampling.stop or ()
         speeches = [Speech(self._context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
@@ -105,10 +105,10 @@ class OpenAI:
                 yield shape.chunk(index, text)
 
         events = Events(request, _failed)
-        drawings = await talk.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
+        drawings = await request_run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
-        talk.completed(asked.prompt, drawings)
+        request_run.completed(asked.prompt, drawings)
         ends: list[Any] = [
             shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason) for i, one in enumerate(drawings)
         ]

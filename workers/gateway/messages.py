@@ -24,14 +24,14 @@ class Anthropic:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        asked, talk, prompt = await self._context.opened(request, "msg_", read_messages_request)
+        asked, request_run, prompt = await self._context.opened(request, "msg_", read_messages_request)
         stop = asked.sampling.stop or ()
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        shape = MessageShape(talk.id, self._context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
+        shape = MessageShape(request_run.id, self._context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
         if not asked.stream:
-            (said,) = talk.said(prompt, sampling, await talk.draw(prompt.token_ids, sampling, 1))
+            (said,) = request_run.said(prompt, sampling, await request_run.draw(prompt.token_ids, sampling, 1))
             return json_response(shape.body(said))
-        speech = talk.session.speech(prompt, stop)
+        speech = request_run.session.speech(prompt, stop)
         events = Events(request, _failed, name=lambda event: str(event["type"]))
 
         drawn: list[int] = []
@@ -48,11 +48,11 @@ class Anthropic:
                     yield from shape.begin(so_far.reasoning)
                 yield shape.more(text)
 
-        drawings = await talk.stream(prompt.token_ids, sampling, 1, events=events, hear=hear)
+        drawings = await request_run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
         begun = events.begun
-        (said,) = talk.said(prompt, sampling, drawings)
+        (said,) = request_run.said(prompt, sampling, drawings)
         ends = [*(() if begun else [shape.start()]), *shape.last(said, speech.end(said.content))]
         return await events.send(ends)
 

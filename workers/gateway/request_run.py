@@ -88,10 +88,10 @@ class RequestContext:
         body = request.pop(BODY)
         asked = read(body, self.sampling)
         self.check_model(asked.model)
-        talk = self.begin(request, kind)
-        prompt = await talk.prompt(len(body), asked)
+        request_run = self.begin(request, kind)
+        prompt = await request_run.prompt(len(body), asked)
         request[PLACE].free()
-        return replace(asked, messages=()), talk, prompt
+        return replace(asked, messages=()), request_run, prompt
 
     def begin(self, request: web.Request, kind: str) -> "RequestRun":
         """Begin to answer a request; its id begins with ``kind``.

@@ -1,1 +1,1 @@
-"""The taskset: turns a dataset into tasks, at the pace at which the mesh answers them."""
+"""The task set: turns a dataset into tasks, as fast as the mesh answers them."""

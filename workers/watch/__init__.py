@@ -1,1 +1,1 @@
-"""The state of a mesh as tables and lines for people: `status` and its like, and the demo's live view."""
+"""The state of a mesh as text: ``status`` and similar commands, and the demo's live view."""

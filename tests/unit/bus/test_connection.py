@@ -16,7 +16,7 @@ from trinity_bus.bus.internals import LogClient
 from trinity_bus.bus.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, ConfigError
-from workers.coordinator.upset import is_upset
+from workers.coordinator.input_errors import is_input_error
 
 type Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -137,7 +137,7 @@ async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
 async def test_whatever_the_client_library_raises_is_an_error_of_the_log(error: BaseException) -> None:
     with pytest.raises(BusError, match=r"^commit: ") as raised, kafka_errors("commit"):
         raise error
-    assert not is_upset(raised.value)
+    assert not is_input_error(raised.value)
 
 
 async def test_an_error_of_ours_stays_what_it_is() -> None:

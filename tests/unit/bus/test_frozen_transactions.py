@@ -33,7 +33,7 @@ from trinity_bus.bus.internals import DefaultRecordBatch, LogClient
 from trinity_bus.bus.producer import Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
-from workers.coordinator.upset import is_upset
+from workers.coordinator.input_errors import is_input_error
 
 OUTAGE_S = 8.0
 REQUEST_S = 3.0
@@ -238,7 +238,7 @@ async def decide_all(world: World) -> int:
                             await producer.send_raw(RESULTS, "k", item, partition=0)
                         await producer.send_offsets({("results", 0): 5}, "group")
                 except Exception as error:
-                    if not is_upset(error):
+                    if not is_input_error(error):
                         raise
                     continue
                 left = left[AT_ONCE:]

@@ -55,7 +55,7 @@ def test_an_unknown_command_is_refused_and_the_nearest_named() -> None:
 
 def test_help_is_wrapped_by_the_terminal_and_not_where_the_source_was() -> None:
     text = CliRunner().invoke(cli.app, ["demo", "--help"], env={"COLUMNS": "300"}).stdout
-    assert "`tools`: to call a tool, and to call it again with what it has said. These two start from" in text
+    assert "`tools`: to call a tool, and to call it again with its result. These two start from" in text
 
 
 def test_a_narrow_terminal_folds_what_it_shows_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

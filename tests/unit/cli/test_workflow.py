@@ -53,15 +53,15 @@ def test_a_task_is_answered_by_whoever_types(made: Path) -> None:
     for line in (
         "run 0    reward 1,",
         "prompt   tools: ['add']\\nuser: 17 + 25?\\nassistant: ",
-        "told     \\ntool: 42\\nassistant: ",
-        "drawn    42",
+        "context  \\ntool: 42\\nassistant: ",
+        "sampled  42",
         "execute_tool add",
         "rollout my-sums",
     ):
         assert line in done.stdout
     assert "mask     1" in done.stdout
     short = subprocess.run(command, input="", capture_output=True, text=True, check=False)
-    assert (short.returncode, "standard input is over" in short.stderr) == (2, True)
+    assert (short.returncode, "standard input has ended" in short.stderr) == (2, True)
 
 
 def test_a_task_is_answered_by_a_model(tmp_path: Path) -> None:

@@ -113,10 +113,10 @@ def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | No
 
 
 def room(explorers: list[Explorer]) -> FreeSlots:
-    rooms = FreeSlots()
+    free_slots = FreeSlots()
     for one in explorers:
-        rooms.changed(one)
-    return rooms
+        free_slots.changed(one)
+    return free_slots
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
 
 def test_room_is_fair_over_many_tasks() -> None:
     explorers = [explorer("a", slots=30), explorer("b", slots=10)]
-    rooms = room(explorers)
+    free_slots = room(explorers)
     for number in range(20):
         task = open_task(f"t{number}", number)
-        taker = rooms.of(0, trained=True).place(task, task.parts[0])
+        taker = free_slots.of(0, trained=True).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task.task_id, 1): Attempt(task.task.task_id, 0, 1, 1.0)}
-        rooms.changed(taker)
+        free_slots.changed(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5]

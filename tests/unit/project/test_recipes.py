@@ -40,8 +40,8 @@ def test_a_recipe_is_whole(recipe: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     page, table = (recipe / "README.md").read_text(), (ROOT / "recipes" / "README.md").read_text()
     assert f"]({recipe.name}/README.md)" in table
-    assert "**Needs.**" in page
-    assert "Not run here" in page
+    assert "**Requirements.**" in page
+    assert "Not yet run" in page
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)

@@ -34,7 +34,7 @@ class AnyTalk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.talk = RequestRules()
+        self.requests = RequestRules()
         self.jobs: dict[int, bool] = {}
         self.in_engine: set[tuple[int, int]] = set()
 
@@ -46,12 +46,12 @@ class AnyTalk(RuleBasedStateMachine):
     @rule(job=st.integers(0, 5))
     def give(self, job: int) -> None:
         if job not in self.jobs:
-            self.talk.run(job)
+            self.requests.run(job)
             self.jobs[job] = False
 
     @rule(job=st.integers(0, 6))
     def cancel(self, job: int) -> None:
-        self.drop(self.talk.cancel(job))
+        self.drop(self.requests.cancel(job))
         if job in self.jobs:
             self.jobs[job] = True
         assert not any(of == job for of, _ in self.in_engine)
@@ -61,22 +61,22 @@ class AnyTalk(RuleBasedStateMachine):
         asked = generate(job, request)
         if job not in self.jobs or (not self.jobs[job] and (job, request) in self.in_engine):
             with pytest.raises(ProtocolError):
-                self.talk.hear(asked)
+                self.requests.receive(asked)
         elif self.jobs[job]:
-            assert self.talk.hear(asked) is None
+            assert self.requests.receive(asked) is None
         else:
-            assert self.talk.hear(asked) == ServeRequest(asked)
+            assert self.requests.receive(asked) == ServeRequest(asked)
             self.in_engine.add((job, request))
 
     @rule(job=st.integers(0, 6), request=st.integers(0, 3))
     def abandon(self, job: int, request: int) -> None:
         served = (job, request) in self.in_engine
-        assert self.talk.hear(AbandonRequest(job, request)) == (DropRequest((job, request)) if served else None)
+        assert self.requests.receive(AbandonRequest(job, request)) == (DropRequest((job, request)) if served else None)
         self.in_engine.discard((job, request))
 
     @rule(job=st.integers(0, 6), request=st.integers(0, 3))
     def answer(self, job: int, request: int) -> None:
-        assert self.talk.answer((job, request)) == ((job, request) in self.in_engine)
+        assert self.requests.answer((job, request)) == ((job, request) in self.in_engine)
         self.in_engine.discard((job, request))
 
     @rule(job=st.integers(0, 6), how=st.sampled_from(sorted(ENDS)))
@@ -84,9 +84,9 @@ class AnyTalk(RuleBasedStateMachine):
         message = ENDS[how](job)
         if job not in self.jobs or (how == "cancelled" and not self.jobs[job]):
             with pytest.raises(ProtocolError):
-                self.talk.hear(message)
+                self.requests.receive(message)
             return
-        heard = self.talk.hear(message)
+        heard = self.requests.receive(message)
         assert isinstance(heard, JobEnded)
         assert heard.how is message
         self.drop(heard.drop)
@@ -95,28 +95,28 @@ class AnyTalk(RuleBasedStateMachine):
 
     @rule()
     def pong(self) -> None:
-        assert self.talk.hear(Pong({})) == RunnerAnswered(Pong({}))
+        assert self.requests.receive(Pong({})) == RunnerAnswered(Pong({}))
 
     @precondition(lambda self: len(self.jobs) > 2)
     @rule()
     def die(self) -> None:
-        self.drop(self.talk.close())
+        self.drop(self.requests.close())
         self.jobs.clear()
         assert not self.in_engine
 
     @invariant()
     def it_knows_what_the_runner_has(self) -> None:
-        assert set(self.talk.jobs) == set(self.jobs)
+        assert set(self.requests.jobs) == set(self.jobs)
 
 
 TestAnyTalk = AnyTalk.TestCase
 
 
 def test_a_workflow_gone_wild_is_refused_and_not_stopped() -> None:
-    talk = RequestRules()
-    talk.run(1)
+    requests = RequestRules()
+    requests.run(1)
     for request in range(MAX_REQUESTS):
-        assert isinstance(talk.hear(generate(1, request)), ServeRequest)
-    refused = talk.hear(generate(1, MAX_REQUESTS))
+        assert isinstance(requests.receive(generate(1, request)), ServeRequest)
+    refused = requests.receive(generate(1, MAX_REQUESTS))
     assert isinstance(refused, RefuseRequest)
     assert "wait for some before asking more" in refused.why

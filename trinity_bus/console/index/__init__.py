@@ -1,4 +1,4 @@
-"""The console's index: what searching the log needs, in a store that can be made anew from it at any time.
+"""The console's index: a database for searching the log, which can be rebuilt from the log at any time.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What the console's pages say, apart from the service that sends them: pure, but for the files of templates.
+"""The content of the console's pages, apart from the service that sends them. Pure, except that it reads templates.
 
 ::
 

@@ -1,1 +1,1 @@
-"""Batches: their tasks from acceptance to result, their ends, and the order of training."""
+"""Batches: the lifecycle of batches and their tasks, and the order of training."""

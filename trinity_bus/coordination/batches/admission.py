@@ -177,7 +177,7 @@ class Admission:
         self._no_longer_filled(batch)
         self._waiting[batch.batch_type].pop(batch.batch_id, None)
         if self._in_training.pop(batch.batch_id, None) is not None:
-            self._shares.give_back(batch.owner)
+            self._shares.release(batch.owner)
 
 
 def _last_touched(batch: Batch) -> tuple[int, int]:

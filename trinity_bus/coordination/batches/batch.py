@@ -163,7 +163,7 @@ class Batch(Row):
         """Note that the part is to be handed out, for the first time or again."""
         heapq.heappush(self.queued.setdefault(task.kind, []), (task.order, part.index, task.task.task_id))
 
-    def next_in_line(self, kinds: Collection[Kind]) -> Queued | None:
+    def next_queued(self, kinds: Collection[Kind]) -> Queued | None:
         """Return what is to be handed out next, of those whose kind is one of these."""
         heads = [heap[0] for kind, heap in self.queued.items() if kind in kinds]
         return min(heads) if heads else None

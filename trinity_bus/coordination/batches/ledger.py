@@ -4,7 +4,7 @@
 
     accept --> OpenTask, in a PENDING batch --> batch full --admit--> RUNNING: its tasks can be handed out
                   |                                                      |
-                  +--settle: exactly one Result of each task ------------+--> all settled: FINALIZING
+                  +--finish: exactly one Result of each task ------------+--> all finished: FINALIZING
                                                                                 |
                         in the order of sequence: FINALIZED, and off the books <+
 
@@ -227,7 +227,7 @@ class Ledger:
         self.queue.leave(batch)
         return batch.record()
 
-    def settle(self, task: OpenTask, result: Result) -> Batch:
+    def finish_task(self, task: OpenTask, result: Result) -> Batch:
         """Note that the task, of which nothing is running or queued any more, has its result. Return its batch."""
         task_id = task.task.task_id
         batch = self.batches[task.batch_id]

@@ -135,15 +135,15 @@ def failure(task: OpenTask, error: str) -> Result:
     return _nothing(task, "failed", error, {TASK_TIME: task.lost_s / tried} if task.lost_s else {})
 
 
-def cut_off(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
-    """Return the result of a task that is not waited for any longer."""
+def unfinished(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
+    """Return the result of a task that is ended before all its parts are answered."""
     if keep_partial and task.answers:
         return joined(task, batch_type, reason)
     return _nothing(task, "aborted", reason, {})
 
 
-def told(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
-    """Return the result as its record on ``results``."""
+def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
+    """Return the record of the result on ``results``."""
     counted = task.answers if result.parts else []
     return TaskResult(
         task_id=result.task_id,

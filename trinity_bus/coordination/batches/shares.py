@@ -2,13 +2,13 @@
 
 ::
 
-    producer waits --its turn--> holds one more --given back--> holds one fewer
+    producer waits --its turn--> holds one more --released--> holds one fewer
 
 Among those who want one more, the turn is that of whoever *holds* the fewest; among equals, that of whoever was served
 longest ago, then the first by name. So with ``n`` producers that always want more, each comes to hold its ``n``-th
 part, however long each keeps what it holds: a producer whose attempts take a hundred times as long as another's does
 not come to hold a hundred times as many. Nobody waits for more than one service of each of the others once it holds
-the fewest, and nothing is kept back: a producer that is alone gets all.
+the fewest, and nothing is kept back: a single producer gets all.
 
 Turns are remembered, as part of the coordinator's state, only while producers compete; who neither holds nor wants
 anything is forgotten.
@@ -55,7 +55,7 @@ class Shares:
         """Note that it holds one more."""
         self.held[producer] = self.held.get(producer, 0) + 1
 
-    def give_back(self, producer: str) -> None:
+    def release(self, producer: str) -> None:
         """Note that it holds one fewer."""
         held = self.held
         held[producer] -= 1

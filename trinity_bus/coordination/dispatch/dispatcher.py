@@ -22,29 +22,29 @@ from trinity_bus.coordination.effects import Effects, SendOrder
 from trinity_bus.coordination.limits import short_error
 
 MOST_STARTED: Final = 256
-"""Attempts that one pass starts: a thousand explorers that have room at once are not to keep all others waiting."""
+"""Most attempts that one pass starts, so that a thousand free explorers do not delay all other work."""
 
 type _Finder = Callable[[int], Placement]
-"""Finds the room for a version, in one pass."""
+"""Finds the free slots for a version, in one pass."""
 
 
 class _Turn:
-    """How far one producer has come in its line, in one pass."""
+    """The position of one producer in its queue, in one pass."""
 
     __slots__ = ("_batches", "batch")
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self.batch = next(batches, None)
-        """Of which something is to be handed out next; None: nothing is."""
+        """The batch to dispatch from next; None at the end."""
 
-    def go_on(self) -> None:
-        """Nothing more of this batch fits."""
+    def advance(self) -> None:
+        """Go to the next batch, because nothing more of this one fits."""
         self.batch = next(self._batches, None)
 
 
 class Dispatcher:
-    """Starts attempts where there is room, and ends them."""
+    """Starts attempts in free slots, and ends them."""
 
     def __init__(self, ledger: Ledger, fleet: Fleet, timeouts: AttemptTimeouts, out: Effects) -> None:
         self._ledger = ledger
@@ -52,48 +52,48 @@ class Dispatcher:
         self._timeouts = timeouts
         self._out = out
         self.is_cut_short = False
-        """Whether the last pass has ended with more to hand out, because it was long enough."""
+        """Whether the last pass ended at :data:`MOST_STARTED`, with more to dispatch."""
         self._started = 0
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
-        """Hands out parts until there is no more room, nothing that fits it, or enough; producers take turns.
+        """Dispatch parts until no slot is free, no part fits, or enough attempts are started; producers take turns.
 
         Args:
-            newest_version: That explorers are told to serve.
+            newest_version: The announced version.
             now: The time.
-            ceiling: What needs a newer version than this stays where it is; None for all versions.
+            ceiling: Parts that need a newer version than this are not dispatched; None for no limit.
         """
         self.is_cut_short, self._started = False, 0
-        line, shares = self._ledger.queue, self._ledger.shares
-        shares.forget_idle(line.producers)
-        if not line:
+        queue, shares = self._ledger.queue, self._ledger.shares
+        shares.forget_idle(queue.producers)
+        if not queue:
             return
-        rooms = self._fleet.rooms
-        if not rooms:
+        free_slots = self._fleet.free_slots
+        if not free_slots:
             return
-        find = cache(partial(rooms.of, trained=newest_version >= 0))
-        # What does not fit now fits no better later in this pass: room only shrinks.
-        turns = [(shares.rank(producer), _Turn(line.of(producer))) for producer in line.producers]
+        find = cache(partial(free_slots.of, trained=newest_version >= 0))
+        # A part that does not fit now will not fit later in this pass, because free slots only decrease.
+        turns = [(shares.rank(producer), _Turn(queue.of(producer))) for producer in queue.producers]
         heapq.heapify(turns)
-        while len(turns) > 1 and rooms and not self.is_cut_short:
+        while len(turns) > 1 and free_slots and not self.is_cut_short:
             (*_, producer), turn = turns[0]
-            if self._hand_out(turn, find, newest_version, now, ceiling, alone=False):
+            if self._dispatch_turn(turn, find, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
                 heapq.heapreplace(turns, (shares.rank(producer), turn))
             else:
                 heapq.heappop(turns)
-        if rooms and not self.is_cut_short:
-            self._hand_out(turns[0][1], find, newest_version, now, ceiling, alone=True)
+        if free_slots and not self.is_cut_short:
+            self._dispatch_turn(turns[0][1], find, newest_version, now, ceiling, alone=True)
 
-    def _hand_out(
+    def _dispatch_turn(
         self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
-        """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
+        """Dispatch one part, or for a single producer all that fit. Return whether more may fit."""
         while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
                 placement = find(min_version)
-                while (queued := batch.next_in_line(placement.kinds)) is not None:
+                while (queued := batch.next_queued(placement.kinds)) is not None:
                     _, index, task_id = queued
                     task = self._ledger.tasks[task_id]
                     part = task.parts[index]
@@ -101,9 +101,9 @@ class Dispatcher:
                     self._ledger.queue.take(batch, task.kind)
                     self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
                     self.is_cut_short = self._started >= MOST_STARTED
-                    if self.is_cut_short or not (alone and self._fleet.rooms):
+                    if self.is_cut_short or not (alone and self._fleet.free_slots):
                         return True
-            turn.go_on()
+            turn.advance()
         return False
 
     def speculate(self, attempt: Attempt, newest_version: int, now: float) -> bool:
@@ -111,7 +111,7 @@ class Dispatcher:
         task = self._ledger.tasks[attempt.task_id]
         batch = self._ledger.batches[task.batch_id]
         min_version = _min_version(batch, newest_version)
-        placement = self._fleet.rooms.of(min_version, trained=newest_version >= 0)
+        placement = self._fleet.free_slots.of(min_version, trained=newest_version >= 0)
         part = task.parts[attempt.part]
         explorer = placement.find(task, part, beside=attempt.explorer)
         if explorer is None:
@@ -124,7 +124,7 @@ class Dispatcher:
         del self._ledger.running[attempt.key]
         self._fleet.release(attempt.explorer, attempt.key)
         task = self._ledger.tasks[attempt.task_id]
-        self._ledger.shares.give_back(self._ledger.batches[task.batch_id].owner)
+        self._ledger.shares.release(self._ledger.batches[task.batch_id].owner)
         return task, task.stop(attempt)
 
     def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:

@@ -74,7 +74,7 @@ class Fleet:
         """In the order in which they went."""
         self.pace_s = 0.0
         """That explorers are to have; see :mod:`trinity_bus.coordination.dispatch.pace`."""
-        self.rooms = FreeSlots()
+        self.free_slots = FreeSlots()
         self.revision = 0
         """Grows whenever anything of an explorer changes but the attempts that it has."""
         self._silence: Deadlines[str] = Deadlines()
@@ -122,7 +122,7 @@ class Fleet:
     def assign(self, explorer: Explorer, attempt: Attempt) -> None:
         """Note that it is handed an attempt."""
         self._assigned.of(explorer.name).add(attempt)
-        self.rooms.changed(explorer)
+        self.free_slots.changed(explorer)
 
     def note_turns(self, beat: ExplorerHeartbeat) -> None:
         """Take in where the first turns lie that attempts have completed; of those that it was handed."""
@@ -137,7 +137,7 @@ class Fleet:
     def release(self, name: str, key: AttemptKey) -> None:
         """Note that an attempt that this explorer was handed is over."""
         del self._assigned.of(name)[key]
-        self.rooms.changed(self.explorers[name])
+        self.free_slots.changed(self.explorers[name])
 
     def depart(self, explorer: Explorer, *, for_good: bool) -> None:
         """Note that it is gone. ``for_good``: this incarnation never comes back."""
@@ -277,7 +277,7 @@ class Fleet:
 
     def _changed(self, explorer: Explorer) -> None:
         self.revision += 1
-        self.rooms.changed(explorer)
+        self.free_slots.changed(explorer)
         if explorer.gone:
             self._live.discard(explorer.name)
             self._gone[explorer.name] = None
@@ -295,7 +295,7 @@ class Fleet:
         self._gone.pop(explorer.name, None)
         self._silence.forget(explorer.name)
         self._assigned.take(explorer.name)
-        self.rooms.forget(explorer.name)
+        self.free_slots.forget(explorer.name)
         self._forget_known()
 
     def _forget_known(self) -> None:

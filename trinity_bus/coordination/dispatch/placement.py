@@ -14,8 +14,8 @@ knows the workflow and serves at least the version that the batch needs, if its 
 4. the one with the smallest share of its slots taken, so that all get the same share;
 5. the first by name, so that the same history always gives the same decisions.
 
-Nothing here looks at all explorers. Those with room that are alike, in what they can run and what they serve, are a
-*crowd*, and a heap in each has the one with the smallest share taken at its top.
+Nothing here scans all explorers. Explorers with free slots and equal pool, workflows and version form a *cohort*, and
+each cohort has a heap with the smallest taken share at its top.
 """
 
 import heapq
@@ -37,34 +37,34 @@ class FreeSlots:
     """The explorers with free slots. Whoever changes one says so."""
 
     def __init__(self) -> None:
-        self._crowds: dict[_Alike, _AlikeExplorers] = {}
-        self._crowd_of: dict[str, _AlikeExplorers] = {}
+        self._cohorts: dict[_Alike, _AlikeExplorers] = {}
+        self._cohort_of: dict[str, _AlikeExplorers] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any room."""
-        return bool(self._crowd_of)
+        """Whether any explorer has a free slot."""
+        return bool(self._cohort_of)
 
     def changed(self, explorer: Explorer) -> None:
         """Take note of an explorer as it is now."""
         alike = explorer.kinds, explorer.pool, explorer.version, explorer.fixed
-        crowd = self._crowd_of.get(explorer.name)
-        if crowd is None or crowd.alike != alike or explorer.free <= 0:
+        cohort = self._cohort_of.get(explorer.name)
+        if cohort is None or cohort.alike != alike or explorer.free <= 0:
             self.forget(explorer.name)
             if explorer.free <= 0:
                 return
-            crowd = self._crowds.get(alike)
-            if crowd is None:
-                crowd = self._crowds[alike] = _AlikeExplorers(alike)
-            self._crowd_of[explorer.name] = crowd
-        crowd.add(explorer)
+            cohort = self._cohorts.get(alike)
+            if cohort is None:
+                cohort = self._cohorts[alike] = _AlikeExplorers(alike)
+            self._cohort_of[explorer.name] = cohort
+        cohort.add(explorer)
 
     def forget(self, name: str) -> None:
         """Take note that nothing is known of an explorer any more."""
-        crowd = self._crowd_of.pop(name, None)
-        if crowd is not None:
-            del crowd.members[name]
-            if not crowd.members:
-                del self._crowds[crowd.alike]
+        cohort = self._cohort_of.pop(name, None)
+        if cohort is not None:
+            del cohort.members[name]
+            if not cohort.members:
+                del self._cohorts[cohort.alike]
 
     def of(self, min_version: int, *, trained: bool) -> "Placement":
         """Return the room for what needs this version, as long as no more room is made.
@@ -73,17 +73,17 @@ class FreeSlots:
             min_version: The version.
             trained: Whether a version was published.
         """
-        return Placement(self._crowds.values(), min_version, trained=trained)
+        return Placement(self._cohorts.values(), min_version, trained=trained)
 
 
 class Placement:
     """The explorers with free slots that serve a version, or need not, while room only shrinks."""
 
-    def __init__(self, crowds: Iterable["_AlikeExplorers"], min_version: int, *, trained: bool) -> None:
+    def __init__(self, cohorts: Iterable["_AlikeExplorers"], min_version: int, *, trained: bool) -> None:
         self._min_version = min_version
         self._trained = trained
-        self._crowds = sorted(
-            (c for c in crowds if c.version >= min_version or c.any.needs_no_version(trained=trained)),
+        self._cohorts = sorted(
+            (c for c in cohorts if c.version >= min_version or c.any.needs_no_version(trained=trained)),
             key=lambda c: -c.version,
         )
         self._kinds: frozenset[Kind] | None = None
@@ -91,9 +91,9 @@ class Placement:
     @property
     def kinds(self) -> frozenset[Kind]:
         """Those that somebody with room can run."""
-        if self._kinds is None or not all(crowd.members for crowd in self._crowds):
-            self._crowds = [crowd for crowd in self._crowds if crowd.members]
-            self._kinds = frozenset[Kind]().union(*(crowd.kinds for crowd in self._crowds))
+        if self._kinds is None or not all(cohort.members for cohort in self._cohorts):
+            self._cohorts = [cohort for cohort in self._cohorts if cohort.members]
+            self._kinds = frozenset[Kind]().union(*(cohort.kinds for cohort in self._cohorts))
         return self._kinds
 
     def version_for(self, explorer: Explorer) -> int:
@@ -118,11 +118,11 @@ class Placement:
         homes: Collection[str] = task.homes if len(task.parts) > 1 else ()
         failed_on = part.failed_on
         best: Explorer | None = None
-        for crowd in self._crowds:
-            if best is not None and best.name != failed_on and best.version > crowd.version:
+        for cohort in self._cohorts:
+            if best is not None and best.name != failed_on and best.version > cohort.version:
                 break
-            if task.kind in crowd.kinds:
-                found = crowd.best(failed_on, beside, homes)
+            if task.kind in cohort.kinds:
+                found = cohort.best(failed_on, beside, homes)
                 if found is not None and (
                     best is None or _preference(found, failed_on, homes) < _preference(best, failed_on, homes)
                 ):
@@ -131,7 +131,7 @@ class Placement:
 
 
 class _AlikeExplorers:
-    """Explorers with room that are alike."""
+    """Explorers with free slots and equal pool, workflows and version."""
 
     def __init__(self, alike: _Alike) -> None:
         self.alike = alike
@@ -142,7 +142,7 @@ class _AlikeExplorers:
 
     @property
     def any(self) -> Explorer:
-        """Return any explorer of the group, to ask what is the same of all."""
+        """Return any explorer of the cohort, to ask what is the same of all."""
         return next(iter(self.members.values()))
 
     def add(self, explorer: Explorer) -> None:

@@ -1,1 +1,1 @@
-"""What each kind of input does to the machine's state."""
+"""Handlers: the effect of each kind of input on the machine's state."""

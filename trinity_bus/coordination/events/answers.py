@@ -48,11 +48,11 @@ class Answers:
             max_pieces=self._pieces_allowed(batch, task),
         )
         if problem is not None:
-            self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
+            self._endings.attempt_failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
         elif done:
-            self._endings.kept(attempt, event, done, traceparent)
+            self._endings.attempt_partly_succeeded(attempt, event, done, traceparent)
         else:
-            self._endings.answered(attempt, event, traceparent)
+            self._endings.attempt_succeeded(attempt, event, traceparent)
 
     def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
         """Return the runs of an attempt that are kept while its others are tried again; none where that cannot be.

@@ -91,9 +91,9 @@ class BatchCommands:
             self._answer(command, traceparent, "not_yours", detail)
             return
         if batch is not None and isinstance(command, AbortBatch):
-            self._endings.abort(batch, command.reason, keep_partial=command.keep_partial_results)
+            self._endings.abort_batch(batch, command.reason, keep_partial=command.keep_partial_results)
         elif batch is not None and isinstance(command, CancelTasks):
-            self._endings.cut_off(
+            self._endings.end_unfinished_tasks(
                 batch,
                 command.reason,
                 keep_partial=command.return_partial_tasks,
@@ -128,7 +128,7 @@ class BatchCommands:
             self._ledger.start_open(batch)
             self._out.add(PublishBatch(batch.record()))
         self._answer(command, traceparent)
-        self._endings.give_up_unfilled()
+        self._endings.abort_unfilled_batches()
 
     def _refusal(self, command: SubmitBatch) -> tuple[CommandError, str] | None:
         batch_id, expected = command.batch_id, command.expected_task_count
@@ -150,7 +150,7 @@ class BatchCommands:
             return True
         idle = next((batch for batch in opened if not batch.open_tasks), None)
         if idle is not None:
-            self._endings.abort(idle, f"it was idle, and there are {MAX_OPEN_BATCHES} open batches")
+            self._endings.abort_batch(idle, f"it was idle, and there are {MAX_OPEN_BATCHES} open batches")
         return idle is not None
 
     # -- finalize ----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class BatchCommands:
             self._answer(command, traceparent, "invalid", f"{MAX_BATCH_WAITERS} clients wait for batch {batch_id}.")
         else:
             if batch.expected == 0 and owns(command, batch):
-                self._endings.end_now(batch)
+                self._endings.end_batch(batch)
             timeout_s = command.timeout_s
             if timeout_s is None:
                 timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
@@ -232,7 +232,7 @@ class BatchCommands:
     def _expired(self, waiter: BatchWaiter) -> None:
         batch = self._ledger.batches[waiter.command.batch_id]
         if _may_end(batch) and owns(waiter.command, batch):
-            self._endings.end_now(batch)
+            self._endings.end_batch(batch)
         if batch.state is State.FINALIZING and self._ledger.admission.is_next(batch):
             return  # It is finalized in a moment, and everybody is answered who waits for it.
         self._waiters.remove(waiter)

@@ -93,9 +93,9 @@ class Contributions:
             drawn = task.answers[0].version_min
             needed = self._needed(batch.min_version)
             if drawn < needed:
-                self._endings.give_up(task, _stale(drawn, needed))
+                self._endings.fail_task(task, _stale(drawn, needed))
             else:
-                self._endings.settle_answered(task)
+                self._endings.finish_answered_task(task)
 
     def _accept(self, arrived: ContributionArrived, found: Examined, task: Task) -> None:
         command = arrived.command

@@ -1,26 +1,26 @@
-"""How attempts, tasks and batches end, and who is told.
+"""How attempts, tasks and batches end, and which records report it.
 
 ::
 
-    attempt --answered, failed, cancelled--> part --> task: one Result, one Answered
+    attempt --succeeded, failed, cancelled--> part --> task: one result
                                                         |
-                                              the last of its batch, or the batch is cut off
+                                              the last of its batch, or the batch ends early
                                                         |
                                                       batch: FINALIZED or ABORTED --> outcome, replies
 
 ======================================  ================================================================================
-what happens                            what follows
+event                                   effect
 ======================================  ================================================================================
-an attempt is good                      its part is answered, another attempt at the part is cancelled; the task ends
+an attempt succeeds                     its part is answered, another attempt at the part is cancelled; the task ends
                                         with its last part
-an attempt breaks off, some runs done   these are kept, and the others are tried again, as parts of their own
-an attempt fails, is out of time, or    the part is tried again while tries are left and nobody else is at it; else the
-its explorer is gone                    task fails, or goes on for the runs of its other parts (partial results)
-its explorer leaves in order, and does  the part is handed out again, and no try is lost: a fleet that shrinks, or is
-not have it, or gives it back           upgraded one by one, ends no task that takes longer than explorers wait
-enough tasks of a batch are finished    ``wait_after_min_s`` later the others are cut off
-a client ends tasks or a batch          the unfinished ones are cut off: their attempts are cancelled, and each has a
-                                        result, ``partial`` or ``aborted``
+an attempt fails with some runs done    these runs are kept, and the others are retried as separate parts
+an attempt fails or times out, or its   the part is retried while attempts are left and no other attempt at it runs;
+explorer is lost                        else the task fails, or continues for its other parts (partial results)
+an explorer drains and does not work    the part is dispatched again, and this does not count as an attempt: a fleet
+on the attempt                          that shrinks or is upgraded fails no task that takes longer than drains last
+enough tasks of a batch are finished    ``wait_after_min_s`` later the others are ended
+a client ends tasks or a batch          attempts at unfinished tasks are cancelled, and each task gets a result,
+                                        ``partial`` or ``aborted``
 ======================================  ================================================================================
 """
 
@@ -48,10 +48,10 @@ class Endings:
     """Ends attempts, tasks and batches.
 
     Args:
-        context: What the machine is run with.
+        context: Settings, clock and effects of the machine.
         state: Its state.
-        dispatcher: To stop and cancel.
-        timeouts: Told how long attempts took.
+        dispatcher: Stops and cancels attempts.
+        timeouts: Records how long attempts took.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Endings:
         self._outcomes = state.outcomes
         self._dispatcher = dispatcher
         self._timeouts = timeouts
-        self._to_cut: dict[str, Batch] = {}
+        self._waiting: dict[str, Batch] = {}
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def answered(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
-        """Note that the running attempt is good."""
+    def attempt_succeeded(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
+        """End a running attempt that has all its runs, and answer its part."""
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
@@ -82,15 +82,17 @@ class Endings:
         if task.parts_left:
             self._ledger.answered(task, part.index, answer)
         else:
-            self._settle(task, results.joined(task, batch_type))
+            self._finish(task, results.joined(task, batch_type))
 
-    def kept(self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None) -> None:
-        """Note that the running attempt has broken off: its runs that are done are good, the others are tried again.
+    def attempt_partly_succeeded(
+        self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None
+    ) -> None:
+        """End a running attempt that has some of its runs: keep these, and retry the others.
 
         Args:
             attempt: The only one at its part.
-            event: What its explorer says.
-            done: Runs of its part, not all of them.
+            event: The explorer's report.
+            done: Finished runs of its part, not all of them.
             traceparent: Of the rollout.
         """
         elapsed = self._timed(attempt)
@@ -105,9 +107,9 @@ class Endings:
         answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
         task.answer(part, answer)
         self._ledger.answered(task, part.index, answer, *rest)
-        self._try_again(task, rest, error)
+        self._retry(task, rest, error)
 
-    def failed(
+    def attempt_failed(
         self,
         attempt: Attempt,
         error: str,
@@ -117,15 +119,15 @@ class Endings:
         cancel: bool = False,
         timed: bool = True,
     ) -> None:
-        """Note that the running attempt ended without an answer: its part is tried again, or fails.
+        """End a running attempt without an answer: retry its part, or fail it.
 
         Args:
-            attempt: That has ended.
+            attempt: The attempt.
             error: What went wrong.
-            fact: What to count it as.
-            took_s: Seconds that it took, as far as that is known.
-            cancel: Whether its explorer may still be at it.
-            timed: Whether it tells something about how long attempts take.
+            fact: The kind of failure, for metrics.
+            took_s: Its duration in seconds, if known.
+            cancel: Whether its explorer may still be running it.
+            timed: Whether its duration counts for dynamic timeouts.
         """
         if timed:
             self._timed(attempt)
@@ -140,10 +142,10 @@ class Endings:
         task.first_error = task.first_error or error
         self._ledger.progressed(task, part)
         if not part.running:
-            self._try_again(task, [part], error)
+            self._retry(task, [part], error)
 
-    def _try_again(self, task: OpenTask, parts: Sequence[Part], error: str) -> None:
-        """Have parts, of which nothing runs and which have lost as many tries, handed out again; or they fail."""
+    def _retry(self, task: OpenTask, parts: Sequence[Part], error: str) -> None:
+        """Queue parts without a running attempt again, or fail them; all have lost the same number of attempts."""
         batch = self._ledger.batches[task.batch_id]
         if parts[0].lost < self._settings.max_attempts:
             detail = f"{parts[0].lost} of {self._settings.max_attempts} tries"
@@ -155,44 +157,41 @@ class Endings:
             task.fail(part)
         self._ledger.progressed(task, *parts)
         if not (self._settings.return_partial_tasks or batch.is_open):
-            self.give_up(task, error)
+            self.fail_task(task, error)
         elif not task.parts_left:
             if task.answers:
-                self._settle(task, results.joined(task, batch.batch_type))
+                self._finish(task, results.joined(task, batch.batch_type))
             else:
-                self.give_up(task, error)
+                self.fail_task(task, error)
 
-    def lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
-        """Note that an incarnation of an explorer is over; what it ran is tried again or fails.
-
-        To be called while it is in the fleet.
-        """
+    def explorer_lost(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
+        """Retry or fail the attempts of an explorer's incarnation that has ended. Call it while it is in the fleet."""
         lost = [self._ledger.running[key] for key in explorer.assigned]
         for attempt in sorted(lost, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             if attempt.key in explorer.assigned:
-                self.failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
+                self.attempt_failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
 
-    def give_back(self, explorer: Explorer, kept: Container[AttemptKey]) -> None:
-        """Note what an explorer that leaves in order does not work on: it is handed out anew, and no try is lost.
+    def requeue_from(self, explorer: Explorer, kept: Container[AttemptKey]) -> None:
+        """Queue the attempts that a draining explorer does not run; this does not count as a failed attempt.
 
         Args:
-            explorer: Takes no more orders.
-            kept: What it works on still.
+            explorer: Accepts no more orders.
+            kept: The attempts that it still runs.
         """
-        back = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
-        for attempt in sorted(back, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        returned = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
+        for attempt in sorted(returned, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             task, part = self._dispatcher.stop(attempt)
             self._ledger.progressed(task)
             if not part.running:
                 self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
 
-    def hand_out_again(self, reason: str) -> None:
-        """Stop all that runs with the trainer's weights; it waits to be handed out anew, and no try is lost."""
-        drawn = [attempt for attempt in self._ledger.running.values() if not self._fleet.is_fixed(attempt.explorer)]
-        for attempt in sorted(drawn, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+    def requeue_running(self, reason: str) -> None:
+        """Stop and queue all attempts with the trainer's weights; this does not count as a failed attempt."""
+        running = [attempt for attempt in self._ledger.running.values() if not self._fleet.is_fixed(attempt.explorer)]
+        for attempt in sorted(running, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
-            # What was drawn with a version that is void is not gone on with.
+            # Completed turns of a discarded version are not continued.
             task.turns = None
             self._ledger.progressed(task)
             if not part.running:
@@ -200,73 +199,75 @@ class Endings:
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
-    def give_up(self, task: OpenTask, error: str) -> None:
-        """Note that the task fails for good, with its first error; nothing of it counts."""
+    def fail_task(self, task: OpenTask, error: str) -> None:
+        """Fail a task with its first error; none of its samples count."""
         first = task.first_error or short_error(error)
         self._stop_all(task, f"another part of the task has failed: {first}")
-        self._settle(task, results.failure(task, first))
+        self._finish(task, results.failure(task, first))
 
-    def settle_answered(self, task: OpenTask) -> None:
-        """Note that a task whose parts are all answered waits for nothing any more."""
-        self._settle(task, results.joined(task, task.task.batch_type))
+    def finish_answered_task(self, task: OpenTask) -> None:
+        """End a task whose parts are all answered."""
+        self._finish(task, results.joined(task, task.task.batch_type))
 
-    def cut_off(self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False) -> None:
+    def end_unfinished_tasks(
+        self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False
+    ) -> None:
         """End all unfinished tasks of a batch."""
         self._ledger.queue.clear(batch)
         for task in list(batch.open_tasks.values()):
             self._stop_all(task, reason, restart_runners=restart_runners)
-            # What was contributed to a batch without a place in training was not found fresh enough for one.
+            # A contribution to a batch without a place in training was never checked for staleness.
             keep = keep_partial and task.parts_left > 0
-            self._settle(task, results.cut_off(task, batch.batch_type, reason, keep_partial=keep))
+            self._finish(task, results.unfinished(task, batch.batch_type, reason, keep_partial=keep))
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def cut_overdue(self) -> None:
-        """End batches that have enough, and have waited for the others."""
-        for batch in list(self._to_cut.values()):
+    def end_overdue_batches(self) -> None:
+        """End batches that have enough finished tasks and have waited for the others."""
+        for batch in list(self._waiting.values()):
             if batch.cut_at is not None and batch.cut_at <= self._clock.now:
-                self.end_now(batch)
+                self.end_batch(batch)
 
-    def end_now(self, batch: Batch) -> None:
-        """End a batch with the results that it has: it then waits for nothing but its turn."""
+    def end_batch(self, batch: Batch) -> None:
+        """End a batch with the results that it has, so that only the order of training delays it."""
         if batch.state not in (State.PENDING, State.RUNNING):
             return
         expected = "any number" if batch.expected is None else str(batch.expected)
         reason = f"batch {batch.batch_id} ended with {batch.finished} of {expected} tasks finished"
         if batch.state is State.PENDING:
             self._complete(batch)
-        self.cut_off(batch, reason, keep_partial=self._settings.return_partial_tasks)
+        self.end_unfinished_tasks(batch, reason, keep_partial=self._settings.return_partial_tasks)
 
-    def abort(self, batch: Batch, reason: str, *, keep_partial: bool = False) -> None:
-        """Give the batch up; nothing of it is ever trained on."""
+    def abort_batch(self, batch: Batch, reason: str, *, keep_partial: bool = False) -> None:
+        """Abort a batch; it is never trained on."""
         batch.move(State.ABORTED)
-        self.cut_off(batch, reason, keep_partial=keep_partial)
+        self.end_unfinished_tasks(batch, reason, keep_partial=keep_partial)
         self._ledger.aborted(batch)
-        self._tell_end(batch, reason, with_results=keep_partial)
+        self._publish_end(batch, reason, with_results=keep_partial)
 
-    def give_up_unfilled(self) -> None:
-        """Aborts batches whose tasks do not come, where too much waits for them."""
+    def abort_unfilled_batches(self) -> None:
+        """Abort the oldest unfilled batches while these hold too many tasks or bytes."""
         while (batch := self._ledger.admission.overflow()) is not None:
-            self.abort(
+            self.abort_batch(
                 batch,
-                f"it got no task for longer than others that are not full ({batch.accepted} of {batch.expected} came), "
-                "and these take too much room; send the tasks of a batch together",
+                f"it got no task for longer than other unfilled batches ({batch.accepted} of {batch.expected} came), "
+                "and these hold too many tasks or bytes; send the tasks of a batch together",
             )
 
-    def finalize(self) -> bool:
-        """End complete batches whose turn has come, in the order of their turns. Return whether there were any."""
+    def finalize_batches(self) -> bool:
+        """Finalize complete batches that are next in the order of training. Return whether there were any."""
         ended = False
         for batch in sorted(self._ledger.complete.values(), key=batch_priority):
             if self._ledger.admission.is_next(batch):
                 self._ledger.finalized(batch)
-                self._tell_end(batch, None, with_results=True)
+                self._publish_end(batch, None, with_results=True)
                 ended = True
         return ended
 
-    def restored(self) -> None:
-        """Batches that have enough get the whole time again to wait for their other tasks."""
+    def restart_waits(self) -> None:
+        """Give batches with enough finished tasks the full wait for the others again, after a restart."""
         for batch in self._ledger.batches.values():
-            self._look_whether_enough(batch)
+            self._wait_if_enough(batch)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
@@ -279,9 +280,9 @@ class Endings:
         if any(part.queued for part in task.parts):
             self._ledger.queue.drop(self._ledger.batches[task.batch_id], task)
 
-    def _settle(self, task: OpenTask, result: Result) -> None:
-        batch = self._ledger.settle(task, result)
-        record = results.told(task, batch.batch_type, result)
+    def _finish(self, task: OpenTask, result: Result) -> None:
+        batch = self._ledger.finish_task(task, result)
+        record = results.record(task, batch.batch_type, result)
         self._out.add(PublishResult(record, result.traceparent or task.traceparent))
         fact = _FACTS.get(result.status, Fact.TASK_COMPLETED)
         self._out.observe(fact, result.task_id, result.status if fact is Fact.TASK_COMPLETED else result.error or "")
@@ -289,19 +290,19 @@ class Endings:
             if batch.all_ended:
                 self._complete(batch)
             else:
-                self._look_whether_enough(batch)
+                self._wait_if_enough(batch)
 
     def _complete(self, batch: Batch) -> None:
-        self._to_cut.pop(batch.batch_id, None)
+        self._waiting.pop(batch.batch_id, None)
         self._out.add(PublishBatch(self._ledger.completed(batch)))
 
-    def _look_whether_enough(self, batch: Batch) -> None:
+    def _wait_if_enough(self, batch: Batch) -> None:
         if batch.state is State.RUNNING and batch.cut_at is None and batch.has_enough:
             batch.cut_at = self._clock.now + self._settings.wait_after_min_s
-            self._to_cut[batch.batch_id] = batch
+            self._waiting[batch.batch_id] = batch
 
-    def _tell_end(self, batch: Batch, reason: str | None, *, with_results: bool) -> None:
-        self._to_cut.pop(batch.batch_id, None)
+    def _publish_end(self, batch: Batch, reason: str | None, *, with_results: bool) -> None:
+        self._waiting.pop(batch.batch_id, None)
         record = batch.record(
             reason=reason, with_results=with_results, detailed_stats=self._settings.detailed_eval_stats
         )

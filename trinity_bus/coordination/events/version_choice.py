@@ -239,7 +239,7 @@ class VersionChoice:
             self._reply(choice, "timeout", detail)
             self._deadline = math.inf
 
-    def settle(self) -> ModelVersion | None:
+    def resolve(self) -> ModelVersion | None:
         """Return the announcement of the version that was chosen, once nothing runs that needs a newer one."""
         choice = self._sync.state.choice
         if (

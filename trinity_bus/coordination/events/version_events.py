@@ -32,7 +32,7 @@ class VersionEvents:
         state: Its state.
         policy: Which versions batches need.
         choice: Which version was asked for.
-        hand_out_again: Stops what runs, and why: it draws with weights that are discarded.
+        requeue_running: Stops running attempts, with a reason, because their weights are discarded.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class VersionEvents:
         state: MachineState,
         policy: SyncPolicy,
         choice: VersionChoice,
-        hand_out_again: Callable[[str], None],
+        requeue_running: Callable[[str], None],
     ) -> None:
         self._model = context.settings.model
         self._clock = context.clock
@@ -49,7 +49,7 @@ class VersionEvents:
         self._fleet, self._sync = state.fleet, state.sync
         self._policy = policy
         self._choice = choice
-        self._hand_out_again = hand_out_again
+        self._requeue_running = requeue_running
 
     def handle(
         self, event: TrainerHeartbeat | StepTrained | WeightsSynced | VersionRefused, traceparent: str | None
@@ -113,7 +113,7 @@ class VersionEvents:
             self._out.add(RecordVersion(history.entry(step)))
         self.ask(self._sync.reminder())
         if self._choice.rolled_back(step, told_last):
-            self._hand_out_again(f"the trainer has rolled back to version {step.version}")
+            self._requeue_running(f"the trainer has rolled back to version {step.version}")
         if former is not None and former.incarnation != step.incarnation:
             self._choice.trainer_began()
 

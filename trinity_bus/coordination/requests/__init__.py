@@ -1,1 +1,1 @@
-"""Requests: what clients ask of the coordinator, and what they are answered."""
+"""Requests: clients' commands and the coordinator's replies."""

@@ -1,1 +1,1 @@
-"""State: what outlives a restart, kept as entries of a changelog."""
+"""State: the part that survives a restart, kept as entries of a changelog."""

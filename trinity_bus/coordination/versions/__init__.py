@@ -1,1 +1,1 @@
-"""Versions: which weights the mesh serves, and who takes part in moving them."""
+"""Versions: which version the mesh serves, and the members of each weight sync."""

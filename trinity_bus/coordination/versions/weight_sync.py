@@ -308,7 +308,7 @@ class WeightSync:
         if state.pending.get(member[0]) != member[1] or (version, epoch) != (self.version, state.epoch):
             return False
         self._late.discard(member)
-        self._settle(member[0], ok=ok)
+        self._finish_member(member[0], ok=ok)
         return True
 
     def departed(self, member: MemberKey) -> None:
@@ -317,7 +317,7 @@ class WeightSync:
         self._late.discard(member)
         self.state.rounds = [rounds for rounds in self.state.rounds if rounds.member != member]
         if self.state.pending.get(member[0]) == member[1]:
-            self._settle(member[0], ok=False)
+            self._finish_member(member[0], ok=False)
 
     def overdue(self, now: float) -> list[str]:
         """Members of the round under way that ran out of time; they count as failed from now on."""
@@ -326,7 +326,7 @@ class WeightSync:
         late = list(self.state.pending)
         self._late.update(self.state.pending.items())
         for name in late:
-            self._settle(name, ok=False)
+            self._finish_member(name, ok=False)
         return late
 
     def next_round(self, fleet: Fleet, now: float) -> ModelVersion | None:
@@ -352,7 +352,7 @@ class WeightSync:
         """Give the round under way, of a changelog, its whole time again."""
         self._deadline = now + self._timeout_s
 
-    def _settle(self, name: str, *, ok: bool) -> None:
+    def _finish_member(self, name: str, *, ok: bool) -> None:
         # In place: a thousand members may answer, and each time all others would be copied.
         del self.state.pending[name]
         self.state.touch()

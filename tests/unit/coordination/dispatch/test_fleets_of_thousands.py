@@ -52,22 +52,22 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     task.kind = kind_of(task.task, "policy")
     task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on
-    rooms, known = FreeSlots(), dict[str, Explorer]()
+    free_slots, known = FreeSlots(), dict[str, Explorer]()
     for name, state, slots, busy, version, workflows in history:
         one = known[name] = Explorer(name, "life", state, slots, version, workflows)  # type: ignore[arg-type]
         one.assigned = {(f"{name}-{i}", 1): Attempt(f"{name}-{i}", 0, 1, 1.0) for i in range(busy)}
-        rooms.changed(one)
+        free_slots.changed(one)
     able = [e for e in known.values() if e.free > 0 and e.version >= min_version and task.kind in e.kinds]
     expected = min(
         (e for e in able if e.name != beside),
         key=lambda e: (e.name == failed_on, -e.version, e.name not in homes, e.load, e.name),
         default=None,
     )
-    room = rooms.of(min_version, trained=True)
+    room = free_slots.of(min_version, trained=True)
     assert (task.kind in room.kinds) == bool(able)
     assert room.find(task, task.parts[0], beside=beside) is expected
     assert room.find(task, task.parts[0], beside=beside) is expected, "looking changes nothing"
-    assert bool(rooms) == any(e.free > 0 for e in known.values())
+    assert bool(free_slots) == any(e.free > 0 for e in known.values())
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.none() | st.integers(0, 9) | st.just(-1)), max_size=60))

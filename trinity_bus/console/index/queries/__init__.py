@@ -1,1 +1,1 @@
-"""Questions to the tables, as SQL: functions of an open connection."""
+"""SQL queries, as functions of an open connection."""

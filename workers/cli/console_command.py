@@ -28,14 +28,14 @@ _READ_OF_A_RUN: Final = ("namespace", "model")
 @app.command()
 def look(
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="Where it listens; 0: any that is free.")
+        int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run-dir", help="Folder of a run of the demo that has ended: its log is opened again."),
+        typer.Option("--run-dir", help="Folder of a finished run of the demo, whose log is opened."),
     ] = None,
 ) -> None:
-    """Show the mesh in a browser, now and as it was, until Ctrl-C. See docs/console.md."""
+    """Show the mesh in a browser, live and at earlier moments, until Ctrl-C. See docs/console.md."""
     if port is not None:
         set_option(f"console.port={port}")
     with ExitStack() as stack:
