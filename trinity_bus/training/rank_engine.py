@@ -63,7 +63,9 @@ class RankEngine(SavedEngine):
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
-        self.settings = settings = fitted(settings, self.shape)
+        if settings.micro_batch_tokens == "auto":
+            settings = fitted(settings, self.shape)
+        self.settings = settings
         assert settings.micro_batch_tokens != "auto"  # noqa: S101 - what that is for
         self._budget = MicroBatchBudget(settings.micro_batch_tokens)
         self._skipped_in_a_row = 0

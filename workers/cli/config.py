@@ -15,7 +15,7 @@ from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
 from workers.cli.console import console, folding_table
-from workers.preconditions import PRECONDITIONS, problems
+from workers.preconditions import PRECONDITIONS, memory, problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a file of settings.")
 
@@ -87,17 +87,28 @@ def check(
         typer.Argument(help="Services that start with these settings. Unset: coordinator, explorer and trainer."),
     ] = None,
 ) -> None:
-    """Tell all that is wrong: of single settings, and what services would refuse at their start. Exit code 2 then."""
+    """Tell all that is wrong: of single settings, and what services would refuse at their start. Exit code 2 then.
+
+    Where the model is here and is computed on CPUs, it tells what each service needs of this machine's memory, too.
+    """
     wanted = services or ["coordinator", "explorer", "trainer"]
     if unknown := set(wanted) - set(PRECONDITIONS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not one of {', '.join(PRECONDITIONS)}")
+    needed = None
     try:
         settings = Settings()
+        needed = memory(wanted, settings)
         found = list(dict.fromkeys(problem for service in wanted for problem in problems(service, settings)))
     except WrongSettingsError as error:
         found = list(error.problems)
+    if needed is not None and needed.impossible:
+        found.append(needed.impossible)
     for problem in found:
         sys.stderr.write(printable(problem) + "\n")
     if found:
         raise typer.Exit(_WRONG)
     console().print(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")
+    if needed is not None and needed.tight:
+        sys.stderr.write(f"warning: {printable(needed.tight)}\n")
+    elif needed is not None:
+        console().print(needed.told, soft_wrap=True, highlight=False)
