@@ -84,8 +84,8 @@ _SERVICE_BYTES: Final[Mapping[str, int]] = {
     "console": 250 << 20,
     "kafka": 130 << 20,
 }
-"""Of processes that compute nothing with a model, before they hold anything: of ``benchmarks/soak.py`` and ``console.py``;
-a gateway's tokenizer and a task set's rows are assumed. Kafka's is beside its heap."""
+"""Of processes that compute nothing with a model, before they hold anything: of ``benchmarks/soak.py`` and its like; a
+gateway's tokenizer and a task set's rows are assumed. Kafka's is beside its heap."""
 LIMIT_SHARE: Final = 1.25
 """Of what is needed, that a limit has to be at least: the formula may be a fifth below the peak."""
 _CRITIC_BYTES: Final = 16
