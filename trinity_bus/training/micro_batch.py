@@ -5,8 +5,9 @@
     settings --fitted: what is free, by the formula of ``sizing.memory``--> a number of tokens, recompute where it must
     a pass --the GPU is out of memory--> half as many, and the pass anew --a sample alone does not fit--> TrainingError
 
-A pass that is made anew begins with gradients of nothing, so the step is as it would have been. Several ranks meet
-within a pass: there one that is out of memory ends the trainer.
+A pass that is made anew begins with gradients of nothing, so the step is as it would have been. Ranks that each train
+on samples of their own wait for the one that begins anew, and keep their own number. Where ranks hold parts of one
+model they meet within a pass: there one that is out of memory ends the trainer.
 """
 
 import logging
@@ -35,6 +36,8 @@ class MicroBatchBudget:
     """Tokens of a micro-batch, at most, unless a sample alone has more."""
 
     tokens: int
+    may_halve: bool = True
+    """Whether this rank may take fewer than others do."""
     halved: int = 0
     """How often, since the start."""
 
@@ -43,11 +46,14 @@ class MicroBatchBudget:
 
         Raises:
             TrainingError: Its longest sample does not fit alone.
+            torch.OutOfMemoryError: It may not take fewer.
         """
         while True:
             try:
                 return run()
             except torch.OutOfMemoryError as error:
+                if not self.may_halve:
+                    raise
                 longest = max(len(sample.tokens) for sample in samples)
                 if self.tokens < longest:
                     raise TrainingError(
