@@ -46,6 +46,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
+from benchmarks._tiny_model import write_tokenizer
 from benchmarks._workload import DEMO
 from benchmarks.training import WORKLOADS, make_groups, make_model
 from schemas import ExperienceGroup, Member, ModelVersion, Sampling
@@ -327,7 +328,8 @@ def main() -> None:
     rows, notes = [], []
     for load in loads:
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(load.name, make_model(load, Path(folder)), steps)
+            write_tokenizer(model := make_model(load, Path(folder)), load.vocabulary)
+            rows += measure(load.name, model, steps)
     if options.model is not None and (options.model / "config.json").is_file():
         parameters = read_shape(options.model)
         assert parameters.vocabulary > WORKLOADS[2].vocabulary, options.model
