@@ -313,8 +313,7 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
 def _explorer_on_cpus(shape: ModelShape, settings: Sections) -> MemoryNeed:
     """Return what an explorer takes of its machine's memory, all its processes together."""
     own, length, t = settings.explorer, settings.mesh.max_model_len, settings.explorer.tensor_parallel_size
-    more = own.runners - 1
-    processes = _EXPLORER_BYTES * t + _RUNNER_BYTES * more
+    processes = _EXPLORER_BYTES * t + _RUNNER_BYTES * (own.runners - 1)
     items = [MemoryItem("processes", processes, f"measured, {t} workers and {own.runners} runners")]
     if own.engine_url is not None:
         return MemoryNeed(items, None)
@@ -422,10 +421,10 @@ def host_memory(
     """
     others = [(name, service_memory(name, settings, shapes.get(name))) for name in services if name != "trainer"]
     if "trainer" not in services:
-        return HostMemory(others, total, free, _remedy(others, settings))
+        return HostMemory(others, total, free, _remedy(others))
     left = max(free - sum(need.total for _, need in others), 0)
     needs = [("trainer", service_memory("trainer", settings, shapes["trainer"], left)), *others]
-    remedy = _remedy(needs, settings)
+    remedy = _remedy(needs)
     if settings.trainer.micro_batch_tokens != "auto":
         fitting = settings.trainer.model_copy(update={"micro_batch_tokens": "auto"})
         auto = settings.model_copy(update={"trainer": fitting})
@@ -478,7 +477,7 @@ def limit_bytes(need: MemoryNeed) -> int:
     return -(-round(LIMIT_SHARE * need.total) // _LIMIT_STEP) * _LIMIT_STEP
 
 
-def _remedy(needs: Sequence[tuple[str, MemoryNeed]], settings: Sections) -> str:
+def _remedy(needs: Sequence[tuple[str, MemoryNeed]]) -> str:
     """Return what to do about the largest part of all, as far as there is a setting for it."""
     name, item = max(((name, item) for name, need in needs for item in need.items), key=lambda one: one[1].size)
     if name == "explorer" and item.name in {"KV cache", "logits"}:
