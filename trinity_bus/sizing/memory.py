@@ -32,14 +32,14 @@ An explorer on CPUs, all its processes together, with ``b`` bytes an element and
 ===================  ======================================================  =========================================
 part                 bytes                                                   source
 ===================  ======================================================  =========================================
-processes            the service, its engine and a runner; each further one  measured
+processes            the service, its engine and a runner; each further one  assumed
 weights              b (P + V h): packed for the processor, and the output   vLLM, ``dispatch_cpu_unquantized_gemm``
                      layer, which may be the embedding too, not packed also
 next version         as weights, made ready beside those that serve; where   ``trinity_bus/weights/vllm/loading.py``
                      versions are adapters, or none come, it is not there
 received version     b P: kept, as the base of the next and for others       ``trinity_bus/weights/receiver.py``
 activations          4 (2 h + 2 f) of the tokens of a step                   one layer at a time
-logits               6 x 4 V of each sequence: copies on the way to a token  measured
+logits               6 x 4 V of each sequence: copies on the way to a token  assumed
 KV cache             for ``max_num_seqs`` of ``max_model_len`` tokens, but   ``trinity_bus/inference/launch.py``
                      ``cpu_kvcache_gib`` at most; all of it from the start
 ===================  ======================================================  =========================================
@@ -48,8 +48,8 @@ An explorer's GPU has ``gpu_memory_utilization`` of its memory; what weights and
 ``2 L g d b`` bytes a token (Kwon et al., arXiv:2309.06180, section 3), where key-value heads are divided among GPUs, or
 repeated. It must have room for one sequence of ``mesh.max_model_len`` at least, or vLLM does not start.
 
-``benchmarks/memory.py`` holds this against peaks that it measures on a CPU. Nothing of it was held against a GPU yet:
-the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept back there.
+``benchmarks/memory.py`` holds this against peaks that it measures on a CPU; of an explorer no peak is kept yet. Nothing
+of it was held against a GPU: the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept back there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -314,7 +314,7 @@ def _explorer_on_cpus(shape: ModelShape, settings: Sections) -> MemoryNeed:
     """Return what an explorer takes of its machine's memory, all its processes together."""
     own, length, t = settings.explorer, settings.mesh.max_model_len, settings.explorer.tensor_parallel_size
     processes = _EXPLORER_BYTES * t + _RUNNER_BYTES * (own.runners - 1)
-    items = [MemoryItem("processes", processes, f"measured, {t} workers and {own.runners} runners")]
+    items = [MemoryItem("processes", processes, f"assumed, {t} workers and {own.runners} runners")]
     if own.engine_url is not None:
         return MemoryNeed(items, None)
     width, per_token = _explored_bytes(settings, on_cpu=True), _cached_bytes(shape, settings, on_cpu=True)
