@@ -49,7 +49,8 @@ An explorer's GPU has ``gpu_memory_utilization`` of its memory; what weights and
 repeated. It must have room for one sequence of ``mesh.max_model_len`` at least, or vLLM does not start.
 
 ``benchmarks/memory.py`` holds this against peaks that it measures on a CPU; of an explorer no peak is kept yet. Nothing
-of it was held against a GPU: the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept back there.
+of it was held against a GPU: the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept
+back there.
 """
 
 from collections.abc import Mapping, Sequence
