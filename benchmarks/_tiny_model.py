@@ -52,8 +52,7 @@ def make_tiny_qwen3(folder: Path, *, seed: int, shape: TinyShape = TINY) -> Path
     from dataclasses import asdict
 
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     config = Qwen3Config(**asdict(shape), eos_token_id=1, bos_token_id=None, pad_token_id=0, dtype="float32")
@@ -61,7 +60,16 @@ def make_tiny_qwen3(folder: Path, *, seed: int, shape: TinyShape = TINY) -> Path
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     model.save_pretrained(folder)
-    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"t{i}": i for i in range(3, shape.vocab_size)}
+    write_tokenizer(folder, shape.vocab_size)
+    return folder
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Write one of words ``t3 t4 ...`` beside a model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"t{i}": i for i in range(3, vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 (a vocabulary word, no secret)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
@@ -70,4 +78,3 @@ def make_tiny_qwen3(folder: Path, *, seed: int, shape: TinyShape = TINY) -> Path
         eos_token="<eos>",  # noqa: S106
         unk_token="<unk>",  # noqa: S106
     ).save_pretrained(folder)
-    return folder

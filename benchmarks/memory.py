@@ -1,4 +1,4 @@
-"""What a trainer takes of memory, step by step, beside what the formula says that it takes.
+"""What a trainer and an engine take of memory, step by step, beside what the formula says that they take.
 
 The formula (``trinity_bus/sizing/memory.py``) chooses micro-batches, refuses what does not fit, and is what ``size``
 and the console tell; here it is held against the peaks of processes on a CPU, with default settings, both engines:
@@ -12,33 +12,47 @@ Each step is published as by the service: a checkpoint is written beside the nex
 read once, as an explorer would. The peak is the kernel's, of the process and with the libraries that it has mapped; it
 is reset behind each step, so that what grows from step to step shows.
 
+An engine draws as many sequences at once as it may, takes a version, draws again, and so on. Its processes share pages:
+the peak is of their proportional shares, as they are found every tenth of a second.
+
 ``--allocators`` compares what the C library may do with freed memory: glibc's own ways, all kept, blocks from a size
-on given back at once, and what is free given back behind each step. Peaks, page faults and processor seconds decide.
+on given back at once, and what is free given back behind each step; and other allocators, whose libraries ``--library``
+names. Peaks, page faults and processor seconds decide.
 """
 
 import argparse
+import asyncio
+import contextlib
 import ctypes
 import json
+import os
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
+from benchmarks._tiny_model import write_tokenizer
 from benchmarks._workload import DEMO
 from benchmarks.training import WORKLOADS, make_groups, make_model
-from schemas import ExperienceGroup
+from schemas import ExperienceGroup, Member, ModelVersion, Sampling
 from trinity_bus.config import TrainerSettings
-from trinity_bus.sizing.memory import trainer_need
+from trinity_bus.config.given import GivenSettings
+from trinity_bus.sizing.memory import explorer_memory, trainer_need
 from trinity_bus.training.families import read_shape
 
 OFF_GOAL: Final = 0.2
@@ -48,6 +62,10 @@ PEAK_GOAL_MIB: Final = 3584
 GROWTH_GOAL: Final = 0.03
 """Of the second step's peak, that the last one's may be above it."""
 ENGINES: Final = ("megatron", "torch")
+EXPLORER: Final = "vLLM"
+_LENGTH, _DRAWN, _SEQUENCES, _GROUP = 128, 12, 128, 8
+"""Tokens of what it draws and of the answers among them, sequences at once, answers of a prompt."""
+_LOOK_S: Final = 0.1
 ALLOCATORS: Final = ("as the module has it", "glibc's own", "all kept", "1 MiB")
 _THREADS: Final = 2
 _MIB: Final = 1 << 20
@@ -158,10 +176,95 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
     }
 
 
-def measured(*arguments: object) -> dict[str, Any]:
-    """Return what :func:`run` tells, of a process of its own."""
+class SharedPeak:
+    """The most that this process and its children take of memory at once, each page divided among those who have it."""
+
+    def __init__(self) -> None:
+        self._most = 0.0
+        self._over = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        own = psutil.Process()
+        while not self._over.wait(_LOOK_S):
+            self._most = max(
+                self._most, sum(map(_share_mib, [own.pid, *(one.pid for one in own.children(recursive=True))]))
+            )
+
+    def take(self) -> float:
+        """Return it since the last call, in MiB, and begin anew."""
+        most, self._most = self._most, 0.0
+        return most
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+
+def _share_mib(process: int) -> float:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+async def draw(folder: Path, steps: int) -> dict[str, Any]:
+    """Draw and take versions, in turn, in this process and its children; what was measured."""
+    from trinity_bus.inference.engine import InferenceEngine
+    from trinity_bus.weights.pull.server import WeightServer
+
+    shape = read_shape(folder)
+    settings = GivenSettings(
+        mesh={"model_path": str(folder), "max_model_len": _LENGTH, "max_tokens": _DRAWN},
+        explorer={"cpu_kvcache_gib": 0.5, "max_num_seqs": _SEQUENCES},
+    )
+    peak, engine = SharedPeak(), InferenceEngine(settings.explorer)
+    server, peaks = WeightServer(bucket_bytes=16 << 20), []
+    how, rng = Sampling(max_tokens=_DRAWN, ignore_eos=True), np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as kept:
+        for version in range(steps):
+            tensors = load_file(folder / "model.safetensors")
+            next(iter(tensors.values())).flatten()[0] += version
+            (to := Path(kept) / str(version)).mkdir()
+            save_file(tensors, to / "model.safetensors")
+            checksum = server.stage(version, ((name, value) for name, value in tensors.items()), to)
+            server.durable(version)
+            del tensors
+            peak.take()
+            if version == 0:
+                await engine.start()
+            prompts = rng.integers(0, shape.vocabulary, (_SEQUENCES // _GROUP, _LENGTH - _DRAWN)).tolist()
+            await asyncio.gather(*(engine.generate(prompt, how, _GROUP) for prompt in prompts))
+            host, port = server.address
+            announced = ModelVersion(
+                model="policy",
+                version=version,
+                step=version,
+                method="memory",
+                epoch=version,
+                members=[Member(explorer="explorer-0", incarnation="one", rank=1)],
+                trainer="trainer-0",
+                trainer_incarnation="benchmark",
+                master_address=host,
+                master_port=port,
+                checksum=checksum,
+                secret=secrets.token_hex(32),
+            )
+            server.admit(announced)
+            await engine.sync_weights(announced, announced.members[0])
+            peaks.append(peak.take())
+        await engine.stop()
+    peak.end()
+    server.close()
+    return {"peaks": peaks, "formula": explorer_memory(shape, settings, None).total / _MIB}
+
+
+def measured(*arguments: object, library: Path | None = None) -> dict[str, Any]:
+    """Return what :func:`run` or :func:`draw` tells, of a process of its own."""
     command = [sys.executable, "-m", "benchmarks.memory", "--of", *map(str, arguments)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  # this very program
+    env = os.environ | ({} if library is None else {"LD_PRELOAD": str(library.resolve())})
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=env)  # noqa: S603  # this very program
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return told
 
@@ -169,7 +272,7 @@ def measured(*arguments: object) -> dict[str, Any]:
 def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
     """Measure both engines."""
     rows = []
-    for engine in ENGINES:
+    for engine in (*ENGINES, EXPLORER):
         told, what = measured(engine, folder, steps, ALLOCATORS[0], load), f"{load}, {engine}"
         peak, second = max(told["peaks"]), told["peaks"][min(1, steps - 1)]
         goal = PEAK_GOAL_MIB if load == "SmolLM2" and engine == "megatron" else None
@@ -183,11 +286,15 @@ def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
     return rows
 
 
-def allocators(load: str, folder: Path, steps: int) -> list[Row]:
+def allocators(load: str, folder: Path, steps: int, libraries: Sequence[Path] = ()) -> list[Row]:
     """Compare what becomes of freed memory."""
     rows = []
-    for way in ALLOCATORS:
-        told = measured("megatron", folder, steps, way, load)
+    ways: list[tuple[str, Path | None]] = [
+        *((way, None) for way in ALLOCATORS),
+        *((one.name, one) for one in libraries),
+    ]
+    for way, library in ways:
+        told = measured("megatron", folder, steps, way if library is None else ALLOCATORS[1], load, library=library)
         rows += [
             Row(f"{load}, {way}: peak", max(told["peaks"]), "MiB", better="lower"),
             Row(f"{load}, {way}: page faults of a step", told["faults"], "", better="lower"),
@@ -202,19 +309,27 @@ def main() -> None:
     made.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
     made.add_argument("--steps", type=int, default=8, help="of each")
     made.add_argument("--allocators", action="store_true", help="compare ways to handle freed memory in place of it")
+    made.add_argument(
+        "--library", type=Path, action="append", default=[], help="of another allocator, to be loaded first"
+    )
     made.add_argument("--of", nargs=5, help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.of:
         engine, folder, steps, allocator, load = options.of
-        print(json.dumps(run(engine, Path(folder), int(steps), allocator, load)))
+        if engine == EXPLORER:
+            told = asyncio.run(draw(Path(folder), int(steps)))
+        else:
+            told = run(engine, Path(folder), int(steps), allocator, load)
+        print(json.dumps(told))
         return
     steps = 2 if options.short else options.steps
     loads: Sequence[Any] = [DEMO] if options.short else [DEMO, WORKLOADS[2]]
-    measure = allocators if options.allocators else rows_of
+    measure = partial(allocators, libraries=options.library) if options.allocators else rows_of
     rows, notes = [], []
     for load in loads:
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(load.name, make_model(load, Path(folder)), steps)
+            write_tokenizer(model := make_model(load, Path(folder)), load.vocabulary)
+            rows += measure(load.name, model, steps)
     if options.model is not None and (options.model / "config.json").is_file():
         parameters = read_shape(options.model)
         assert parameters.vocabulary > WORKLOADS[2].vocabulary, options.model
@@ -222,7 +337,7 @@ def main() -> None:
     else:
         notes.append("SmolLM2 is left out: --model names no model's folder")
     name = "allocators" if options.allocators else "memory"
-    report(name, "a trainer's memory on a CPU, float32", rows, options, notes=notes)
+    report(name, "a trainer's and an engine's memory on a CPU, float32", rows, options, notes=notes)
 
 
 if __name__ == "__main__":

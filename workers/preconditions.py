@@ -1,12 +1,15 @@
 """What each service needs of its settings before it starts, beyond what is wrong with any of them by itself.
 
 A service asks :func:`ensure` before it does anything else; ``trinity-bus config check`` asks :func:`problems`.
+
+:func:`memory` says what services need of this machine's memory, where they compute on its CPUs. It is asked by whoever
+knows that they are to run here: ``config check``, ``doctor``, ``up`` and the console.
 """
 
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +19,13 @@ from trinity_bus.config.mesh import TAKES_PART
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.values import MIN_KEY_CHARS
 from trinity_bus.coordination.sync_policy import SyncPolicy
-from trinity_bus.errors import ConfigError
-from trinity_bus.hub import checked
+from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.hub import checked, model_folder
+from trinity_bus.runtime.device import is_installed_for_cpu
+from trinity_bus.runtime.free_memory import free_bytes, total_bytes
 from trinity_bus.runtime.ports import is_loopback
+from trinity_bus.sizing.memory import HostMemory, host_memory
+from trinity_bus.training.families import ModelShape, read_shape
 from trinity_bus.training.launch import launch_of
 from trinity_bus.training.objectives import registry
 
@@ -297,6 +304,33 @@ def refusals(service: str, settings: Sections) -> list[str]:
 def problems(service: str, settings: Sections) -> list[str]:
     """Return what a service would refuse, one line each, with settings by where they come from."""
     return [Origins(Settings).told(problem) for problem in refusals(service, settings)]
+
+
+def memory(services: Sequence[str], settings: Sections) -> HostMemory | None:
+    """Return what services need of this machine's memory; None where that is not known.
+
+    It is not where GPUs are used, a model is not here, or the system does not tell of its memory.
+
+    Args:
+        services: Their kinds, each as often as it is to run here. The embedded broker is added where it is used.
+        settings: Of the mesh.
+    """
+    total, free = total_bytes(), free_bytes()
+    if total is None or free is None or not is_installed_for_cpu():
+        return None
+    models = {"trainer": settings.mesh.model_path, "explorer": settings.explorer.model_path}
+    shapes: dict[str, ModelShape] = {}
+    for name in models.keys() & set(services):
+        path = models[name]
+        try:
+            if path is None:
+                return None
+            shapes[name] = read_shape(model_folder(path, weights=False, fetch=False))
+        except (TrinityError, OSError):
+            # Said by those who are to read it.
+            return None
+    brokers = ["kafka"] * (settings.kafka.bootstrap_servers is None)
+    return host_memory([*services, *brokers], settings, shapes, total, free)
 
 
 def ensure(service: str, settings: Sections) -> None:

@@ -42,6 +42,7 @@ from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
 from workers.local import Broker, broker, spec_of
+from workers.preconditions import memory
 from workers.runs import command
 from workers.service_environment import service_environment
 
@@ -127,6 +128,7 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
         TrinityError: The broker, or a setting, is at fault.
     """
     settings = with_http_key(settings)
+    _fit(settings, options, display)
     display.stage("start the services")
     with claimed(options.run_dir):
         async with broker(settings, options.run_dir, display.note) as found:
@@ -142,6 +144,19 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
             finally:
                 # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
                 await asyncio.to_thread(supervisor.stop)
+
+
+def _fit(settings: Settings, options: UpOptions, display: Display) -> None:
+    """Say what the services need of memory, where it is not free.
+
+    Raises:
+        ConfigError: This machine has less.
+    """
+    needed = memory([one.name.partition("-")[0] for one in plan(settings, options)], settings)
+    if needed is not None and needed.impossible:
+        raise ConfigError(needed.impossible)
+    if needed is not None and needed.tight:
+        display.note(f"memory is short: {needed.tight}")
 
 
 async def _until_done(run: "_Run") -> None:

@@ -34,6 +34,7 @@ from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.runtime.device import can_compile, is_installed_for_cpu
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.process import how_ended
+from trinity_bus.sizing.memory import GIB, cpu_cache_bytes
 from trinity_bus.weights.vllm.plugin import BACKEND
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from trinity_bus.inference.tracing import TokenCounter
 
-GIB = 1 << 30
 _FRONT_END = ("vllm.v1.engine.async_llm", "vllm.v1.executor")
 """What this process itself needs of vLLM."""
 _IMPORTS = (
@@ -68,8 +68,6 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
 _FAILED = re.compile(r"Failed core proc\(s\): \{'\w+': (-?\d+)")
 """Where vLLM tells the exit code of an engine core that has ended while it started."""
-_KV_BLOCK_TOKENS = 128
-"""Tokens of a KV cache block on CPUs, vLLM's own choice there."""
 
 
 def prepare_environment(settings: ExplorerSettings) -> None:
@@ -322,7 +320,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
             "lora_target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
         }
     if on_cpu:
-        arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)
+        arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)  # until the model is known
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     _add_options(arguments, settings, [field.name for field in fields(AsyncEngineArgs)], on_cpu=on_cpu)
@@ -338,8 +336,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
             f"{MAX_ROUTED_EXPERTS}"
         )
     if on_cpu:
-        limit = config.cache_config.kv_cache_memory_bytes
-        config.cache_config.kv_cache_memory_bytes = min(limit, _kv_cache_needed(settings, config))
+        config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(settings, _cached_bytes(config))
         # A prompt of a request with a seed that is computed in pieces ends the engine on a CPU: vLLM takes the draw of
         # all pieces but the last back by the generator's offset, which those of CPUs do not have.
         scheduler = config.scheduler_config
@@ -392,22 +389,11 @@ def _disable_compiler() -> None:
     torch._dynamo.config.disable = True  # noqa: SLF001 (the setting's documented place)
 
 
-def _kv_cache_needed(settings: ExplorerSettings, config: "VllmConfig") -> int:
-    """Bytes of KV cache that hold ``max_num_seqs`` sequences of ``max_model_len`` tokens.
-
-    2 (keys and values) x layers x KV heads x head size x bytes per element x tokens, in whole blocks, and one
-    more block, which vLLM keeps for itself.
-    """
-    model = config.model_config
-    blocks = -(-settings.max_model_len // _KV_BLOCK_TOKENS) * settings.max_num_seqs + 1
-    per_token: int = (
-        2
-        * model.get_num_layers(config.parallel_config)
-        * model.get_num_kv_heads(config.parallel_config)
-        * model.get_head_size()
-        * model.dtype.itemsize
-    )
-    return per_token * blocks * _KV_BLOCK_TOKENS
+def _cached_bytes(config: "VllmConfig") -> int:
+    """Bytes of a token's keys and values: 2 x layers x KV heads x head size x bytes per element."""
+    model, parallel = config.model_config, config.parallel_config
+    size = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    return int(size * model.dtype.itemsize)
 
 
 def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | None:

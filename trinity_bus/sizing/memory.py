@@ -27,19 +27,37 @@ logits               5 chunks of 16 Mi, whatever the micro-batch             ``t
 Of memory on CPUs ``process``, ``versions`` and ``checkpoint`` are told; on a GPU the versions that are sent from there
 are not counted.
 
+An explorer on CPUs, all its processes together, with ``b`` bytes an element and ``P`` parameters:
+
+===================  ======================================================  =========================================
+part                 bytes                                                   source
+===================  ======================================================  =========================================
+processes            the service, its engine and a runner; each further one  assumed
+weights              b (P + V h): packed for the processor, and the output   vLLM, ``dispatch_cpu_unquantized_gemm``
+                     layer, which may be the embedding too, not packed also
+next version         as weights, made ready beside those that serve; where   ``trinity_bus/weights/vllm/loading.py``
+                     versions are adapters, or none come, it is not there
+received version     b P: kept, as the base of the next and for others       ``trinity_bus/weights/receiver.py``
+activations          4 (2 h + 2 f) of the tokens of a step                   one layer at a time
+logits               6 x 4 V of each sequence: copies on the way to a token  assumed
+KV cache             for ``max_num_seqs`` of ``max_model_len`` tokens, but   ``trinity_bus/inference/launch.py``
+                     ``cpu_kvcache_gib`` at most; all of it from the start
+===================  ======================================================  =========================================
+
 An explorer's GPU has ``gpu_memory_utilization`` of its memory; what weights and activations leave is the KV cache,
 ``2 L g d b`` bytes a token (Kwon et al., arXiv:2309.06180, section 3), where key-value heads are divided among GPUs, or
 repeated. It must have room for one sequence of ``mesh.max_model_len`` at least, or vLLM does not start.
 
-``benchmarks/memory.py`` holds this against peaks that it measures on a CPU. Nothing of it was held against a GPU yet:
-the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept back there.
+``benchmarks/memory.py`` holds this against peaks that it measures on a CPU; of an explorer no peak is kept yet. Nothing
+of it was held against a GPU: the context of CUDA, NCCL and what allocators leave lie idle are the tenth that is kept
+back there.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trinity_bus.config import TrainerSettings
+from trinity_bus.config import ExplorerSettings, TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
@@ -52,11 +70,40 @@ KEPT_BACK: Final = 0.1
 """Share of a trainer's GPU that is left for what cannot be counted."""
 _PREFILL_TOKENS: Final = 8192
 """That vLLM computes at once, unless told otherwise."""
+_CPU_PREFILL_TOKENS: Final = 2048
+"""The same on CPUs, for each of its workers; or the longest sequence, which is computed in one piece there."""
+CPU_BLOCK_TOKENS: Final = 128
+"""Of a block of the KV cache on CPUs, vLLM's own choice there."""
+_CPU_LOGITS: Final = 6
+"""Copies of a sequence's logits, on the way to a token."""
+_EXPLORER_BYTES: Final = 1100 << 20
+_RUNNER_BYTES: Final = 60 << 20
+_SERVICE_BYTES: Final[Mapping[str, int]] = {
+    "coordinator": 140 << 20,
+    "taskset": 250 << 20,
+    "gateway": 250 << 20,
+    "console": 250 << 20,
+    "kafka": 130 << 20,
+}
+"""Of processes that compute nothing with a model, before they hold anything: of ``benchmarks/soak.py`` and its like; a
+gateway's tokenizer and a task set's rows are assumed. Kafka's is beside its heap."""
+LIMIT_SHARE: Final = 1.25
+"""Of what is needed, that a limit has to be at least: the formula may be a fifth below the peak."""
 _CRITIC_BYTES: Final = 16
 _PROCESS_BYTES: Final = 780 << 20
 _CHUNKS: Final = 5
 """Of logits, at once."""
 _STAGED: Final = 3
+_ONCE: Final = frozenset({"versions", "checkpoint"})
+"""What the first of several ranks alone holds."""
+_LIMIT_STEP: Final = 256 << 20
+_REMEDIES: Final[Mapping[str, str]] = {
+    _ACTIVATIONS: "set mesh.max_model_len lower",
+    "reference model": "set trainer.kl_coef to 0",
+    "critic": "set trainer.advantage to one without a critic",
+    "versions": "set trainer.publish to durable",
+}
+"""For the largest part of a trainer."""
 MOST_TOKENS: Final = 16_384
 """Of a micro-batch, with ``auto``."""
 _ROUNDED: Final = 32
@@ -115,7 +162,9 @@ def trainer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None)
     return trainer_need(shape, settings.trainer, gpu_bytes, settings.mesh.max_model_len)
 
 
-def trainer_need(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, longest: int) -> MemoryNeed:
+def trainer_need(
+    shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, longest: int, available: int | None = None
+) -> MemoryNeed:
     """Return what a rank of the trainer needs; of micro-batches, with ``auto``, as many as will be taken.
 
     Args:
@@ -123,9 +172,11 @@ def trainer_need(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None,
         own: The trainer's.
         gpu_bytes: Memory of its GPU; None: it is on CPUs.
         longest: Tokens that a sample may have.
+        available: What it may take. Unset: of a GPU all but what is kept back, and of a machine it is not known.
     """
     fixed = _fixed(shape, own, gpu_bytes)
-    available = None if gpu_bytes is None else round(gpu_bytes * (1 - KEPT_BACK))
+    if available is None and gpu_bytes is not None:
+        available = round(gpu_bytes * (1 - KEPT_BACK))
     tokens, recompute = own.micro_batch_tokens, own.recompute
     if tokens == "auto":
         room = None if available is None else available - sum(item.size for item in fixed)
@@ -241,29 +292,75 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
         settings: Of the mesh.
         gpu_bytes: Memory of each; None: it is on CPUs.
     """
+    if gpu_bytes is None:
+        return _explorer_on_cpus(shape, settings)
     own, t = settings.explorer, settings.explorer.tensor_parallel_size
-    width = 4 if computed_dtype(settings.mesh.dtype, on_cpu=gpu_bytes is None) == "float32" else 2
-    count = rank_parameters(shape, tensor=t, pipeline=1, expert=1)
-    per_token = 2 * shape.layers * -(-shape.groups // t) * shape.head_dim * width
-    length = settings.mesh.max_model_len
+    width, per_token = _explored_bytes(settings, on_cpu=False), _cached_bytes(shape, settings, on_cpu=False)
+    count, length = rank_parameters(shape, tensor=t, pipeline=1, expert=1), settings.mesh.max_model_len
     # Of one layer at a time: nothing is kept for a backward pass.
     layer = width * (2 * shape.hidden + 2 * shape.intermediate // t)
     logits = 4 * own.max_num_seqs * shape.vocabulary // t
     items = [
         MemoryItem("weights", width * count, f"{width} B x {count:,} parameters"),
-        MemoryItem("activations", _PREFILL_TOKENS * layer, f"{_PREFILL_TOKENS:,} tokens x {layer:,} B"),
+        MemoryItem(_ACTIVATIONS, _PREFILL_TOKENS * layer, f"{_PREFILL_TOKENS:,} tokens x {layer:,} B"),
         MemoryItem("logits", logits, f"4 B x {own.max_num_seqs} sequences x {shape.vocabulary:,} / {t}"),
         MemoryItem("KV cache of one sequence", per_token * length, f"{length:,} tokens x {per_token:,} B"),
     ]
-    if gpu_bytes is None:
-        cache = round(own.cpu_kvcache_gib * GIB)
-        notes = [_room(cache, per_token, length)]
-        if per_token * length > cache:
-            notes = [f"explorer.cpu_kvcache_gib is {own.cpu_kvcache_gib:g}, less than one such sequence needs"]
-        return MemoryNeed(items, None, notes)
     available = round(gpu_bytes * own.gpu_memory_utilization)
     left = available - sum(item.size for item in items[:-1])
     return MemoryNeed(items, available, [_room(left, per_token, length)] if left > 0 else [])
+
+
+def _explorer_on_cpus(shape: ModelShape, settings: Sections) -> MemoryNeed:
+    """Return what an explorer takes of its machine's memory, all its processes together."""
+    own, length, t = settings.explorer, settings.mesh.max_model_len, settings.explorer.tensor_parallel_size
+    processes = _EXPLORER_BYTES * t + _RUNNER_BYTES * (own.runners - 1)
+    items = [MemoryItem("processes", processes, f"assumed, {t} workers and {own.runners} runners")]
+    if own.engine_url is not None:
+        return MemoryNeed(items, None)
+    width, per_token = _explored_bytes(settings, on_cpu=True), _cached_bytes(shape, settings, on_cpu=True)
+    count, output = parameters(shape), shape.vocabulary * shape.hidden
+    packed = MemoryItem("weights", width * (count + output), f"{width} B x ({count:,} parameters + {output:,})")
+    items.append(packed)
+    if own.follows != "none" and not own.serves_adapter:
+        sent = {"same": width, "float32": 4}.get(settings.synchronizer.sync_dtype, 2)
+        items.append(replace(packed, name="next version"))
+        items.append(MemoryItem("received version", sent * count, f"{sent} B x {count:,} parameters"))
+    tokens, layer = max(_CPU_PREFILL_TOKENS * t, length), 4 * (2 * shape.hidden + 2 * shape.intermediate)
+    items.append(MemoryItem(_ACTIVATIONS, tokens * layer, f"{tokens:,} tokens x {layer:,} B"))
+    logits = _CPU_LOGITS * 4 * own.max_num_seqs * shape.vocabulary
+    of = f"{_CPU_LOGITS} x 4 B x {own.max_num_seqs} sequences x {shape.vocabulary:,}"
+    items.append(MemoryItem("logits", logits, of))
+    cache = cpu_cache_bytes(own, per_token)
+    items.append(MemoryItem("KV cache", cache, f"{cache // per_token:,} tokens x {per_token:,} B"))
+    notes = [_room(cache, per_token, length)]
+    if per_token * length > cache:
+        notes = [f"explorer.cpu_kvcache_gib is {own.cpu_kvcache_gib:g}, less than one such sequence needs"]
+    return MemoryNeed(items, None, notes)
+
+
+def cpu_cache_bytes(own: ExplorerSettings, per_token: int) -> int:
+    """Return how large the KV cache is on CPUs.
+
+    Room for ``max_num_seqs`` sequences of ``max_model_len`` tokens, in whole blocks, and one more block, which vLLM
+    keeps for itself; ``cpu_kvcache_gib`` at most.
+
+    Args:
+        own: The explorer's.
+        per_token: Bytes of keys and values.
+    """
+    blocks = -(-own.max_model_len // CPU_BLOCK_TOKENS) * own.max_num_seqs + 1
+    return min(int(own.cpu_kvcache_gib * GIB), per_token * blocks * CPU_BLOCK_TOKENS)
+
+
+def _explored_bytes(settings: Sections, *, on_cpu: bool) -> int:
+    return 4 if computed_dtype(settings.mesh.dtype, on_cpu=on_cpu) == "float32" else 2
+
+
+def _cached_bytes(shape: ModelShape, settings: Sections, *, on_cpu: bool) -> int:
+    """Return the bytes of keys and values of a token: on one of its GPUs, or on all its CPUs."""
+    t = 1 if on_cpu else settings.explorer.tensor_parallel_size
+    return 2 * shape.layers * -(-shape.groups // t) * shape.head_dim * _explored_bytes(settings, on_cpu=on_cpu)
 
 
 def _room(cache: int, per_token: int, length: int) -> str:
@@ -273,3 +370,123 @@ def _room(cache: int, per_token: int, length: int) -> str:
 
 def _trained_bytes(own: TrainerSettings, gpu_bytes: int | None) -> int:
     return 4 if own.engine == "torch" or computed_dtype(own.dtype, on_cpu=gpu_bytes is None) == "float32" else 2
+
+
+# ------------------------------------------------------------------------------------------- services of one machine
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What services that compute on the CPUs of one machine need of its memory, beside what it has."""
+
+    needs: Sequence[tuple[str, MemoryNeed]]
+    """Of each, by its name."""
+    total: int
+    """Bytes that machine and control group have."""
+    free: int
+    remedy: str
+
+    @property
+    def needed(self) -> int:
+        """In bytes."""
+        return sum(need.total for _, need in self.needs)
+
+    @property
+    def told(self) -> str:
+        """What each needs, for people."""
+        each = ", ".join(f"{name} {_gib(need.total)}" for name, need in self.needs)
+        return f"{each}: {_gib(self.needed)} GiB of memory, of {_gib(self.total)}, of which {_gib(self.free)} are free"
+
+    @property
+    def impossible(self) -> str:
+        """The line that says that they never fit; empty where they may."""
+        return f"{self.told}: {self.remedy}" if self.needed > self.total else ""
+
+    @property
+    def tight(self) -> str:
+        """The line that says that they do not fit beside what runs now; empty where they do, or never fit."""
+        return f"{self.told}: end what else runs, or {self.remedy}" if self.free < self.needed <= self.total else ""
+
+
+def host_memory(
+    services: Sequence[str], settings: Sections, shapes: Mapping[str, ModelShape], total: int, free: int
+) -> HostMemory:
+    """Return what services on the CPUs of one machine need; a trainer with ``auto`` takes what is left for it.
+
+    Args:
+        services: Their kinds, each as often as it is there; ``kafka`` is the embedded broker.
+        settings: Of the mesh.
+        shapes: Of the models of ``trainer`` and ``explorer``, where they are among the services.
+        total: Bytes that the machine has.
+        free: Of these, what nobody has taken.
+    """
+    others = [(name, service_memory(name, settings, shapes.get(name))) for name in services if name != "trainer"]
+    if "trainer" not in services:
+        return HostMemory(others, total, free, _remedy(others))
+    left = max(free - sum(need.total for _, need in others), 0)
+    needs = [("trainer", service_memory("trainer", settings, shapes["trainer"], left)), *others]
+    remedy = _remedy(needs)
+    if settings.trainer.micro_batch_tokens != "auto":
+        fitting = settings.trainer.model_copy(update={"micro_batch_tokens": "auto"})
+        auto = settings.model_copy(update={"trainer": fitting})
+        least = service_memory("trainer", auto, shapes["trainer"], left).total
+        if least + sum(need.total for _, need in others) <= total:
+            remedy = "set trainer.micro_batch_tokens to auto"
+    return HostMemory(needs, total, free, remedy)
+
+
+def service_memory(name: str, settings: Sections, shape: ModelShape | None, available: int | None = None) -> MemoryNeed:
+    """Return what a service takes of the memory of the machine on whose CPUs it computes.
+
+    Args:
+        name: Which kind it is.
+        settings: Of the mesh.
+        shape: Of its model, where it is a trainer or an explorer.
+        available: What it may take, if that is known.
+    """
+    if name == "trainer":
+        assert shape is not None  # noqa: S101 - whoever asks for one has read it
+        own = settings.trainer
+        each = None if available is None else available // own.ranks
+        need = trainer_need(shape, own, None, settings.mesh.max_model_len, each)
+        if own.ranks == 1:
+            return need
+        many = [
+            MemoryItem(item.name, own.ranks * item.size, f"{own.ranks} x ({item.formula})")
+            for item in need.items
+            if item.name not in _ONCE
+        ]
+        once = [item for item in need.items if item.name in _ONCE]
+        return replace(need, items=[*many, *once], available=available)
+    if name == "explorer":
+        assert shape is not None  # noqa: S101 - likewise
+        return replace(explorer_memory(shape, settings, None), available=available)
+    items = [MemoryItem("process", _SERVICE_BYTES[name], "measured")]
+    held = {
+        "coordinator": (settings.coordinator.max_open_bytes, "coordinator.max_open_bytes"),
+        "gateway": (settings.gateway.max_waiting_mib << 20, "gateway.max_waiting_mib"),
+        "kafka": (settings.broker.heap_mib << 20, "broker.heap_mib"),
+    }
+    if name in held:
+        size, setting = held[name]
+        items.append(MemoryItem("held", size, setting))
+    return MemoryNeed(items, available)
+
+
+def limit_bytes(need: MemoryNeed) -> int:
+    """Return a limit of memory for what has such a need, a multiple of 256 MiB."""
+    return -(-round(LIMIT_SHARE * need.total) // _LIMIT_STEP) * _LIMIT_STEP
+
+
+def _remedy(needs: Sequence[tuple[str, MemoryNeed]]) -> str:
+    """Return what to do about the largest part of all, as far as there is a setting for it."""
+    name, item = max(((name, item) for name, need in needs for item in need.items), key=lambda one: one[1].size)
+    if name == "explorer" and item.name in {"KV cache", "logits"}:
+        return "set explorer.cpu_kvcache_gib lower" if item.name == "KV cache" else "set explorer.max_num_seqs lower"
+    if name == "trainer" and item.name in _REMEDIES:
+        return _REMEDIES[item.name]
+    return "train adapters (trainer.lora_rank), take a smaller model, or run the services on several machines"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"

@@ -86,11 +86,16 @@ class Critic:
 
     def values(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """Return what is expected from each response token on, before it is known, of each sample."""
-        found: dict[int, Float32] = {}
-        with torch.no_grad():
+
+        def run() -> dict[int, Float32]:
+            found: dict[int, Float32] = {}
             for indices, arrays, values in self._passes(samples, 0.0):
                 mine = [samples[i] for i in indices]
                 found |= dict(zip(indices, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
+            return found
+
+        with torch.no_grad():
+            found = self._budget.within_memory(samples, run)
         return [found[i] for i in range(len(samples))]
 
     def train(self, update: Update) -> Metrics:
@@ -99,14 +104,19 @@ class Critic:
         Args:
             update: This rank's shard of it; samples that were drawn have values and returns.
         """
-        self._optimizer.zero_grad(set_to_none=False)
-        total = torch.zeros((), device=self._layout.device)
         # What examples say was not expected of the policy.
         drawn = [sample for sample in update.samples if sample.returns is not None]
-        for indices, arrays, values in self._passes(drawn, 1.0 / update.divisor):
-            loss = self._loss([drawn[i] for i in indices], arrays, values)
-            loss.backward()
-            total += loss.detach()
+
+        def run() -> torch.Tensor:
+            self._optimizer.zero_grad(set_to_none=False)
+            total = torch.zeros((), device=self._layout.device)
+            for indices, arrays, values in self._passes(drawn, 1.0 / update.divisor):
+                loss = self._loss([drawn[i] for i in indices], arrays, values)
+                loss.backward()
+                total += loss.detach()
+            return total
+
+        total = self._budget.within_memory(drawn, run)
         for parameter in self._network.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -78,6 +78,11 @@ class Layout:
         return sequence if self.context_parallel == 1 else sequence * 2 * self.context_parallel
 
     @property
+    def passes_alone(self) -> bool:
+        """Whether a rank meets no other within a pass, but when it has run all of its micro-batches."""
+        return self.world_size == self.data_parallel and self.expert_parallel == 1
+
+    @property
     def tensor_rank(self) -> int:
         """Which shard of each layer this rank holds."""
         return self.rank % self.tensor_parallel

@@ -12,12 +12,13 @@ import math
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from msgspec import structs
 
 from schemas.experience import ExperienceGroup, Float32
@@ -63,9 +64,11 @@ class RankEngine(SavedEngine):
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
-        self.settings = settings = fitted(settings, self.shape)
+        if settings.micro_batch_tokens == "auto":
+            settings = fitted(settings, self.shape)
+        self.settings = settings
         assert settings.micro_batch_tokens != "auto"  # noqa: S101 - what that is for
-        self._budget = MicroBatchBudget(settings.micro_batch_tokens)
+        self._budget = MicroBatchBudget(settings.micro_batch_tokens, may_halve=layout.passes_alone)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._objective = Objective(settings)
@@ -164,7 +167,7 @@ class RankEngine(SavedEngine):
             "updates": float(len(reports)),
             "updates_skipped": float(len(tried) - len(reports)),
             "updates_skipped_in_a_row": float(self._skipped_in_a_row),
-            "micro_batches_halved": float(self._budget.halved),
+            "micro_batches_halved": self._halved(),
         }
 
     def take_figures(self) -> list[SampleFigures]:
@@ -184,9 +187,12 @@ class RankEngine(SavedEngine):
         if self._interrupted.is_set():
             raise TrainingInterruptedError("a pass was abandoned on request")
 
-    def _within_memory[R](self, samples: Sequence[TrainSample], run: Callable[[], R]) -> R:
-        """See :class:`MicroBatchBudget`. Several ranks would wait for the one that begins anew."""
-        return run() if self.layout.world_size > 1 else self._budget.within_memory(samples, run)
+    def _halved(self) -> float:
+        """Return how often micro-batches were halved, on all ranks together; a collective."""
+        halved = torch.tensor(float(self._budget.halved), device=self.layout.device)
+        if (group := self.layout.data_group) is not None:
+            dist.all_reduce(halved, group=group)
+        return float(halved)
 
     def _learning_rate(self) -> float:
         settings, step = self.settings, self.progress.step
@@ -200,11 +206,11 @@ class RankEngine(SavedEngine):
         if samples and self._reference is not None:
             self._saver.taken()
             self._exchange_weights(self._reference)
-            references = self._within_memory(samples, lambda: self.logprobs(samples))
+            references = self._budget.within_memory(samples, lambda: self.logprobs(samples))
             self._exchange_weights(self._reference)
             samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
-            old = self._within_memory(samples, lambda: self.logprobs(samples))
+            old = self._budget.within_memory(samples, lambda: self.logprobs(samples))
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
         if samples and self._critic is not None:
             samples = [structs.replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
@@ -224,7 +230,7 @@ class RankEngine(SavedEngine):
         judged = {} if self._critic is None else self._critic.train(update)
         if judged and self.progress.step < self.settings.critic_warmup_steps:
             return judged
-        sums, micro_batches = self._within_memory(
+        sums, micro_batches = self._budget.within_memory(
             update.samples, lambda: self._accumulate(update.samples, 1.0 / update.divisor)
         )
         # What is reported are means over what is trained on, whatever the loss is divided by.

@@ -14,8 +14,9 @@ from trinity_bus.config import Origins, Settings, WrongSettingsError, sections, 
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
+from trinity_bus.sizing.memory import HostMemory, limit_bytes
 from workers.cli.console import console, folding_table
-from workers.preconditions import PRECONDITIONS, problems
+from workers.preconditions import PRECONDITIONS, memory, problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a settings file.")
 
@@ -86,18 +87,43 @@ def check(
         list[str] | None,
         typer.Argument(help="Services that start with these settings. Unset: coordinator, explorer and trainer."),
     ] = None,
+    limits: Annotated[
+        bool, typer.Option("--limits", help="Print limits of memory, as the compose stack's .env has them.")
+    ] = False,
 ) -> None:
-    """Show all errors: in single settings, and those for which services would refuse to start. Exit code 2 then."""
+    """Show all errors: in single settings, and those for which services would refuse to start. Exit code 2 then.
+
+    If the model is a folder on this machine and runs on CPUs, show the memory that each service needs, too.
+    """
     wanted = services or ["coordinator", "explorer", "trainer"]
     if unknown := set(wanted) - set(PRECONDITIONS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not one of {', '.join(PRECONDITIONS)}")
+    needed = None
     try:
         settings = Settings()
+        needed = memory(wanted, settings)
         found = list(dict.fromkeys(problem for service in wanted for problem in problems(service, settings)))
     except WrongSettingsError as error:
         found = list(error.problems)
+    if needed is not None and needed.impossible and not limits:
+        found.append(Origins(Settings).told(needed.impossible))
     for problem in found:
         sys.stderr.write(printable(problem) + "\n")
     if found:
         raise typer.Exit(_WRONG)
+    if limits:
+        _print_limits(wanted, needed)
+        return
     console().print(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")
+    if needed is not None and needed.tight:
+        sys.stderr.write(f"warning: {printable(needed.tight)}\n")
+    elif needed is not None:
+        console().print(needed.told, soft_wrap=True, highlight=False)
+
+
+def _print_limits(services: list[str], needed: HostMemory | None) -> None:
+    if needed is None:
+        raise ConfigError("limits follow from a model's folder on this machine, where it is computed on CPUs")
+    for name, need in needed.needs:
+        if name in services:
+            typer.echo(f"{name.upper()}_MEMORY={limit_bytes(need) >> 20}m")

@@ -46,7 +46,7 @@ from workers.console.access_control import VISITOR, operator
 from workers.console.forms import form
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 from workers.console.page_context import BadLinkError, PageContext
-from workers.preconditions import refusals
+from workers.preconditions import memory, refusals
 from workers.runs import new_run
 from workers.service_environment import service_environment
 
@@ -70,7 +70,7 @@ def _shape(path: str) -> ModelShape | None:
         return None
 
 
-_CHECKS: Final = Checks(refusals, _shape, _has_rows)
+_CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
 _FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
 _TELL: Final = ("coordinator", "explorer", "trainer")
@@ -147,6 +147,8 @@ class Configuration:
         checked = await self._checked(answers, lay_out=True)
         if not checked.is_sound or checked.settings is None:
             return await self._page(request, answers, checked)
+        if checked.too_large:
+            raise ConfigError(checked.too_large)
         if self._mesh.is_busy:
             raise MeshBusyError("a mesh that was started from here runs already: stop it first")
         try:

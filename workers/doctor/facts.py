@@ -28,7 +28,7 @@ from trinity_bus.runtime.free_memory import free_bytes
 from trinity_bus.runtime.ports import is_free
 from trinity_bus.sandbox import why_no_sandbox
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
-from workers.preconditions import problems
+from workers.preconditions import memory, problems
 
 DISTRIBUTIONS: Final = (
     "trinity-bus",
@@ -69,6 +69,7 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
     return Facts(
         versions={name: installed(name) for name in DISTRIBUTIONS},
         memory_mib=None if (free := free_bytes()) is None else free // _MIB,
+        needed=memory(services, settings) if services else None,
         shm_mib=free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         clock_is_set=_clock_is_set(),

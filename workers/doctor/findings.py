@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trinity_bus.runtime.wording import by_number, counted
+from trinity_bus.sizing.memory import HostMemory
 
 type Level = Literal["ok", "note", "warning", "error"]
 
@@ -75,6 +76,8 @@ class Facts:
     versions: Mapping[str, str | None]
     """Of distributions; those that are not installed have none."""
     memory_mib: int | None
+    needed: HostMemory | None = None
+    """Of it, by the services that are to start here."""
     shm_mib: int | None
     open_files: int
     clock_is_set: bool | None
@@ -131,8 +134,11 @@ def _software(facts: Facts) -> Iterator[Finding]:
 
 def _machine(facts: Facts) -> Iterator[Finding]:
     memory, more = facts.memory_mib, "give this machine or container more, or start fewer explorers on it"
-    if memory is not None:
-        level: Level = "error" if memory < MIN_MEMORY_MIB else "warning" if memory < GOOD_MEMORY_MIB else "ok"
+    if (needed := facts.needed) is not None:
+        level: Level = "error" if needed.impossible else "warning" if needed.tight else "ok"
+        yield Finding(level, "memory", needed.told, "" if level == "ok" else f"{needed.remedy}; or {more}")
+    elif memory is not None:
+        level = "error" if memory < MIN_MEMORY_MIB else "warning" if memory < GOOD_MEMORY_MIB else "ok"
         yield Finding(level, "memory", f"{memory:,} MiB are free", "" if level == "ok" else more)
     shm = facts.shm_mib
     found = "there is none" if shm is None else f"{shm:,} MiB in /dev/shm"

@@ -105,7 +105,9 @@ def run(folder: Path, name: str, port: str) -> None:
                 continue
             assert (name, family) not in REFUSED
             own = family == family_of_more
-            possible = [check for check in checks_of(family) if check not in ALONE]
+            # Where ranks meet within a pass, one that begins anew would be missed.
+            alone = ALONE if joined.passes_alone else (*ALONE, "short_of_memory")
+            possible = [check for check in checks_of(family) if check not in alone]
             wanted = (
                 possible if own and name in THOROUGH else [*(MORE if own else NUMBERS), *BESIDE.get((name, family), ())]
             )

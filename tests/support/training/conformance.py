@@ -447,6 +447,42 @@ def what_is_published(subject: Subject) -> None:
     assert checksum(engine.hf_tensors()) == checksum((name, read(name)) for name in names)
 
 
+def short_of_memory(subject: Subject) -> None:
+    """The first rank is out of memory with more than a few tokens: it takes fewer, and the others wait for it."""
+    settings = {"micro_batch_tokens": 200, "advantage": "gae"}
+    engine, reference = subject.make(**settings), subject.reference(**settings)
+    if engine.layout.rank == 0:
+        assert engine._critic is not None
+        for network in (_network(engine), engine._critic._network["trunk"]):
+            network.forward = _limited(network.forward, tokens=100)
+    ours, theirs = engine.train_step(batch(0)), reference.train_step(batch(0))
+    assert theirs["micro_batches_halved"] == 0
+    assert ours["micro_batches_halved"] >= 1
+    for metric in theirs.keys() - {"seconds", "micro_batches", "micro_batches_halved"}:
+        assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-4), metric
+    expected = weights(reference)
+    for name, tensor in engine.hf_tensors():
+        assert (tensor - expected[name]).abs().mean() < 0.02 * SMALL_RATE, name
+
+
+def _network(engine: RankEngine) -> torch.nn.Module:
+    if isinstance(engine, MegatronEngine):
+        return engine._runner._model[0]
+    assert isinstance(engine, TorchEngine)
+    decoder: torch.nn.Module = engine._network.get_decoder()
+    return decoder
+
+
+def _limited(forward: Callable[..., Any], tokens: int) -> Callable[..., Any]:
+    def limited(*given: Any, **named: Any) -> Any:
+        ids = given[0] if given else named["input_ids"]
+        if ids.numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+        return forward(*given, **named)
+
+    return limited
+
+
 def an_interruption(subject: Subject) -> None:
     engine = subject.make()
     engine.interrupt()
@@ -491,6 +527,7 @@ CHECKS: Final[dict[str, Callable[[Subject], None]]] = {
         what_is_published,
         a_batch_that_teaches_nothing,
         fewer_samples_than_ranks,
+        short_of_memory,
         an_interruption,
     )
 }

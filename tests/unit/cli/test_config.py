@@ -12,6 +12,8 @@ import pytest
 
 from trinity_bus.config import Settings, secret_variables, setting_fields
 from trinity_bus.config.template import SCHEMA, json_schema, template
+from trinity_bus.runtime.device import is_installed_for_cpu
+from workers.demo.model import make_model
 
 
 @pytest.fixture
@@ -105,6 +107,33 @@ def test_all_that_is_wrong_is_told_at_once(environment: dict[str, str], tmp_path
     assert len([line for line in said if "set coordinator.max_staleness (mesh.toml:4) to 1 or more" in line]) == 1, said
     done = trinity_bus(environment, tmp_path, "config", "check", "coordinator")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not is_installed_for_cpu(), reason="models are computed on GPUs here")
+def test_what_services_need_of_memory_is_told_and_what_never_fits_is_refused(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    model, mesh = make_model(tmp_path / "model", seed=0), tmp_path / "mesh.toml"
+    mesh.write_text(
+        "[mesh]\nmodel_path = 'model'\nmax_model_len = 64\nmax_tokens = 4\n[trainer]\ncheckpoint_dir = 'c'\n"
+    )
+    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"trainer \d\.\d, coordinator 0\.3, explorer \d\.\d, kafka 0\.\d: ", done.stdout + done.stderr)
+    done = trinity_bus(
+        environment, tmp_path, "--config", "mesh.toml", "config", "check", "--limits", "trainer", "explorer"
+    )
+    assert re.fullmatch(r"TRAINER_MEMORY=\d+m\nEXPLORER_MEMORY=\d+m\n", done.stdout), done.stderr
+    tokens = ("--set", "trainer.micro_batch_tokens=1000000000")
+    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", *tokens, "config", "check")
+    assert done.returncode == 2
+    assert re.search(r"are free: set .*trainer\.micro_batch_tokens to auto$", done.stderr.strip())
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10_000_000}))
+    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "train adapters (trainer.lora_rank), take a smaller model" in done.stderr
 
 
 @pytest.mark.parametrize(

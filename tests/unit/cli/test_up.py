@@ -3,17 +3,24 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from schemas import BatchLifecycleState
 from trinity_bus.config import Settings
+from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
+from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
+from trinity_bus.sizing.models import MODELS
 from trinity_bus.view import BatchView, MeshState, StepView
-from workers.up import RUNNING, UpOptions, claimed, is_done, plan, running, stop
+from workers import up
+from workers.demo.display import make_display
+from workers.up import RUNNING, UpOptions, claimed, is_done, plan, run_up, running, stop
 
 STATES = st.sampled_from(BatchLifecycleState)
 BATCHES = st.lists(
@@ -111,3 +118,19 @@ def test_a_folder_is_run_by_one_process_also_after_one_was_killed(tmp_path: Path
     with claimed(tmp_path):
         pass
     assert not (tmp_path / RUNNING).exists()
+
+
+async def test_nothing_is_started_that_this_machine_has_not_the_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def memory(services: Sequence[str], settings: Sections) -> HostMemory:
+        asked.extend(services)
+        return host_memory(services, settings, dict.fromkeys(("trainer", "explorer"), MODELS["8B"]), GIB, GIB)
+
+    monkeypatch.setattr(up, "memory", memory)
+    with pytest.raises(ConfigError, match=r"of memory, of 1\.0, of which 1\.0 are free: train adapters"):
+        await run_up(Settings(), UpOptions(run_dir=tmp_path, explorers=2), make_display(Console(), None))
+    assert asked == ["coordinator", "trainer", "explorer", "explorer"]
+    assert not list(tmp_path.iterdir())

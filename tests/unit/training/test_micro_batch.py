@@ -14,10 +14,11 @@ from schemas import ExperienceGroup
 from tests.unit.sizing.test_sizing import QWEN3_0_6B, QWEN25_7B
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.runtime.free_memory import free_bytes
+from trinity_bus.runtime.free_memory import free_bytes, total_bytes
 from trinity_bus.sizing.memory import GIB, MOST_TOKENS, micro_batch, trainer_need
 from trinity_bus.training import micro_batch as module
 from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.micro_batch import MicroBatchBudget, fitted
 from trinity_bus.training.torch_engine import TorchEngine
 
@@ -65,12 +66,28 @@ def test_a_number_stays_and_auto_becomes_one(model_folder: Path, monkeypatch: py
     engine = TorchEngine(TrainerSettings(model_path=str(model_folder)))
     assert engine.settings.micro_batch_tokens == MOST_TOKENS
     told = TrainerSettings(micro_batch_tokens=7)
-    assert fitted(told, engine.shape, 1 << 20) is told
+    assert fitted(told, engine.shape, 100) is told
     monkeypatch.setattr(module, "free_bytes", lambda: 1 << 20)
     with pytest.raises(
         ConfigError, match=r"^training needs 0\.\d GiB for samples of up to 100 tokens.*0\.0 are free: set"
     ):
         fitted(TrainerSettings(), engine.shape, 100)
+
+
+def test_a_number_that_does_not_fit_is_refused_with_one_that_does(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = TrainerSettings(micro_batch_tokens=1 << 24)
+    monkeypatch.setattr(module, "free_bytes", lambda: 2 * GIB)
+    with pytest.raises(
+        ConfigError,
+        match=r"^trainer\.micro_batch_tokens is 16,777,216, for which training needs [\d.]+ GiB, and 2\.0 are free: "
+        r"set it to auto, for [\d,]+ tokens$",
+    ):
+        fitted(own, read_shape(model_folder), 100)
+    monkeypatch.setattr(module, "free_bytes", lambda: 1 << 20)
+    with pytest.raises(ConfigError, match=r"^training needs 0\.\d GiB for samples of up to 100 tokens"):
+        fitted(own, read_shape(model_folder), 100)
 
 
 def trained(
@@ -124,11 +141,14 @@ def test_another_error_is_no_lack_of_memory() -> None:
 def test_what_is_free_is_what_machine_and_group_leave(tmp_path: Path) -> None:
     machine, group = tmp_path / "meminfo", tmp_path / "group"
     assert free_bytes(group, machine) is None
-    machine.write_text("MemTotal: 99 kB\nMemAvailable:    1000 kB\n")
+    assert total_bytes(group, machine) is None
+    machine.write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
     assert free_bytes(group, machine) == 1000 << 10
+    assert total_bytes(group, machine) == 2000 << 10
     group.mkdir()
     (group / "memory.current").write_text("700\n")
     (group / "memory.stat").write_text("anon 1\ninactive_file 300\n")
     for limit, left in (("max", 1000 << 10), ("900", 500), (str(1 << 40), 1000 << 10)):
         (group / "memory.max").write_text(f"{limit}\n")
         assert free_bytes(group, machine) == left
+        assert total_bytes(group, machine) == (2000 << 10 if limit == "max" else min(2000 << 10, int(limit)))

@@ -16,6 +16,7 @@ from trinity_bus.console.configuration.checks import Checked
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS
 from trinity_bus.sizing import GIB, MemoryNeed
+from trinity_bus.sizing.memory import limit_bytes
 
 CHART_SAYS: Final = frozenset(
     {
@@ -51,7 +52,7 @@ _LEFT_OUT: Final = CHART_SAYS | OF_THIS_MACHINE | _QUOTAS.keys()
 _MODELS: Final = ("mesh.model_path", "explorer.model_path", "gateway.model_path", "console.model_path")
 _CLAIMS: Final = {"model": "models", "tasks": "tasks"}
 _PROCESS_GIB: Final = 3
-"""Memory of a process before it has a model: interpreter, libraries, what compiles kernels."""
+"""Memory of a process with a GPU before it has a model: interpreter, libraries, what compiles kernels."""
 _SHARED_GIB: Final = 16
 """Of ``/dev/shm``, which counts as memory, where there are GPUs."""
 _GPU: Final = "nvidia.com/gpu"
@@ -96,7 +97,6 @@ def _values(checked: Checked, own: Mapping[str, object], *, has_gpus: bool) -> d
     assert settings is not None  # noqa: S101 - it is sound
     trainer_gpus, size = hardware.trainer_gpus, settings.explorer.tensor_parallel_size
     explorer_gpus = size if hardware.explorer_gpus else 0
-    cache = 0 if explorer_gpus else settings.explorer.cpu_kvcache_gib
     shared = _SHARED_GIB if has_gpus else 0
     values: dict[str, Any] = {
         "settings": _settings(checked, own),
@@ -108,7 +108,7 @@ def _values(checked: Checked, own: Mapping[str, object], *, has_gpus: bool) -> d
         "topologySpread": [],
         "explorer": {
             "replicas": hardware.explorers(settings) if "explorer" in checked.services else 0,
-            "resources": _resources(checked.explorer, size, gpus=explorer_gpus, more_gib=shared + cache),
+            "resources": _resources(checked.explorer, explorer_gpus or 1, gpus=explorer_gpus, more_gib=shared),
         },
         "trainer": {
             "enabled": "trainer" in checked.services,
@@ -176,6 +176,8 @@ def _task_path(checked: Checked) -> PurePath:
 def _resources(need: MemoryNeed | None, processes: int, *, gpus: int, more_gib: float) -> dict[str, dict[str, object]]:
     """Return what a pod asks for: a model comes through as much of the machine's memory as it needs of its GPUs'."""
     each = _PROCESS_GIB + (0 if need is None else need.total / GIB)
+    if need is not None and not gpus:
+        each = limit_bytes(need) / GIB
     memory = f"{ceil(processes * each + more_gib)}Gi"
     if not gpus:
         return {name: {"memory": memory} for name in _CORES}

@@ -21,6 +21,7 @@ from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing import GIB, MemoryNeed, explorer_memory, spread, trainer_memory
+from trinity_bus.sizing.memory import HostMemory
 from trinity_bus.training import layout_rules
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import ModelShape
@@ -59,6 +60,8 @@ class Checked:
     """What each of its GPUs needs; None: not known, or there is no trainer."""
     explorer: MemoryNeed | None = None
     notes: Sequence[str] = ()
+    too_large: str = ""
+    """Why this machine's memory is not enough for it; another's may be."""
 
     @property
     def is_sound(self) -> bool:
@@ -80,6 +83,8 @@ class Checks:
     """Reads a model's folder; None of a model that is not here."""
     is_there: Callable[[str], bool]
     """Whether rows are at a path."""
+    memory: Callable[[Sequence[str], Sections], HostMemory | None] = lambda _, __: None
+    """Says what services need of this machine's memory, if that is known."""
 
     def __call__(self, draft: Draft, *, lay_out: bool = False) -> Checked:
         """Check a draft.
@@ -106,7 +111,19 @@ class Checks:
             if found.settings is not None and found.settings is not settings:
                 refused = self._refused(found.settings)
         found = replace(found, problems=[*found.problems, *(_problem(("", text)) for text in refused)])
-        return _with_unfinished(found if shape is None else _fitted(found, shape))
+        return _with_unfinished(found if shape is None else self._beside(_fitted(found, shape)))
+
+    def _beside(self, checked: Checked) -> Checked:
+        """Add what all services together need of this machine, where they compute on its CPUs."""
+        hardware, settings = checked.draft.hardware, checked.settings
+        assert settings is not None  # noqa: S101 - what it is called for
+        if hardware.trainer_gpus or hardware.explorer_gpus:
+            return checked
+        needed = self.memory(checked.services, settings)
+        if needed is None:
+            return checked
+        notes = [*checked.notes, needed.impossible or needed.tight or needed.told]
+        return replace(checked, notes=notes, too_large=needed.impossible)
 
     def _model(self, settings: Sections) -> tuple[ModelShape | None, list[SettingProblem]]:
         """Return the model's shape, or what is wrong with it; neither where no model is named."""
