@@ -28,6 +28,10 @@ def nobody_left(folder: Path) -> bool:
     return not marked_processes(MARK, str(folder))
 
 
+def test_what_explorers_are_forked_from_has_one_thread_and_no_processes(rehearse: Rehearse) -> None:
+    assert rehearse("preloaded") == [{"children": [], "threads": [], "begun": False}]
+
+
 def test_an_engine_takes_versions_and_leaves_nobody_when_its_explorer_is_killed(
     rehearse: Rehearse, tmp_path: Path
 ) -> None:

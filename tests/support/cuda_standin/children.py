@@ -59,6 +59,22 @@ def forked() -> None:
     os.wait()
 
 
+def preloaded() -> None:
+    """What runs in the preload that explorers are forked from, when all is imported."""
+    import psutil
+
+    from trinity_bus.inference import launch
+    from workers.demo import preloads
+
+    launch.preload()
+    preloads.import_explorer()
+    import torch
+
+    children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    tell(children=children, threads=threads, begun=torch.cuda.is_initialized())
+
+
 class _Greedy:
     """Finds a ``flashinfer`` whose import begins CUDA, installed or not."""
 
