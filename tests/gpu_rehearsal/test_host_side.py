@@ -48,6 +48,11 @@ def test_a_trainer_in_float32(rehearse: Rehearse) -> None:
     assert (told["dtype"], told["hidden"]) == ("torch.float32", ["torch.float32"])
 
 
+def test_experts_are_what_grouped_kernels_take(rehearse: Rehearse) -> None:
+    (told,) = rehearse("experts")
+    assert told == {"product": ["cuda:0", [24, 96]], "rows": ["cuda:0", [24, 64]], "weights": ["cuda:0", [4, 96, 64]]}
+
+
 @pytest.mark.parametrize("words", [("data_parallel=2",), ("tensor_parallel=2",)])
 def test_ranks_over_nccl(rehearse: Rehearse, words: tuple[str, ...]) -> None:
     (told,) = rehearse("ranks", *words, gpus=2)

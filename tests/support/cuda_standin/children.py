@@ -142,6 +142,21 @@ def trainer(*words: str) -> None:
         _steps(engine, engine, groups, hidden=seen, **facts)
 
 
+def experts() -> None:
+    """A layer's experts, forwards and back, in bfloat16: what torch's grouped kernels want of shapes and strides."""
+    import torch
+
+    from trinity_bus.training.experts import multiply
+
+    rows = torch.zeros(24, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    weights = torch.zeros(4, 96, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    # As Megatron has counted them, on the host.
+    product = multiply(rows, weights, torch.tensor([8, 0, 15, 1]))
+    product.sum().backward()
+    found = {"product": product, "rows": rows.grad, "weights": weights.grad}
+    tell(**{name: [str(tensor.device), list(tensor.shape)] for name, tensor in found.items()})
+
+
 def ranks(*words: str) -> None:
     """Several ranks as children, over NCCL."""
     from trinity_bus.training.multi_rank_engine import MultiRankEngine
