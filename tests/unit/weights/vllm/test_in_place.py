@@ -290,7 +290,7 @@ EXPERTS, WIDTH = 4, 6
 
 
 def make_mixture(rank: int, ranks: int) -> Any:
-    """A layer of experts as one of some ranks has it. Real: how vLLM maps, loads and splits them. FAKE: what makes it."""
+    """A layer of experts as one of some ranks has it. Real: how vLLM maps, loads, splits them. FAKE: what makes it."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     from vllm.model_executor.models.utils import AutoWeightsLoader
