@@ -262,7 +262,10 @@ def _set(done: threading.Event, _: object) -> None:
 
 
 async def engine(*words: str) -> None:
-    """An explorer's engine: starts, takes two versions by each of the methods named, and its front end is killed."""
+    """An explorer's engine: starts, takes two versions by each of the methods named, and its front end is killed.
+
+    With the word ``experts`` its model is a mixture of them.
+    """
     import psutil
     from safetensors.torch import load_file
 
@@ -273,9 +276,11 @@ async def engine(*words: str) -> None:
     from trinity_bus.weights.pull.server import WeightServer
     from workers.demo.model import make_model
 
-    methods: list[Any] = [word for word in words if "=" not in word]
+    methods: list[Any] = [word for word in words if word in {"memory", "nccl"}]
     folder = Path(tempfile.mkdtemp())
     make_model(folder, 0)
+    if "experts" in words:
+        _mix(folder)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
     sizes = {"max_model_len": 64, "max_num_seqs": 4, "seed": 0, "start_timeout_s": 540}
     served = InferenceEngine(ExplorerSettings(model_path=str(folder), **sizes, **given), sync_timeout_s=60)
@@ -306,6 +311,19 @@ async def engine(*words: str) -> None:
     ]
     tell(memories=len({memory for _, memory in mapped}), mapped_by=len({pid for pid, _ in mapped}))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _mix(folder: Path) -> None:
+    """Put a mixture of experts in the place of a folder's model; its tokenizer stays."""
+    import torch
+    from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    dense = AutoConfig.from_pretrained(folder)
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 8}
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(vocab_size=dense.vocab_size, num_experts_per_tok=2, norm_topk_prob=True, **sizes)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def demo(*arguments: str) -> None:
