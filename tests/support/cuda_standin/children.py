@@ -142,6 +142,24 @@ def trainer(*words: str) -> None:
         _steps(engine, engine, groups, hidden=seen, **facts)
 
 
+def saved(folder: str) -> None:
+    """A checkpoint of a trainer in float32, before its first step."""
+    _engine_at(folder).save_checkpoint(Path(folder), _engine_at(folder).progress).result()
+
+
+def resumed(folder: str) -> None:
+    """A trainer goes on with what ``saved`` has left."""
+    engine = _engine_at(folder)
+    tell(device=engine.device_type, step=engine.load_latest(Path(folder)).step)
+
+
+@functools.cache
+def _engine_at(folder: str) -> Any:
+    from trinity_bus.training.megatron_engine import MegatronEngine
+
+    return MegatronEngine(_load(Path(folder), ["dtype=float32"])[0])
+
+
 def experts() -> None:
     """A layer's experts, forwards and back, in bfloat16: what torch's grouped kernels want of shapes and strides."""
     import torch
@@ -177,6 +195,7 @@ def late() -> None:
     import torch.distributed as dist
 
     from trinity_bus import awake
+    from trinity_bus.runtime.device import host_buffer, shared_memory
     from trinity_bus.weights.errors import LinkError
     from trinity_bus.weights.link import nccl
     from trinity_bus.weights.link.link import Link
@@ -186,7 +205,12 @@ def late() -> None:
     dist.all_reduce(torch.zeros(4, device="cuda"))
     store = dist.HashStore()
     threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
-    link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
+    group = nccl.open_group(store, 0, timedelta(seconds=1))
+    link = Link(_Noting(group), 0, "nccl")
+    config = group.options.config
+    os.truncate(file := os.memfd_create("weights"), 8)
+    memories = [host_buffer(8), shared_memory(file, 8)[1]]
+    tell(blocks_while_made=config.blocking, most_blocks=config.max_ctas, pinned=[m.is_pinned() for m in memories])
     piece = torch.zeros(8, dtype=torch.uint8)
     link.wait(link.broadcast(piece), awake.now() + 5, threading.Event())
     Path(hang).touch()
@@ -198,8 +222,26 @@ def late() -> None:
     link.close()
     # As long as the watchdog of a group that is watched would take to end the process: two of its limits, and a dump.
     time.sleep(14)
-    tell(alive=True)
+    tell(alive=True, own_stream=_Noting.own_stream)
     os._exit(0)
+
+
+class _Noting:
+    """A group, and whether its broadcasts were begun on another stream than the process computes on."""
+
+    own_stream: "list[bool]" = []
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def broadcast(self, tensors: Any, options: Any) -> Any:
+        import torch
+
+        self.own_stream.append(torch.cuda.current_stream() != torch.cuda.default_stream())
+        return self._group.broadcast(tensors, options)
 
 
 def chain() -> None:
