@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 HANGING_S = 5.0
 
@@ -229,7 +229,7 @@ def late() -> None:
 class _Noting:
     """A group, and whether its broadcasts were begun on another stream than the process computes on."""
 
-    own_stream: "list[bool]" = []
+    own_stream: ClassVar[list[bool]] = []
 
     def __init__(self, group: Any) -> None:
         self._group = group
