@@ -28,6 +28,10 @@ def nobody_left(folder: Path) -> bool:
     return not marked_processes(MARK, str(folder))
 
 
+def test_what_explorers_are_forked_from_has_one_thread_and_no_processes(rehearse: Rehearse) -> None:
+    assert rehearse("preloaded") == [{"children": [], "threads": [], "begun": False}]
+
+
 def test_an_engine_takes_versions_and_leaves_nobody_when_its_explorer_is_killed(
     rehearse: Rehearse, tmp_path: Path
 ) -> None:
@@ -44,8 +48,9 @@ def test_an_engine_takes_versions_and_leaves_nobody_when_its_explorer_is_killed(
     wait_until(lambda: nobody_left(tmp_path), "end of the engine", 60.0)
 
 
-def test_an_engine_in_fp8_takes_versions(rehearse: Rehearse, tmp_path: Path) -> None:
-    _, *versions, _ = rehearse("engine", "memory", "quantization=fp8", status=KILLED)
+@pytest.mark.parametrize("words", [("quantization=fp8",), ("experts",)])
+def test_an_engine_of_another_kind_takes_versions(rehearse: Rehearse, tmp_path: Path, words: tuple[str, ...]) -> None:
+    _, *versions, _ = rehearse("engine", "memory", *words, status=KILLED)
     assert [told["version"] for told in versions] == [1, 2]
     wait_until(lambda: nobody_left(tmp_path), "end of the engine", 60.0)
 

@@ -48,6 +48,17 @@ def test_a_trainer_in_float32(rehearse: Rehearse) -> None:
     assert (told["dtype"], told["hidden"]) == ("torch.float32", ["torch.float32"])
 
 
+@pytest.mark.skipif(not is_installed_for_cpu(), reason="the packages are those for GPUs")
+def test_a_checkpoint_of_a_cpu_is_taken_up_on_a_gpu(rehearse: Rehearse, tmp_path: Path) -> None:
+    rehearse("saved", str(tmp_path), variables={"PYTHONPATH": str(Path.cwd())})
+    assert rehearse("resumed", str(tmp_path)) == [{"device": "cuda", "step": 0}]
+
+
+def test_experts_are_what_grouped_kernels_take(rehearse: Rehearse) -> None:
+    (told,) = rehearse("experts")
+    assert told == {"product": ["cuda:0", [24, 96]], "rows": ["cuda:0", [24, 64]], "weights": ["cuda:0", [4, 96, 64]]}
+
+
 @pytest.mark.parametrize("words", [("data_parallel=2",), ("tensor_parallel=2",)])
 def test_ranks_over_nccl(rehearse: Rehearse, words: tuple[str, ...]) -> None:
     (told,) = rehearse("ranks", *words, gpus=2)
@@ -55,9 +66,11 @@ def test_ranks_over_nccl(rehearse: Rehearse, words: tuple[str, ...]) -> None:
 
 
 def test_a_late_link_costs_the_link_and_not_the_process(rehearse: Rehearse) -> None:
-    late, alive = rehearse("late")
+    made, late, alive = rehearse("late")
     assert "deadline" in late["error"]
-    assert alive == {"alive": True}
+    # Nor does it wait for what the process computes, take its multiprocessors, or block it while it is made.
+    assert alive == {"alive": True, "own_stream": [True, True]}
+    assert made == {"blocks_while_made": 0, "most_blocks": 4, "pinned": [True, True]}
 
 
 def test_versions_pass_from_gpu_to_gpu_and_on(rehearse: Rehearse) -> None:

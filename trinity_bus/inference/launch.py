@@ -88,6 +88,9 @@ def prepare_environment(settings: ExplorerSettings) -> None:
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
         # The tokenizer's threads would not survive the fork, and it says so at length.
         "TOKENIZERS_PARALLELISM": "false",
+        # The import of vLLM's quantized kernels for GPUs else starts two processes, which import torch to build what
+        # may be needed, and a thread to wait for each. What is needed is built then.
+        "HUMMING_DISABLE_PARALLEL_BUILD": "1",
     }
     if settings.tensor_parallel_size == 1 and is_installed_for_cpu():
         # The engine core is a process of its own in any case; this keeps the worker inside it, as it is on a GPU.

@@ -12,6 +12,7 @@ module                 what it does
 ``families``           Llama, Qwen2, Qwen3, Qwen3 MoE: their configurations; names and layouts of tensors both ways
 ``model``              building a ``GPTModel``, loading it from safetensors, naming its weights as there
 ``adapters``           what engines share of LoRA, and PEFT's format
+``experts``            experts of a layer as one product of groups
 ``lora``               LoRA on Megatron's layers
 ``routes``             which experts are to be chosen for each token of a sample
 ``router_replay``      has a model's routers choose them

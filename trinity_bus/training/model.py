@@ -2,7 +2,8 @@
 
 On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
 the CPU always takes the latter, and so do adapters everywhere: Transformer Engine's linear layers do the norm before
-them inside, where an adapter cannot see its result. Only the CPU path is exercised by the tests of this project so far.
+them inside, where an adapter cannot see its result. Experts are this project's in both specs. No test of this project
+has Transformer Engine.
 """
 
 import importlib.util
@@ -17,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from trinity_bus.training.attention import SDPAttention
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ConversionError
+from trinity_bus.training.experts import Experts
 from trinity_bus.training.families import ModelShape, tensors
 from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
@@ -134,7 +136,9 @@ def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> Modul
         if config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = Norm
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
-    if config.num_moe_experts is None:
+    if config.num_moe_experts is not None:
+        spec.submodules.mlp.submodules.experts = Experts
+    else:
         # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
         spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
     return TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
@@ -232,28 +236,39 @@ def shards_of(
         ConversionError: A tensor has another shape than the parameter.
         KeyError: From ``read``.
     """
+    own = _own_experts(shape, layout)
     for name, parameter in _named_parameters(chunks, shape, layout):
-        parts = [read(part) for part in _sources(name, shape)]
-        whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
-        shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
-        if shard.shape != parameter.shape:
-            raise ConversionError(
-                f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
-                f"config.json asks for {tuple(parameter.shape)}"
-            )
-        yield parameter, shard
+        shards = []
+        for one in (stacked := tensors.expert_names(name, own)) or [name]:
+            parts = [read(part) for part in _sources(one, shape)]
+            whole = tensors.merge(one, parts, shape, layout.tensor_parallel)
+            shard = tensors.shard(one, whole, layout.tensor_parallel, layout.tensor_rank)
+            expected = parameter.shape[1:] if stacked else parameter.shape
+            if shard.shape != expected:
+                raise ConversionError(
+                    f"{folder}: {_sources(one, shape)} make {one} {tuple(shard.shape)}; "
+                    f"config.json asks for {tuple(expected)}"
+                )
+            shards.append(shard)
+        yield parameter, torch.stack(shards) if stacked else shards[0]
+
+
+def _own_experts(shape: ModelShape, layout: Layout) -> range:
+    """Return the experts of each layer that this rank has."""
+    count = shape.experts // layout.expert_parallel
+    return range(layout.expert_rank * count, (layout.expert_rank + 1) * count)
 
 
 def _named_parameters(
     chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Return this rank's parameters by their names in the whole model."""
-    layers, first_expert = shape.layers // layout.stages, layout.expert_rank * (shape.experts // layout.expert_parallel)
+    """Return this rank's parameters by their names in the whole model; its experts of a layer are stacks."""
+    layers = shape.layers // layout.stages
     for stage, chunk in zip(layout.own_stages, chunks, strict=True):
         for name, parameter in chunk.named_parameters():
             if ".adapter." in name:
                 continue  # see ``lora``
-            yield tensors.global_name(name, stage * layers, first_expert), parameter
+            yield tensors.global_name(name, stage * layers), parameter
 
 
 def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
@@ -273,40 +288,34 @@ def _shards(
     Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
     """
     own = dict(_named_parameters(chunks, shape, layout))
-    stages, experts = layout.pipeline_group, layout.expert_group
-    if stages is None and experts is None:
-        for name, parameter in own.items():
-            yield name, of(parameter)
-        return
+    stages, experts, own_experts = layout.pipeline_group, layout.expert_group, _own_experts(shape, layout)
     for name, stage, size in _everything(own, shape, layout):
-        mine = own.get(name)
-        tensor = torch.empty(size, dtype=dtype, device=layout.device) if mine is None else of(mine).contiguous()
-        expert = tensors.expert_of(name)
-        holder = layout.expert_rank if expert is None else expert * layout.expert_parallel // shape.experts
-        if stages is not None and holder == layout.expert_rank:
-            dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=stages)
-        if experts is not None and expert is not None:
-            dist.broadcast(tensor, src=layout.rank_of_experts(holder), group=experts)
-        yield name, tensor
+        mine = None if (parameter := own.get(name)) is None else of(parameter)
+        names = tensors.expert_names(name, range(shape.experts))
+        for expert, one in enumerate(names or [name]):
+            is_here = not names or expert in own_experts
+            if mine is not None and is_here:
+                tensor = (mine[expert - own_experts.start] if names else mine).contiguous()
+            else:
+                tensor = torch.empty(size[1:] if names else size, dtype=dtype, device=layout.device)
+            if stages is not None and is_here:
+                dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=stages)
+            if experts is not None and names:
+                dist.broadcast(tensor, src=layout.rank_of_experts(expert // len(own_experts)), group=experts)
+            yield one, tensor
 
 
 def _everything(
     own: Mapping[str, torch.Tensor], shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, int, torch.Size]]:
-    """Return every parameter of the whole model in its order: the name, the stage that holds it, its shard's size."""
+    """Return every parameter of the whole model in its order: the name, the stage that holds it, its size on a rank."""
     per_stage = shape.layers // layout.stages
-    first_layer = f"decoder.layers.{layout.pipeline_rank * per_stage}."
+    first_layer = f"decoder.layers.{layout.own_stages[0] * per_stage}."
     layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
     vocabulary = torch.Size((shape.padded_vocabulary(layout.tensor_parallel) // layout.tensor_parallel, shape.hidden))
     yield "embedding.word_embeddings.weight", 0, vocabulary
     for number in range(shape.layers):
-        names = [(f"decoder.layers.{number}.{name}", size) for name, size in layer]
-        yield from ((name, number // per_stage, size) for name, size in names if tensors.expert_of(name) is None)
-        first = [(name, size) for name, size in names if tensors.expert_of(name) is not None]
-        first = first[: len(first) * layout.expert_parallel // max(1, shape.experts)]
-        for expert in range(shape.experts):
-            for name, size in first:
-                yield tensors.of_expert(name, expert), number // per_stage, size
+        yield from ((f"decoder.layers.{number}.{name}", number // per_stage, size) for name, size in layer)
     yield "decoder.final_layernorm.weight", layout.stages - 1, torch.Size((shape.hidden,))
     if not shape.tied:
         yield _OUTPUT, layout.stages - 1, vocabulary

@@ -2,7 +2,7 @@
 
 That is Megatron's float32 optimizer around torch's AdamW or, with ``trainer.distributed_optimizer`` and with bfloat16
 weights in any case, its distributed one, which shards state and update over the data-parallel ranks. With bfloat16 that
-keeps float32 master weights; this path is written to Megatron's interface and not run by this project's tests.
+keeps float32 master weights.
 
 State is read from and written to the torch optimizers inside, weight by weight and in the weight's shape, whatever part
 of it this rank has: so it can be kept under the weight's name and be read in any layout. Megatron's own state

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 HANGING_S = 5.0
 
@@ -57,6 +57,22 @@ def forked() -> None:
             tell(begun=begun, child=str(error))
         os._exit(0)
     os.wait()
+
+
+def preloaded() -> None:
+    """What runs in the preload that explorers are forked from, when all is imported."""
+    import psutil
+
+    from trinity_bus.inference import launch
+    from workers.demo import preloads
+
+    launch.preload()
+    preloads.import_explorer()
+    import torch
+
+    children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    tell(children=children, threads=threads, begun=torch.cuda.is_initialized())
 
 
 class _Greedy:
@@ -126,6 +142,39 @@ def trainer(*words: str) -> None:
         _steps(engine, engine, groups, hidden=seen, **facts)
 
 
+def saved(folder: str) -> None:
+    """A checkpoint of a trainer in float32, before its first step."""
+    _engine_at(folder).save_checkpoint(Path(folder), _engine_at(folder).progress).result()
+
+
+def resumed(folder: str) -> None:
+    """A trainer goes on with what ``saved`` has left."""
+    engine = _engine_at(folder)
+    tell(device=engine.device_type, step=engine.load_latest(Path(folder)).step)
+
+
+@functools.cache
+def _engine_at(folder: str) -> Any:
+    from trinity_bus.training.megatron_engine import MegatronEngine
+
+    return MegatronEngine(_load(Path(folder), ["dtype=float32"])[0])
+
+
+def experts() -> None:
+    """A layer's experts, forwards and back, in bfloat16: what torch's grouped kernels want of shapes and strides."""
+    import torch
+
+    from trinity_bus.training.experts import multiply
+
+    rows = torch.zeros(24, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    weights = torch.zeros(4, 96, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    # As Megatron has counted them, on the host.
+    product = multiply(rows, weights, torch.tensor([8, 0, 15, 1]))
+    product.sum().backward()
+    found = {"product": product, "rows": rows.grad, "weights": weights.grad}
+    tell(**{name: [str(tensor.device), list(tensor.shape)] for name, tensor in found.items()})
+
+
 def ranks(*words: str) -> None:
     """Several ranks as children, over NCCL."""
     from trinity_bus.training.multi_rank_engine import MultiRankEngine
@@ -146,6 +195,7 @@ def late() -> None:
     import torch.distributed as dist
 
     from trinity_bus import awake
+    from trinity_bus.runtime.device import host_buffer, shared_memory
     from trinity_bus.weights.errors import LinkError
     from trinity_bus.weights.link import nccl
     from trinity_bus.weights.link.link import Link
@@ -155,7 +205,12 @@ def late() -> None:
     dist.all_reduce(torch.zeros(4, device="cuda"))
     store = dist.HashStore()
     threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
-    link = Link(nccl.open_group(store, 0, timedelta(seconds=1)), 0, "nccl")
+    group = nccl.open_group(store, 0, timedelta(seconds=1))
+    link = Link(_Noting(group), 0, "nccl")
+    config = group.options.config
+    os.truncate(file := os.memfd_create("weights"), 8)
+    memories = [host_buffer(8), shared_memory(file, 8)[1]]
+    tell(blocks_while_made=config.blocking, most_blocks=config.max_ctas, pinned=[m.is_pinned() for m in memories])
     piece = torch.zeros(8, dtype=torch.uint8)
     link.wait(link.broadcast(piece), awake.now() + 5, threading.Event())
     Path(hang).touch()
@@ -167,8 +222,26 @@ def late() -> None:
     link.close()
     # As long as the watchdog of a group that is watched would take to end the process: two of its limits, and a dump.
     time.sleep(14)
-    tell(alive=True)
+    tell(alive=True, own_stream=_Noting.own_stream)
     os._exit(0)
+
+
+class _Noting:
+    """A group, and whether its broadcasts were begun on another stream than the process computes on."""
+
+    own_stream: ClassVar[list[bool]] = []
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def broadcast(self, tensors: Any, options: Any) -> Any:
+        import torch
+
+        self.own_stream.append(torch.cuda.current_stream() != torch.cuda.default_stream())
+        return self._group.broadcast(tensors, options)
 
 
 def chain() -> None:
@@ -231,7 +304,10 @@ def _set(done: threading.Event, _: object) -> None:
 
 
 async def engine(*words: str) -> None:
-    """An explorer's engine: starts, takes two versions by each of the methods named, and its front end is killed."""
+    """An explorer's engine: starts, takes two versions by each of the methods named, and its front end is killed.
+
+    With the word ``experts`` its model is a mixture of them.
+    """
     import psutil
     from safetensors.torch import load_file
 
@@ -242,9 +318,11 @@ async def engine(*words: str) -> None:
     from trinity_bus.weights.pull.server import WeightServer
     from workers.demo.model import make_model
 
-    methods: list[Any] = [word for word in words if "=" not in word]
+    methods: list[Any] = [word for word in words if word in {"memory", "nccl"}]
     folder = Path(tempfile.mkdtemp())
     make_model(folder, 0)
+    if "experts" in words:
+        _mix(folder)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
     sizes = {"max_model_len": 64, "max_num_seqs": 4, "seed": 0, "start_timeout_s": 540}
     served = InferenceEngine(ExplorerSettings(model_path=str(folder), **sizes, **given), sync_timeout_s=60)
@@ -275,6 +353,19 @@ async def engine(*words: str) -> None:
     ]
     tell(memories=len({memory for _, memory in mapped}), mapped_by=len({pid for pid, _ in mapped}))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _mix(folder: Path) -> None:
+    """Put a mixture of experts in the place of a folder's model; its tokenizer stays."""
+    import torch
+    from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    dense = AutoConfig.from_pretrained(folder)
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 8}
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(vocab_size=dense.vocab_size, num_experts_per_tok=2, norm_topk_prob=True, **sizes)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def demo(*arguments: str) -> None:

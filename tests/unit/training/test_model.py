@@ -66,7 +66,9 @@ def logits_of(
     return (hidden @ model.output_weight(built).T)[..., : shape.vocabulary]
 
 
-def test_logits_and_gradients(loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module) -> None:
+def test_logits_and_gradients(
+    loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module, layout: Layout
+) -> None:
     (built,), shape = loaded
     tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(17).repeat(3)[None]
@@ -81,10 +83,8 @@ def test_logits_and_gradients(loaded: tuple[list[GPTModel], ModelShape], genuine
         for name, parameter in genuine.named_parameters()
         for hf_name, part in tensors.of_transformers(name, parameter.grad)
     }
-    for name, parameter in built.named_parameters():
-        parts = tensors.split(name, parameter.grad, shape)
-        for hf_name, part in zip(tensors.hf_names(name), parts, strict=True):
-            torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
+    for hf_name, part in model.hf_tensors([built], shape, layout, lambda parameter: parameter.grad):
+        torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
 
 
 def test_packed_sequences_do_not_see_each_other(

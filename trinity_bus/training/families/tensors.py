@@ -8,8 +8,8 @@ alike; what a family does not have is never looked up:
 * *attention*: Megatron joins query, key and value into one matrix (and one bias), query group by query group: the
   group's query heads, its key head, its value head, then the next group;
 * *MLP*: gate and up are one matrix, gate first; each tensor-parallel shard holds its part of both;
-* *experts*: each is an MLP, numbered from 0 on each rank in Megatron's model, over all ranks in folders; transformers'
-  own model has one tensor for all experts of a layer (:func:`of_transformers`);
+* *experts*: each is an MLP of its own in folders, and here too; a rank's model has its experts of a layer as a stack
+  (see ``experts``), transformers' own model all of them (:func:`of_transformers`);
 * *vocabulary*: padded with zero rows to a multiple of the tensor-parallel size, and cut again on the way out. Padding
   never gets a gradient (see ``logprobs``), so it stays zero.
 
@@ -17,6 +17,7 @@ Functions here take and give whole or sharded tensors and know no process groups
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -46,7 +47,8 @@ _MODEL_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "decoder.final_layernorm.weight": ("model.norm.weight",),
     "output_layer.weight": (OUTPUT,),
 }
-_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(?:mlp\.experts\.local_experts\.(\d+)\.)?(.+)")
+_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?(.+)")
+_STACK: Final = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])")
 _QKV: Final = ("linear_qkv.weight", "linear_qkv.bias")
 _GATE_UP: Final = "linear_fc1.weight"
 _SPLIT_BY_COLUMN: Final = ("linear_proj.weight", "linear_fc2.weight")
@@ -85,32 +87,16 @@ def hf_names(name: str) -> tuple[str, ...]:
         raise ConversionError(f"Megatron's parameter {name!r} has no counterpart in a Hugging Face model") from error
 
 
-def global_name(name: str, first_layer: int, first_expert: int = 0) -> str:
-    """Return a parameter's name in the whole model.
-
-    Args:
-        name: In a stage of it on one rank.
-        first_layer: The stage's first.
-        first_expert: The rank's first, of each layer.
-    """
+def global_name(name: str, first_layer: int) -> str:
+    """Return a parameter's name in the whole model, of its name in a stage that begins with this layer."""
     match = _LAYER.fullmatch(name)
-    if match is None:
-        return name
-    layer, expert, part = match.groups()
-    if expert is not None:
-        part = f"mlp.experts.local_experts.{first_expert + int(expert)}.{part}"
-    return f"decoder.layers.{first_layer + int(layer)}.{part}"
+    return name if match is None else f"decoder.layers.{first_layer + int(match[1])}.{match[3]}"
 
 
-def of_expert(name: str, expert: int) -> str:
-    """Return the name of another expert's parameter of the same kind."""
-    return re.sub(r"local_experts\.\d+", f"local_experts.{expert}", name)
-
-
-def expert_of(name: str) -> int | None:
-    """Return the number of the expert that a parameter belongs to; None where it belongs to none."""
-    match = _LAYER.fullmatch(name)
-    return None if match is None or match[2] is None else int(match[2])
+def expert_names(name: str, experts: Iterable[int]) -> list[str]:
+    """Return the names of the parameters of these experts that a stack is of; of what is none, nothing."""
+    match = _STACK.fullmatch(name)
+    return [] if match is None else [f"{match[1]}.{expert}.{match[2]}.weight" for expert in experts]
 
 
 def of_transformers(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -20,10 +20,14 @@ nobody computes with it.
 """
 
 import logging
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
@@ -49,7 +53,7 @@ def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str,
         WeightTransferError: A layer got nothing.
     """
     wanted = {name for name, _ in model.named_parameters()} - _derived(model)
-    with torch.no_grad():
+    with torch.no_grad(), _experts_at_once(model):
         initialize_layerwise_reload(model)
         loaded: set[str] | None = model.load_weights(tensors)
         finalize_layerwise_reload(model, model_config)
@@ -57,6 +61,68 @@ def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str,
     # A layer that gets nothing keeps its old weights, and vLLM only warns of it.
     if loaded is not None and (missing := wanted - set(loaded)):
         raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
+
+
+@contextmanager
+def _experts_at_once(model: torch.nn.Module) -> Iterator[None]:
+    """Within, each stack of a layer's experts is loaded by one call of its loader.
+
+    vLLM calls it for each expert's tensors, and twice: to count, and in earnest. Of some ten thousand tensors that is
+    seconds, most of them its own bookkeeping, and generation stands still for them.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
+    loaders = {}
+    for layer in layers:
+        layer.load_weights = MethodType(_load_experts, layer)
+        for stack in get_layerwise_info(layer).restore_metadata[0].values():
+            if stack.dim() == 3:
+                loaders[stack], stack.weight_loader = stack.weight_loader, _of_all(layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.load_weights
+        for stack, loader in loaders.items():
+            stack.weight_loader = loader
+
+
+def _of_all(layer: RoutedExperts) -> Callable[..., None]:
+    def load_all(param: torch.nn.Parameter, calls: list[dict[str, Any]]) -> None:
+        if param.is_meta:
+            # vLLM counts what is copied, and all of it will be.
+            param.data.copy_(param.data)
+            return
+        for call in calls:
+            layer.weight_loader(param=param, **call)
+
+    return load_all
+
+
+def _load_experts(layer: RoutedExperts, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+    """Load all experts of a layer; returns the parameters that were loaded.
+
+    Raises:
+        WeightTransferError: One of them got nothing.
+    """
+    own = f"{layer.layer_name.rpartition('.')[2]}."
+    places = defaultdict(list)
+    for stack, part, expert, shard in layer.get_expert_mapping():
+        places[part.removeprefix(own)].append((stack.removeprefix(own), expert, shard))
+    missing, calls = set(places), defaultdict(list)
+    for name, tensor in tensors:
+        part, dot, kind = name.rpartition(".")
+        missing.discard(part + dot)
+        for stack, expert, shard in places[part + dot]:
+            calls[stack + kind].append({
+                "loaded_weight": tensor, "weight_name": f"{layer.layer_name}.{stack}{kind}", "shard_id": shard,
+                "expert_id": expert, "return_success": True,
+            })  # fmt: skip
+    if missing:
+        raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]} of {layer.layer_name}")
+    for name, of_stack in calls.items():
+        parameter = getattr(layer, name)
+        parameter.weight_loader(parameter, of_stack)
+        yield name
 
 
 def _derived(model: torch.nn.Module) -> set[str]:

@@ -284,3 +284,85 @@ async def test_an_engine_that_cannot_say_whether_it_is_torn_is_dead(rig: Rig, mo
         await rig.sync(control, version(1.0))
         with pytest.raises(EngineDeadError, match="cannot say what it has loaded"):
             await rig.sync(control, misshapen())
+
+
+EXPERTS, WIDTH = 4, 6
+
+
+def make_mixture(rank: int, ranks: int) -> Any:
+    """A layer of experts as one of some ranks has it. Real: how vLLM maps, loads, splits them. FAKE: what makes it."""
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    from vllm.model_executor.models.utils import AutoWeightsLoader
+
+    class Layer(RoutedExperts):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.layer_name, self.lora_base_layer_prefix, self.quant_config = "experts", "", None
+            self.ckpt_gate_proj_name, self.ckpt_up_proj_name = "gate_proj", "up_proj"
+            self.ckpt_down_proj_name, self._fused_shared_expert_quantizer = "down_proj", None
+            self.quant_method = object()
+            self.expert_map_manager = SimpleNamespace(map_global_to_local=int, num_fused_shared_experts=0)
+            self.moe_config = SimpleNamespace(
+                num_experts=EXPERTS, num_logical_experts=EXPERTS, is_act_and_mul=True, tp_shard_with_padding=False,
+                tp_rank=rank, moe_parallel_config=SimpleNamespace(tp_size=ranks),
+            )  # fmt: skip
+            width, self.loaded = WIDTH // ranks, 0
+            self.w13_weight = torch.nn.Parameter(torch.zeros(EXPERTS, 2 * width, SIZE))
+            self.w2_weight = torch.nn.Parameter(torch.zeros(EXPERTS, SIZE, width))
+            for parameter in (self.w13_weight, self.w2_weight):
+                parameter.weight_loader = self.weight_loader
+
+        def weight_loader(self, *args: Any, **how: Any) -> bool | None:
+            self.loaded += 1
+            taken: bool | None = super().weight_loader(*args, **how)
+            return taken
+
+    class Mixture(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = Layer()
+
+        def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+            loaded: set[str] = AutoWeightsLoader(self).load_weights(tensors)
+            return loaded
+
+    made = Mixture()
+    record_metadata_for_reloading(made)
+    return made
+
+
+def experts(value: float) -> Tensors:
+    """A version of them, all numbers of which differ."""
+    sizes = {"gate": (WIDTH, SIZE), "up": (WIDTH, SIZE), "down": (SIZE, WIDTH)}
+    names = [(f"experts.{n}.{part}_proj.weight", size) for n in range(EXPERTS) for part, size in sizes.items()]
+    ones = torch.arange(float(WIDTH * SIZE))
+    return {name: (ones + value + n * len(ones)).view(size) for n, (name, size) in enumerate(names)}
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 2)])
+def test_each_tensor_of_an_experts_layer_is_handled_once(rank: int, ranks: int) -> None:
+    from trinity_bus.weights.vllm.loading import load
+
+    model = make_mixture(rank, ranks)
+    layer = model.experts
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    for value in (1.0, 5000.0):
+        wanted, layer.loaded = experts(value), 0
+        load(model, SimpleNamespace(dtype=torch.float32), wanted.items())
+        # Not to be counted, and again in earnest: that is seconds for some ten thousand, and generation waits.
+        assert layer.loaded == len(wanted)
+        for n in range(EXPERTS):
+            gate, up, down = (wanted[f"experts.{n}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            assert torch.equal(layer.w13_weight[n], torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]]))
+            assert torch.equal(layer.w2_weight[n], down.chunk(ranks, 1)[rank])
+        assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+
+
+def test_experts_of_which_one_lacks_a_tensor_are_refused() -> None:
+    from trinity_bus.weights.vllm.loading import load
+
+    sent = experts(1.0)
+    del sent["experts.2.up_proj.weight"]
+    with pytest.raises(WeightTransferError, match=r"nothing for \['2\.up_proj\.'\] of experts"):
+        load(make_mixture(0, 1), SimpleNamespace(dtype=torch.float32), sent.items())
