@@ -36,11 +36,11 @@ from benchmarks._options import parser, subjects_of
 from benchmarks._report import Row, report
 from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
+from benchmarks._sources import announce
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
-    Member,
     ModelVersion,
     Position,
     RolloutFinished,
@@ -159,21 +159,7 @@ def announced_version(
 ) -> ModelVersion:
     """Stage weights, and return what says that they are there for one explorer."""
     checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
-    host, port = publisher.address
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=epoch,
-        members=[Member(explorer=name, incarnation=explorer_incarnation, rank=1)],
-        trainer="trainer-0",
-        trainer_incarnation="benchmark",
-        master_address=host,
-        master_port=port,
-        checksum=checksum,
-        secret=secrets.token_hex(32),
-    )
+    return announce(version, checksum, publisher.address, "gloo", name, epoch=epoch, incarnation=explorer_incarnation)
 
 
 async def serve_weights(

@@ -30,6 +30,7 @@ import torch
 from benchmarks._options import parser, subjects_of
 from benchmarks._replay import replaying
 from benchmarks._report import Row, report
+from benchmarks._tiny_model import TinyShape, make_tiny_qwen3
 from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
 from schemas.experience import Int32, Rollout, build_group
@@ -68,22 +69,18 @@ WORKLOADS = (
 
 def make_model(load: Workload, folder: Path) -> Path:
     """Return a Qwen3 with random weights."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=load.vocabulary,
+    shape = TinyShape(
         hidden_size=load.hidden,
+        intermediate_size=load.mlp * load.hidden,
         num_hidden_layers=load.layers,
         num_attention_heads=load.heads,
-        num_key_value_heads=2,
         head_dim=load.head_dim,
-        intermediate_size=load.mlp * load.hidden,
+        vocab_size=load.vocabulary,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
+        initializer_range=0.02,
     )
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
-    return folder
+    return make_tiny_qwen3(folder, seed=0, shape=shape)
 
 
 def make_groups(load: Workload, seed: int = 0) -> list[ExperienceGroup]:
