@@ -13,9 +13,7 @@ A step is from the rewards of one batch to those of the next: by the clock, and 
 process and of all of the mesh's, the broker and the console too. Memory is the most that all processes of either held
 at one moment. Training alone is compared twice: by the clock in these runs, which for the mesh is fetching, choosing
 and training; and in seconds of the processor, Megatron's engine over the very samples that TRL has drawn, both with as
-many threads as the demo's trainer has. So is, for the toy, drawing a step's samples, by vLLM with its front end and
-nothing around it. What vLLM and Megatron take together is the floor under the mesh: two cores do no step in less than
-half of it.
+many threads as the demo's trainer has.
 
 It is not among the benchmarks that CI runs in their short form: it installs packages that nothing else needs.
 """
@@ -25,7 +23,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -58,8 +55,6 @@ MICRO_BATCH: Final = 16
 """Samples, of SmolLM2."""
 SUM_TOKENS: Final = 43
 """Of a prompt of the sums, in SmolLM2's tokens."""
-REPEATS: Final = {TOY: 9, REAL: 1}
-"""Of the engine's step."""
 STEP_CLOCK, STEP_CPU, MEMORY = "a step: mesh over TRL", "a step, CPU: mesh over TRL", "peak memory: mesh over TRL"
 TRAINING, SAME = "the training in a step: mesh over TRL", "training on the same samples: engine over TRL"
 LEARNED: Final = "held-out prompts answered after as many samples: mesh less TRL"
@@ -194,8 +189,8 @@ class Match:
         summary, watch = run_demo(*options, subject=self.taught.name, environment=told, memory=True)
         return Ran("mesh", watch, summary["steps"], summary["exact_after"])
 
-    def engine_cpu_s(self, samples: Sequence[Mapping[str, Any]], repeats: int) -> float:
-        """Return the seconds of the processor that a step of Megatron's engine takes on samples that TRL has drawn."""
+    def engine_cpu_s(self, steps: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Return the seconds of the processor that Megatron's engine takes for steps on samples that TRL has drawn."""
         import torch
 
         from trinity_bus.config import TrainerSettings
@@ -206,31 +201,25 @@ class Match:
         if self.real:
             told["micro_batch_tokens"] = self.micro_batch_tokens
         torch.set_num_threads(told["threads"])
-        rollouts = [
-            Rollout(
-                prompt_token_ids=one["prompt"],
-                response_token_ids=one["response"],
-                # Of no policy: they weigh the loss, and cost nothing.
-                logprobs=np.full(len(one["response"]), -1.0, np.float32),
-                reward=one["reward"],
-            )
-            for one in samples
-        ]
-        groups = groups_of(list(itertools.batched(rollouts, self.settings["coordinator.group_size"])))
-        settings = TrainerSettings(
-            model_path=str(self.model), dtype="float32", max_tokens=self.taught.max_tokens, **told
+        engine = MegatronEngine(
+            TrainerSettings(model_path=str(self.model), dtype="float32", max_tokens=self.taught.max_tokens, **told)
         )
-        engine = MegatronEngine(settings)
-        engine.train_step(groups)
-        found = statistics.median(seconds(time.process_time, lambda: engine.train_step(groups)) for _ in range(repeats))
+        spent = []
+        for step in steps:
+            rollouts = [
+                Rollout(
+                    prompt_token_ids=one["prompt"],
+                    response_token_ids=one["response"],
+                    # Of no policy: they weigh the loss, and cost nothing.
+                    logprobs=np.full(len(one["response"]), -1.0, np.float32),
+                    reward=one["reward"],
+                )
+                for one in step["samples"]
+            ]
+            groups = groups_of(list(itertools.batched(rollouts, self.settings["coordinator.group_size"])))
+            spent.append(seconds(time.process_time, lambda groups=groups: engine.train_step(groups)))  # type: ignore[misc]  # defaults of a lambda
         engine.leave()
-        return found
-
-    def vllm_cpu_s(self) -> float:
-        """Return the seconds of the processor that vLLM takes for drawing a step's samples, with one thread."""
-        command = [sys.executable, "-m", "benchmarks._peers.vllm_demo", "--model", str(self.model)]
-        told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command line
-        return float(json.loads(told.stdout.splitlines()[-1]))
+        return spent
 
 
 def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> list[Row]:
@@ -240,7 +229,7 @@ def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> 
         match: Of whom.
         python: Of TRL's environment.
         threads: Of TRL's; None: torch's choice.
-        whole: Compare training and drawing by themselves, too.
+        whole: Compare training by itself, too.
     """
     theirs, ours = match.trl(python, "trl", threads=threads), match.mesh()
     goals = GOALS[REAL if match.real else TOY]
@@ -258,20 +247,15 @@ def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> 
     alike, steps = match.settings["trainer.threads"], theirs.steps
     if (threads or os.cpu_count()) != alike:
         steps = match.trl(python, "alike", threads=alike, steps=FEW_STEPS).steps
-    their_cpu = statistics.median(step["train_cpu_s"] for step in steps)
-    our_cpu = match.engine_cpu_s(steps[-1]["samples"], REPEATS[REAL if match.real else TOY])
+    # The first step of each makes memory.
+    their_cpu = statistics.median(step["train_cpu_s"] for step in steps[1:])
+    our_cpu = statistics.median(match.engine_cpu_s(steps)[1:])
     same = f"training on a step's samples, {'one thread' if alike == 1 else f'{alike} threads'}"
     rows += [
         Row(f"TRL: {same}", their_cpu, "CPU s", better="lower"),
         Row(f"engine: {same}", our_cpu, "CPU s", better="lower"),
         _ratio(SAME, our_cpu, their_cpu, goals),
     ]
-    if not match.real:
-        their_drawing = statistics.median(step["generate_cpu_s"] for step in steps)
-        rows += [
-            Row("TRL: drawing a step's samples, one thread", their_drawing, "CPU s", better="lower"),
-            Row("vLLM and its front end: drawing a step's samples", match.vllm_cpu_s(), "CPU s", better="lower"),
-        ]
     return rows
 
 

@@ -1,8 +1,8 @@
 """TRL's ``GRPOTrainer`` on the demo's model, tasks and figures: a script for TRL's environment, where nothing is ours.
 
 It writes a line of JSON for each batch: when its rewards were known (Unix seconds), their mean, its samples, and what
-generating and scoring it, and training on it, took: by the clock, and in seconds of the processor. It ends after so
-many steps, or some after the reward is above the goal; the last line says how many held-out prompts are answered.
+training on it took: by the clock, and in seconds of the processor. It ends after so many steps, or some after the
+reward is above the goal; the last line says how many held-out prompts are answered.
 """
 
 import argparse
@@ -116,19 +116,16 @@ def main() -> None:
         """Notes when each batch is begun and when its rewards are known."""
 
         ended: tuple[float, float] | None = None
-        spent = (0.0, 0.0)
         steps_left: int = figures["steps"]
         reached = False
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            began = time.perf_counter(), time.process_time()
             if self.ended is not None:
-                self.note(*(now - then for now, then in zip(began, self.ended, strict=True)))
+                self.note(time.perf_counter() - self.ended[0], time.process_time() - self.ended[1])
                 if not self.steps_left:
                     raise EnoughError
             found = super()._generate_and_score_completions(inputs)
             self.ended = time.perf_counter(), time.process_time()
-            self.spent = self.ended[0] - began[0], self.ended[1] - began[1]
             self.known_at, self.mean = time.time(), self._metrics["train"]["reward"][-1]
             parts = (found[part] for part in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"))
             self.samples = [
@@ -145,8 +142,6 @@ def main() -> None:
                 {
                     "rewarded_at": self.known_at,
                     "reward": self.mean,
-                    "generate_s": self.spent[0],
-                    "generate_cpu_s": self.spent[1],
                     "train_s": train_s,
                     "train_cpu_s": train_cpu_s,
                     "samples": self.samples,
