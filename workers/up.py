@@ -12,20 +12,21 @@ ended, since all its tasks are answered, and all that they became is trained on.
 A service that has ended is started again, or given up, as ``trinity_bus.runtime.restarts`` decides. Where the log
 cannot be looked at for a while, the services are watched all the same, and the view goes on when it can.
 
-A run's folder has ``mesh.toml``, which other commands can be given, ``logs``, ``up.json`` with the process that runs
-it, and ``broker`` where there is no cluster. Begun again in the same folder, a run goes on where its log ends.
+A run's folder has ``mesh.toml``, which other commands can be given, ``logs``, ``up.lock``, which the process that runs
+it holds, and ``broker`` where there is no cluster. Begun again in the same folder, a run goes on where its log ends.
 """
 
 import asyncio
-import json
+import fcntl
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from schemas import BatchLifecycleState
 from trinity_bus import awake
@@ -34,7 +35,6 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.config.template import rendered
 from trinity_bus.console.configuration import PlannedService, planned
 from trinity_bus.errors import BusError, ConfigError
-from trinity_bus.runtime.process import start_time
 from trinity_bus.runtime.supervisor import Supervisor
 from trinity_bus.sizing import Hardware
 from trinity_bus.view import MeshState, follow
@@ -44,7 +44,9 @@ from workers.local import Broker, broker, spec_of
 from workers.runs import command
 from workers.service_environment import service_environment
 
-RUNNING: Final = "up.json"
+RUNNING: Final = "up.lock"
+_FLOCK: Final = "hhqqi0q"
+"""``struct flock`` of Linux: type, whence, start, length, process."""
 MESH_FILE: Final = "mesh.toml"
 _POLL_S: Final = 0.1
 _AGAIN_S: Final = 2.0
@@ -125,7 +127,7 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
     """
     settings = with_http_key(settings)
     display.stage("start the services")
-    with _claimed(options.run_dir):
+    with claimed(options.run_dir):
         async with broker(settings, options.run_dir, display.note) as found:
             mesh_file = write_mesh_file(options, settings, found.kafka)
             display.note(f"Kafka: {found.kafka.bootstrap_servers}, topics {found.kafka.namespace}.*")
@@ -205,32 +207,48 @@ class _Run:
 
 
 @contextmanager
-def _claimed(run_dir: Path) -> Iterator[None]:
-    """Within the block, the folder says that this process runs it.
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Within the block, this process runs the folder: it holds a lock there, which ends with it however it ends.
 
     Raises:
-        ConfigError: Another one does.
+        ConfigError: Another process runs the folder.
     """
-    if (pid := running(run_dir)) is not None:
-        raise ConfigError(
-            f"{run_dir} is run by process {pid}: trinity-bus down --run-dir {run_dir}, or give another one"
-        )
     path = run_dir / RUNNING
-    path.write_text(json.dumps({"pid": os.getpid(), "started": start_time(os.getpid())}), encoding="utf-8")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+    with _locked(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> BinaryIO:
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The run before may have removed its file between both.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.lstat()):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            raise ConfigError(
+                f"{path.parent} is run by process {running(path.parent)}: trinity-bus down --run-dir {path.parent}, "
+                "or give another one"
+            ) from error
+        except FileNotFoundError:
+            pass
+        file.close()
 
 
 def running(run_dir: Path) -> int | None:
-    """Return the process that runs a folder; None where there is none any more."""
+    """Return the process that runs a folder, as the kernel knows it; None where there is none any more."""
     try:
-        said = json.loads((run_dir / RUNNING).read_text(encoding="utf-8"))
-        pid, started = int(said["pid"]), said["started"]
-    except (OSError, ValueError, KeyError, TypeError):
+        with (run_dir / RUNNING).open("rb") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except FileNotFoundError:
         return None
-    return pid if pid > 0 and start_time(pid) == started else None
+    return None if kind == fcntl.F_UNLCK else pid
 
 
 def stop(run_dir: Path, limit_s: float) -> int | None:

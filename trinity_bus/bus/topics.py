@@ -32,8 +32,6 @@ from trinity_bus.bus.internals import client_of
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import BusError, TopicMismatchError, UnknownTopicError
 
-log = logging.getLogger(__name__)
-
 _AGAIN_S = 0.2
 _TIMED_OUT = 7
 _NOT_ALLOWED = 29

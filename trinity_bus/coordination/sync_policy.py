@@ -36,18 +36,13 @@ not wait for any batch is not held up by one that has yet to come, so the last v
 publishes at the end of the step that it is at, or at once if it is at none. Nobody waits for the answer; the versions
 that the next ``e`` batches need are asked for in time (``at_least``).
 
-Staleness. A sample of batch ``k`` drawn by version ``v`` is ``k - 1 - v`` versions old. With ``fixed`` that is at most
+Staleness. A sample of batch ``k`` drawn by version ``v`` is ``k - 1 - v`` versions old, at most ``s`` if and only if
+``v >= k - 1 - s``. Explorers only move to newer versions while they work, so asking this of the version at dispatch is
+enough; a result that says otherwise is not accepted. With ``fixed`` that is at most
 ``o + e - 1 + t - gcd(e, t)``; with the other styles ``s``, which must leave room for the intervals. Settings under
 which a batch would need a version that nobody publishes are refused when the policy is made.
 
 When a batch is aborted, later ones move down in the sequence, see :meth:`SyncPolicy.moved_down`.
-
-Staleness control at admission: how old weights may be for a sample that is going to be trained on.
-
-Versions count trained steps: version ``v`` is the model after ``v`` steps. The train batch of sequence ``k`` is trained
-by step ``k``, that is, on top of version ``k - 1``. A sample drawn by version ``v`` is then ``k - 1 - v`` versions old.
-It is at most ``s`` old if and only if ``v >= k - 1 - s``. Because explorers only move to newer versions while they
-work, asking this of the version at dispatch is enough; a result that says otherwise is not accepted.
 """
 
 import math

@@ -80,7 +80,8 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe that nobody writes to is an error, and no wait.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except ValueError as error:
             raise TensorFileError(f"{str(path)!r} is no file's name: {error}") from error
         try:

@@ -1,7 +1,8 @@
 """When a mesh of one's own is done, what it starts, and who runs its folder."""
 
-import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from schemas import BatchLifecycleState
 from trinity_bus.config import Settings
+from trinity_bus.errors import ConfigError
 from trinity_bus.view import BatchView, MeshState, StepView
-from workers.up import RUNNING, UpOptions, is_done, plan, running, stop
+from workers.up import RUNNING, UpOptions, claimed, is_done, plan, running, stop
 
 STATES = st.sampled_from(BatchLifecycleState)
 BATCHES = st.lists(
@@ -63,14 +65,42 @@ def test_what_the_settings_name_is_started(tmp_path: Path, monkeypatch: pytest.M
     assert [name for name, one in found.items() if one.work_ends] == ["trainer", "taskset"]
 
 
-@pytest.mark.parametrize("said", ["", "{}", "[]", '{"pid": 1}', '{"pid": -1, "started": 3}', '{"pid": "x"}', "\ufffd"])
-def test_a_folder_that_nobody_runs_has_nobody_to_stop(tmp_path: Path, said: str) -> None:
-    (tmp_path / RUNNING).write_text(said)
+def test_a_folder_that_nobody_runs_has_nobody_to_stop(tmp_path: Path) -> None:
+    assert running(tmp_path) is None
+    (tmp_path / RUNNING).write_text(f'{{"pid": {os.getpid()}}}')
     assert running(tmp_path) is None
     assert stop(tmp_path, 1) is None
 
 
-def test_another_process_with_the_id_of_one_that_is_gone_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / RUNNING).write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+HOLD = """
+import sys
+from pathlib import Path
+from workers.up import claimed
+with claimed(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_run_by_one_process_also_after_one_was_killed(tmp_path: Path) -> None:
+    def hold() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLD, str(tmp_path)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with hold() as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        assert running(tmp_path) == first.pid
+        with pytest.raises(ConfigError, match=f"is run by process {first.pid}: trinity-bus down"), claimed(tmp_path):
+            pass
+        assert running(tmp_path) == first.pid
+        first.kill()
+    assert (tmp_path / RUNNING).exists()
     assert running(tmp_path) is None
-    assert stop(tmp_path, 1) is None
+    with hold() as second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == "held\n"
+        assert stop(tmp_path, 30) == second.pid
+    with claimed(tmp_path):
+        pass
+    assert not (tmp_path / RUNNING).exists()

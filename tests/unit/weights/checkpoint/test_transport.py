@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import struct
 import threading
 from pathlib import Path
@@ -254,3 +255,9 @@ def test_a_table_that_is_wrong_is_refused(tmp_path: Path, table: object) -> None
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
     with pytest.raises(TensorFileError), TensorFile(path) as file:
         file.meta("w")
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_file_of_tensors(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(OSError, match="seek"):
+        TensorFile(tmp_path / "model.safetensors")
