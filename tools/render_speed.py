@@ -253,14 +253,16 @@ COMPARISONS: Final = (
 
 
 def table(results: Path = RESULTS) -> str:
-    """Return the comparisons as a table of Markdown.
+    """Return the comparisons as a table of Markdown, but for those of benchmarks that have kept no figures yet.
 
     Raises:
-        KeyError: A benchmark kept no figure of a name.
-        OSError: A benchmark kept none.
+        KeyError: A benchmark kept figures, and none of a name.
     """
     rows = ["| | here | beside it | `make bench` | measured |", "|---|---|---|---|---|"]
+    missing = not_kept(results)
     for comparison in COMPARISONS:
+        if comparison.benchmark in missing:
+            continue
         name = comparison.benchmark.removesuffix("_smollm2")
         kept = json.loads((results / f"{comparison.benchmark}.json").read_text(encoding="utf-8"))
         figures = {row["metric"]: float(row["value"]) for row in kept["rows"] if not isinstance(row["value"], str)}
@@ -271,6 +273,11 @@ def table(results: Path = RESULTS) -> str:
             f"| {kept['date']} |"
         )
     return "\n".join(rows)
+
+
+def not_kept(results: Path = RESULTS) -> set[str]:
+    """Return the benchmarks that have kept no figures."""
+    return {each.benchmark for each in COMPARISONS if not (results / f"{each.benchmark}.json").is_file()}
 
 
 def main() -> int:
