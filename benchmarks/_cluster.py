@@ -1,15 +1,17 @@
 """Where the log is that a benchmark measures over: the configured cluster, else an embedded broker."""
 
 import contextlib
+import os
+import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings, env_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,17 @@ class Cluster:
     def unused(self) -> KafkaSettings:
         """Return the same cluster with a namespace in which there is nothing."""
         return self.kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+
+
+def environment(kafka: KafkaSettings, settings: Mapping[str, object]) -> dict[str, str]:
+    """Return what services of a mesh are told: this process's environment, and settings by their places."""
+    told = {"kafka.bootstrap_servers": kafka.bootstrap_servers, "mesh.namespace": kafka.namespace, **settings}
+    return {**os.environ, **{env_name(name): str(value) for name, value in told.items()}}
+
+
+def service(name: str) -> list[str | Path]:
+    """Return the command of a service."""
+    return [sys.executable, "-m", "workers.cli.app", "run", name]
 
 
 async def make_topics(kafka: KafkaSettings) -> None:

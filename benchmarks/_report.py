@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from rich.table import Table
 
+from benchmarks._options import TOY
 from workers.cli.console import console
 
 RESULTS = Path(__file__).parent / "results"
@@ -46,6 +47,7 @@ def report(
     rows: Sequence[Row],
     options: Namespace,
     *,
+    subject: str = TOY,
     notes: Sequence[str] = (),
     more: Mapping[str, object] | None = None,
 ) -> None:
@@ -56,6 +58,7 @@ def report(
         title: Headline of the table: what was measured on what.
         rows: The figures, in the order in which they are to be read.
         options: From :func:`_options.parser`.
+        subject: What was measured; another than the toy has a file of its own, ``NAME_SUBJECT.json``.
         notes: Lines printed under the table.
         more: What the file tells beside the rows.
     """
@@ -76,7 +79,7 @@ def report(
         return
     folder = options.results or RESULTS
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}.json"
+    path = folder / f"{name}{'' if subject == TOY else f'_{subject.lower()}'}.json"
     told = {**_measured(), **(more or {}), "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     out.print(f"written to {path}")

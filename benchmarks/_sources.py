@@ -6,23 +6,33 @@ from schemas import Member, ModelVersion
 from trinity_bus.weights.transport import Method, Source
 
 
-def announce(version: int, checksum: str, address: tuple[str, int], method: Method, explorer: str) -> ModelVersion:
-    """Return the announcement of a staged version to one explorer.
+def announce(
+    version: int,
+    checksum: str,
+    address: tuple[str, int],
+    method: Method,
+    *explorers: str,
+    epoch: int = 1,
+    incarnation: str = "life",
+) -> ModelVersion:
+    """Return the announcement of a staged version.
 
     Args:
         version: Its number.
         checksum: As staging has told it.
         address: Where the trainer serves it.
         method: How.
-        explorer: To whom.
+        explorers: To whom.
+        epoch: Of the announcement.
+        incarnation: Of the explorers.
     """
     return ModelVersion(
         model="policy",
         version=version,
         step=version,
         method=method,
-        epoch=1,
-        members=[Member(explorer=explorer, incarnation="life", rank=1)],
+        epoch=epoch,
+        members=[Member(explorer=name, incarnation=incarnation, rank=rank) for rank, name in enumerate(explorers, 1)],
         trainer="trainer-0",
         trainer_incarnation="bench",
         master_address=address[0],

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks._options import REAL
 from workers.demo.settings import GROUP_SIZE
 from workers.demo.subjects import BATCH_SIZE
 
@@ -26,6 +27,8 @@ class Workload:
     repeats: int
     mlp: int = 3
     """Width of the layers between attentions, over ``hidden``."""
+    overhead_goal: float = 1.1
+    """Of Megatron's engine over the plain one, where little is padded."""
 
     @property
     def ragged(self) -> bool:
@@ -38,3 +41,9 @@ DEMO: Final = Workload(
     group_size=GROUP_SIZE, prompt=6, lengths=(10, 10), updates=8, micro_batch_tokens=16_384, repeats=9,
 )  # fmt: skip
 """The shape of the demo's model and of its batches."""
+
+SMOLLM2: Final = Workload(
+    name=REAL, vocabulary=49_152, hidden=576, layers=30, heads=9, head_dim=64, groups=8, group_size=8, prompt=40,
+    lengths=(48, 72), updates=1, micro_batch_tokens=1024, repeats=3, overhead_goal=1.05,
+)  # fmt: skip
+"""The real model, whose folder is given, and short samples such as those of arithmetic."""

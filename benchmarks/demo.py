@@ -6,50 +6,17 @@ earlier runs: ``make bench NAME=demo ARGS=runs/ID/summary.json``. Whether it lea
 ``--subject tools`` is the demo of that name, with results of its own.
 """
 
-import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks._demos import read, run_demo
 from benchmarks._options import parser
 from benchmarks._report import Row, report
 from workers.demo.subjects import COPY, SUBJECTS
-from workers.runs import SUMMARY
-
-
-def run_demo(subject: str, seed: int, *, short: bool) -> dict[str, Any] | None:
-    """Run the demo in a folder that is thrown away; its output is shown. None where it did not come to its end.
-
-    One that has not learned ends with an error too, and counts: it has a summary.
-    """
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
-        run_dir = Path(folder) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "workers.cli.app",
-            "demo",
-            subject,
-            "--seed",
-            str(seed),
-            "--run-dir",
-            str(run_dir),
-        ]
-        if short:
-            command += ["--steps", "2"]
-        subprocess.run(command, check=False)  # noqa: S603 - our own command line
-        return read(run_dir / SUMMARY) if (run_dir / SUMMARY).is_file() else None
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the summary of a run."""
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return summary
 
 
 def seeds_of(text: str) -> list[int]:
@@ -114,11 +81,13 @@ def main() -> None:
     arguments.add_argument("--seeds", type=seeds_of, default=[0], help="such as 0,1,2 or 0-19")
     arguments.add_argument("--subject", choices=SUBJECTS, default=COPY.name, help="what is taught")
     options = arguments.parse_args()
-    ran = {
-        seed: run_demo(options.subject, seed, short=options.short)
-        for seed in ([] if options.summaries else options.seeds)
-    }
-    summaries = [*map(read, options.summaries), *(summary for summary in ran.values() if summary is not None)]
+    summaries, ended = [read(path) for path in options.summaries], []
+    for seed in [] if options.summaries else options.seeds:
+        try:
+            asked = ("--seed", str(seed), *(("--steps", "2") if options.short else ()))
+            summaries.append(run_demo(*asked, subject=options.subject)[0])
+        except FileNotFoundError:
+            ended.append(seed)
     if not summaries:
         sys.exit("no run came to its end")
     each = [learned(summary) for summary in summaries]
@@ -128,7 +97,7 @@ def main() -> None:
         f"The demo{taught}, {summaries[0]['explorers']} explorers, seeds {', '.join(str(one['seed']) for one in each)}"
     )
     report(f"demo{taught.replace(' ', '_')}", title, of_all(summaries), options, notes=notes, more={"seeds": each})
-    if ended := [seed for seed, summary in ran.items() if summary is None]:
+    if ended:
         sys.exit(f"not in these figures, since they did not come to their end: seeds {ended}")
 
 

@@ -14,18 +14,20 @@ last one has all bytes, and their checksum is right.
 ``slow``      the card of one member is a hundredth as fast, both ways: how much later the others have it. On slower
               cards, so that a transfer takes longer than it takes to find out. The round before has told what is usual.
 ``loopback``  all on this machine, nothing shaped, with fan-out and without it, in turns.
+
+Of a version as large as SmolLM2's only the first and the last are measured, to no more than four members.
 """
 
 import argparse
 import hashlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from benchmarks._fan_out.members import FanOutMethod, Receivers, fleet
+from benchmarks._fan_out.members import FanOutMethod, Receivers, Where, fleet
 from benchmarks._fan_out.network import network, reshape, sent, why_not
-from benchmarks._options import parser
+from benchmarks._options import parser, subjects_of
 from benchmarks._report import Row, report
 from trinity_bus.weights.chunks import chunk_hash
 
@@ -39,21 +41,29 @@ _PIECE = 256 << 10
 BY: dict[FanOutMethod, str] = {"memory": "", "gloo": "links, "}
 
 
-def shaped(options: argparse.Namespace, nbytes: int, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own."""
+def scaling(
+    options: argparse.Namespace, places: Sequence[Where], nbytes: int, method: FanOutMethod
+) -> tuple[list[Row], dict[int, float]]:
+    """Time how long each number of members takes; and the rows."""
     cards = f"{BY[method]}{MBIT_S} Mbit/s"
     times: dict[int, float] = {}
     rows = []
-    most = max(options.members)
+    for count in options.members:
+        with fleet(places[: count + 1], nbytes, method=method) as members:
+            times[count] = median(members, options.rounds)
+        rows.append(Row(f"{cards}, {count} members: until all have it", times[count], "s", better="lower"))
+        if count > 1:
+            goal = {FEW: FEW_GOAL, MANY: MANY_GOAL}.get(count)
+            title = f"{cards}, {count} members: over the time for one"
+            rows.append(Row(title, times[count] / times[1], "", goal, "lower"))
+    return rows, times
+
+
+def shaped(options: argparse.Namespace, nbytes: int, method: FanOutMethod) -> list[Row]:
+    """Members on machines of their own."""
+    cards, most = f"{BY[method]}{MBIT_S} Mbit/s", max(options.members)
     with network(most + 1, MBIT_S) as places:
-        for count in options.members:
-            with fleet(places[: count + 1], nbytes, method=method) as members:
-                times[count] = median(members, options.rounds)
-            rows.append(Row(f"{cards}, {count} members: until all have it", times[count], "s", better="lower"))
-            if count > 1:
-                goal = {FEW: FEW_GOAL, MANY: MANY_GOAL}.get(count)
-                title = f"{cards}, {count} members: over the time for one"
-                rows.append(Row(title, times[count] / times[1], "", goal, "lower"))
+        rows, times = scaling(options, places, nbytes, method)
         killed = []
         for number in range(options.kills):
             with fleet(places, nbytes, method=method) as members:
@@ -177,7 +187,7 @@ def hashing(nbytes: int, digest: Callable[[memoryview], bytes]) -> float:
 
 def main() -> None:
     """Measure and report."""
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--kills", type=int, default=4)
     arguments.add_argument("--members", nargs="*", type=int, default=[1, FEW, MANY], help="1, and more, for shaped")
@@ -190,22 +200,24 @@ def main() -> None:
     if options.short:
         options.rounds, options.kills, options.members, options.mib, options.slow_mib = 1, 1, [1, 2], 4, 4
         options.have_it, options.late = 2, 1
-    nbytes = options.mib << 20
-    notes = ["trainer, members and links share this machine's cores"]
-    rows = loopback(options, nbytes)
-    lacking = why_not()
-    if lacking is None:
-        for method in reversed(options.methods):
-            rows = shaped(options, nbytes, method) + slow(options, method) + rows
-    else:
-        notes.append(f"nothing is shaped: {lacking}")
-    report(
-        "fan_out",
-        f"{options.mib} MiB from the trainer to its members, by memory and over links",
-        rows,
-        options,
-        notes=notes,
-    )
+    for subject, folder in subjects_of(options).items():
+        nbytes = options.mib << 20
+        if folder is not None:
+            nbytes = (folder / "model.safetensors").stat().st_size
+            options.rounds, options.members = 1, [count for count in options.members if count <= FEW]
+        notes = ["trainer, members and links share this machine's cores"]
+        rows = loopback(options, nbytes)
+        lacking = why_not()
+        for method in reversed(options.methods if lacking is None else []):
+            if folder is None:
+                rows = shaped(options, nbytes, method) + slow(options, method) + rows
+            else:
+                with network(max(options.members) + 1, MBIT_S) as places:
+                    rows = scaling(options, places, nbytes, method)[0] + rows
+        if lacking is not None:
+            notes.append(f"nothing is shaped: {lacking}")
+        title = f"{nbytes >> 20} MiB from the trainer to its members, by memory and over links"
+        report("fan_out", title, rows, options, subject=subject, notes=notes)
 
 
 if __name__ == "__main__":

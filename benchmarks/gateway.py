@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
-from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._cluster import cluster_to_measure, environment, make_topics, service
 from benchmarks._options import parser
 from benchmarks._report import Row, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
@@ -39,40 +39,35 @@ NAMES = ("bare", "gateway")
 def servers(kafka: KafkaSettings, model: Path, folder: Path) -> Iterator[dict[str, str]]:
     """Provide the URL of each, once both answer."""
     ports = {name: free_port() for name in NAMES}
-    common = {**os.environ, "OMP_NUM_THREADS": "1"}
-    bare = {**common, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-    mesh = {
-        **common,
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
-        "TRINITY_BUS_MESH__MODE": "explore",
-        "TRINITY_BUS_MESH__MODEL_PATH": str(model),
-        "TRINITY_BUS_MESH__DTYPE": "float32",
-        "TRINITY_BUS_MESH__MAX_MODEL_LEN": str(MAX_LEN),
-        "TRINITY_BUS_MESH__MAX_TOKENS": str(RESPONSE),
-        "TRINITY_BUS_EXPLORER__HTTP_PORT": "0",
-        "TRINITY_BUS_EXPLORER__HTTP_KEY": KEY,
-        "TRINITY_BUS_GATEWAY__PORT": str(ports["gateway"]),
-        "TRINITY_BUS_GATEWAY__API_KEYS": KEY,
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    bare = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+    settings = {
+        "mesh.mode": "explore",
+        "mesh.model_path": model,
+        "mesh.dtype": "float32",
+        "mesh.max_model_len": MAX_LEN,
+        "mesh.max_tokens": RESPONSE,
+        "explorer.http_port": 0,
+        "explorer.http_key": KEY,
+        "gateway.port": ports["gateway"],
+        "gateway.api_keys": KEY,
     }
-    vllm = [
-        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "policy"),
+    mesh = {**environment(kafka, settings), **one_thread}
+    vllm: list[str | Path] = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model),
+        *("--served-model-name", "policy"),
         *("--dtype", "float32", "--max-model-len", str(MAX_LEN), "--port", str(ports["bare"]), "--host", "127.0.0.1"),
         *("--enforce-eager", "--api-key", KEY, "--generation-config", "vllm", "--disable-log-stats"),
         "--disable-uvicorn-access-log",
     ]
-    ours = ["-m", "workers.cli.app", "run"]
-    commands: dict[str, tuple[list[str], Mapping[str, str]]] = {
-        "vllm": (vllm, bare),
-        "explorer": ([*ours, "explorer"], mesh),
-        "gateway": ([*ours, "gateway"], mesh),
+    commands = {
+        "vllm": (vllm, {**os.environ, **one_thread, **bare}),
+        **{name: (service(name), mesh) for name in ("explorer", "gateway")},
     }
     with contextlib.ExitStack() as stack:
         children = {
-            name: stack.enter_context(
-                Child([sys.executable, *arguments], env=env, cwd=Path.cwd(), output=folder / f"{name}.log")
-            )
-            for name, (arguments, env) in commands.items()
+            name: stack.enter_context(Child(command, env=env, cwd=Path.cwd(), output=folder / f"{name}.log"))
+            for name, (command, env) in commands.items()
         }
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         uvloop.run(until_healthy(urls, children, folder))

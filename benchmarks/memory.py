@@ -5,8 +5,8 @@ and the console tell; here it is held against the peaks of processes on a CPU, w
 
 * demo: the shape of the demo's model and batch, 0.3 M parameters;
 * ragged: 15 M parameters, samples of 16 to 368 tokens;
-* SmolLM2: 135 M parameters and a vocabulary of 49,152, 8 tasks of 8 samples of 48 to 72 tokens; the model's folder is
-  given with ``--model``, without which these rows are left out.
+* SmolLM2: 135 M parameters and a vocabulary of 49,152, 8 tasks of 8 samples of 48 to 72 tokens, other ones in each
+  step; left out where ``tools/smollm2.sh`` has not made it.
 
 Each step is published as by the service: a checkpoint is written beside the next step, and its version is staged and
 read once, as an explorer would. The peak is the kernel's, of the process and with the libraries that it has mapped; it
@@ -44,10 +44,10 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks._options import parser
+from benchmarks._options import parser, real_model
 from benchmarks._report import Row, report
 from benchmarks._tiny_model import write_tokenizer
-from benchmarks._workload import DEMO
+from benchmarks._workload import DEMO, SMOLLM2
 from benchmarks.training import WORKLOADS, make_groups, make_model
 from schemas import ExperienceGroup, Member, ModelVersion, Sampling
 from trinity_bus.config import TrainerSettings
@@ -79,35 +79,6 @@ def peak_mib() -> float:
     return peak
 
 
-def natural_groups(vocabulary: int, step: int) -> list[ExperienceGroup]:
-    """Return short samples such as those of arithmetic, of other lengths in each step."""
-    rng, prompt, made = np.random.default_rng(step), 40, []
-    for number in range(8):
-        lengths = rng.integers(48, 73, 8).astype(np.int32)
-        responses = int((lengths - prompt).sum())
-        made.append(
-            ExperienceGroup(
-                task_id=f"task-{number}",
-                attempt=1,
-                batch_id="batch",
-                batch_type="train",
-                workflow="none",
-                model="policy",
-                explorer="none",
-                incarnation="none",
-                tokens=rng.integers(0, vocabulary, int(lengths.sum())).astype(np.int32),
-                lengths=lengths,
-                prompt_lengths=np.full(8, prompt, np.int32),
-                logprobs=rng.normal(-3, 0.05, responses).astype(np.float32),
-                mask_bits=np.packbits(np.ones(responses, np.bool_)),
-                rewards=rng.random(8).astype(np.float32),
-                run_ids=np.arange(8, dtype=np.int32),
-                versions=np.array([[i, 0, 0] for i in range(8)], np.int32),
-            )
-        )
-    return made
-
-
 def allocate(way: str) -> None:
     """Have the C library handle freed memory in one of ``ALLOCATORS``, whatever the engine asks of it."""
     from trinity_bus.training import rank_engine
@@ -132,11 +103,11 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
         from trinity_bus.training.megatron_engine import MegatronEngine as Engine  # type: ignore[assignment]
     from trinity_bus.weights.pull.server import WeightServer
 
-    workload = next((one for one in WORKLOADS if one.name == load), None)
+    workload = next(one for one in (*WORKLOADS, SMOLLM2) if one.name == load)
     settings = TrainerSettings(
         model_path=str(folder),
         learning_rate=1e-6,
-        mini_batches=workload.updates if workload else 1,
+        mini_batches=workload.updates,
         engine=engine,
     )
     with ThreadPoolExecutor(1) as thread, tempfile.TemporaryDirectory() as kept:
@@ -144,7 +115,7 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
         peak_mib()
         peaks, faults, seconds = [], [], []
         for step in range(steps):
-            groups = make_groups(workload) if workload else natural_groups(trainer.shape.vocabulary, step)
+            groups = make_groups(workload, step if workload is SMOLLM2 else 0)
             began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             thread.submit(trainer.train_step, groups).result()
             seconds.append(time.process_time() - began)
@@ -275,7 +246,7 @@ def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
     for engine in (*ENGINES, EXPLORER):
         told, what = measured(engine, folder, steps, ALLOCATORS[0], load), f"{load}, {engine}"
         peak, second = max(told["peaks"]), told["peaks"][min(1, steps - 1)]
-        goal = PEAK_GOAL_MIB if load == "SmolLM2" and engine == "megatron" else None
+        goal = PEAK_GOAL_MIB if load == SMOLLM2.name and engine == "megatron" else None
         growth = told["peaks"][-1] / second - 1
         rows += [
             Row(f"{what}: peak", peak, "MiB", goal=goal, better="lower"),
@@ -306,7 +277,6 @@ def allocators(load: str, folder: Path, steps: int, libraries: Sequence[Path] = 
 def main() -> None:
     """Measure all models."""
     made = parser(__doc__)
-    made.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
     made.add_argument("--steps", type=int, default=8, help="of each")
     made.add_argument("--allocators", action="store_true", help="compare ways to handle freed memory in place of it")
     made.add_argument(
@@ -325,19 +295,15 @@ def main() -> None:
     steps = 2 if options.short else options.steps
     loads: Sequence[Any] = [DEMO] if options.short else [DEMO, WORKLOADS[2]]
     measure = partial(allocators, libraries=options.library) if options.allocators else rows_of
-    rows, notes = [], []
+    rows = []
     for load in loads:
         with tempfile.TemporaryDirectory() as folder:
             write_tokenizer(model := make_model(load, Path(folder)), load.vocabulary)
             rows += measure(load.name, model, steps)
-    if options.model is not None and (options.model / "config.json").is_file():
-        parameters = read_shape(options.model)
-        assert parameters.vocabulary > WORKLOADS[2].vocabulary, options.model
-        rows += measure("SmolLM2", options.model, steps)
-    else:
-        notes.append("SmolLM2 is left out: --model names no model's folder")
+    if not options.short and (model := real_model()) is not None:
+        rows += measure(SMOLLM2.name, model, steps)
     name = "allocators" if options.allocators else "memory"
-    report(name, "a trainer's and an engine's memory on a CPU, float32", rows, options, notes=notes)
+    report(name, "a trainer's and an engine's memory on a CPU, float32", rows, options)
 
 
 if __name__ == "__main__":

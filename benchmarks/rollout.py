@@ -6,6 +6,8 @@ take turns on the same engine, so that both see the same machine. "Bare" is vLLM
 ids with the same sampling; as many requests at once, nothing decoded, nothing rewarded, nothing published. Neither has
 a seed, as an explorer has none by default: vLLM draws for each request that has one by itself, which is its own price.
 
+Of SmolLM2, of which a decoding step takes long, only that is measured, with fewer tokens and prompts in flight.
+
 Conversations are of one run each. Their time in the mesh is that of a turn in its runner, without the engine's. At the
 end the explorer's process is killed amid conversations, and another goes on with them.
 
@@ -30,15 +32,15 @@ import uvloop
 from safetensors.torch import load_file
 
 from benchmarks._cluster import cluster_to_measure, make_topics
-from benchmarks._options import parser
+from benchmarks._options import parser, subjects_of
 from benchmarks._report import Row, report
 from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
+from benchmarks._sources import announce
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
-    Member,
     ModelVersion,
     Position,
     RolloutFinished,
@@ -48,7 +50,10 @@ from schemas import (
 )
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
+from trinity_bus.chat import Tokenizer
+from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.config import ExplorerSettings, Settings
+from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.weights.pull.server import WeightServer
 
 NAME = "explorer-0"
@@ -58,6 +63,8 @@ ROUNDS = 4
 GOAL = 0.97
 IN_FLIGHT = {1: 440, 16: 220, 64: 110}
 """Attempts at once, and tokens of each of their responses: one alone has nothing to hide what is beside the engine."""
+REAL_IN_FLIGHT = {1: 24, 16: 16}
+"""The same of SmolLM2."""
 MAX_LEN = 512
 TURNS, DRAWN = 16, 16
 MANY_TURNS, FEW_DRAWN = LATE, 2
@@ -152,21 +159,7 @@ def announced_version(
 ) -> ModelVersion:
     """Stage weights, and return what says that they are there for one explorer."""
     checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
-    host, port = publisher.address
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=epoch,
-        members=[Member(explorer=name, incarnation=explorer_incarnation, rank=1)],
-        trainer="trainer-0",
-        trainer_incarnation="benchmark",
-        master_address=host,
-        master_port=port,
-        checksum=checksum,
-        secret=secrets.token_hex(32),
-    )
+    return announce(version, checksum, publisher.address, "gloo", name, epoch=epoch, incarnation=explorer_incarnation)
 
 
 async def serve_weights(
@@ -210,8 +203,11 @@ def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) 
 class Bench:
     """One explorer's process, the log, and what has been measured."""
 
-    def __init__(self, pipe: Connection, producer: Producer, events: Reader, *, short: bool) -> None:
+    def __init__(
+        self, pipe: Connection, producer: Producer, events: Reader, *, short: bool, tokenizer: Tokenizer | None = None
+    ) -> None:
         self.pipe = pipe
+        self.tokenizer = tokenizer
         self.producer = producer
         self.events = events
         self.short = short
@@ -232,19 +228,23 @@ class Bench:
     async def speeds(self, in_flight: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
         """Tokens per second of the bare engine and through the explorer, in each round."""
         count = in_flight if self.short or in_flight > 1 else 4
+        asked = prompts(count)
+        texts = [" ".join(f"t{t}" for t in prompt) for prompt in asked]
+        if self.tokenizer is not None:
+            texts = [f"What do you know of the numbers {i} and {3 * i}, and of their sum?" for i in range(count)]
+            asked = [list(encoder_of(self.tokenizer).prompt(text)) for text in texts]
         found = []
         for number in range(rounds + 1):
-            asked = prompts(count)
             drawn, seconds = await self.ask(Bare(asked, GROUP, in_flight, tokens))
             tasks = [
                 Task(
                     task_id=f"{tokens}/{number}/{i}",
                     workflow="math",
-                    prompt=" ".join(f"t{t}" for t in prompt),
+                    prompt=text,
                     answer="t9",
                     sampling=Sampling(max_tokens=tokens, ignore_eos=True),
                 )
-                for i, prompt in enumerate(asked)
+                for i, text in enumerate(texts)
             ]
             orders = [order_of(task, self.incarnation, repeat_times=GROUP) for task in tasks]
             results, took = await answered(self.producer, self.events, orders, in_flight)
@@ -252,6 +252,17 @@ class Bench:
             if number or self.short:
                 found.append((drawn / seconds, sum(one.response_tokens for one in results) / took))
         return found
+
+    async def over_bare(self, in_flight: dict[int, int], rounds: int) -> tuple[list[Row], list[str]]:
+        """Return how fast the explorer is beside the bare engine, and notes."""
+        rows, notes = [], []
+        for count, tokens in in_flight.items():
+            found = await self.speeds(min(count, SHORT_TASKS) if self.short else count, tokens, rounds)
+            ratios = [ours / theirs for theirs, ours in found]
+            rows.append(Row(f"explorer over bare engine, {count} in flight", statistics.median(ratios), "", GOAL))
+            rows.append(Row(f"explorer, {count} in flight", statistics.median(o for _, o in found), "tokens/s"))
+            notes.append(f"ratios, {count} in flight: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+        return rows, notes
 
     async def talk(self, tasks: list[Task]) -> tuple[list[RolloutFinished], float]:
         """Have conversations, all at once."""
@@ -375,7 +386,6 @@ def explorer_process(settings: Settings) -> Iterator[tuple[Connection, "Synchron
 
 async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
     """Return the rows of the report, and its notes."""
-    rows, notes = [], []
     async with (
         Bus(settings.kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
@@ -386,14 +396,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
             start_s = await asyncio.to_thread(pipe.recv)
             bench = Bench(pipe, producer, events, short=short)
             await bench.join(model, 1)
-            for in_flight, tokens in IN_FLIGHT.items():
-                found = await bench.speeds(min(in_flight, SHORT_TASKS) if short else in_flight, tokens, rounds)
-                ratios = [ours / theirs for theirs, ours in found]
-                rows.append(
-                    Row(f"explorer over bare engine, {in_flight} in flight", statistics.median(ratios), "", GOAL)
-                )
-                rows.append(Row(f"explorer, {in_flight} in flight", statistics.median(o for _, o in found), "tokens/s"))
-                notes.append(f"ratios, {in_flight} in flight: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+            rows, notes = await bench.over_bare(IN_FLIGHT, rounds)
             kept = await bench.kept_over_not(rounds)
             hits, growth = await bench.many_turns()
             before = drawn.value
@@ -436,27 +439,42 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
     return rows, notes
 
 
+async def measure_real(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
+    """Return the rows of the real model, and notes."""
+    async with (
+        Bus(settings.kafka, client_id="benchmark") as bus,
+        bus.producer() as producer,
+        bus.reader(EXPLORER_EVENTS, start="end") as events,
+    ):
+        with explorer_process(settings) as (pipe, _, process):
+            start_s = await asyncio.to_thread(pipe.recv)
+            bench = Bench(pipe, producer, events, short=short, tokenizer=load_tokenizer(str(model)))
+            await bench.join(model, 1)
+            rows, notes = await bench.over_bare(REAL_IN_FLIGHT, rounds)
+            pipe.send(None)
+            await asyncio.to_thread(process.join)
+    return [*rows, Row("start of engine and runners", start_s, "s", better="lower")], notes
+
+
 def main() -> None:
     """Measure and report."""
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()
-    with cluster_to_measure() as cluster:
-        kafka = cluster.unused()
-        model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
-        uvloop.run(make_topics(kafka))
-        own = explorer_settings(str(model)).model_copy(
-            update={"max_model_len": MAX_LEN, "workflow_modules": "benchmarks._rollout_turns"}
-        )
-        rounds = 0 if options.short else options.rounds
-        rows, notes = uvloop.run(measure(Settings(kafka=kafka, explorer=own), model, rounds, short=options.short))
-    report(
-        "rollout",
-        f"groups of {GROUP}; {TURNS} conversations of {TURNS} turns x {DRAWN} tokens; 0.6 M parameters, on a CPU",
-        rows,
-        options,
-        notes=notes,
-    )
+    rounds = 0 if options.short else options.rounds
+    for subject, folder in subjects_of(options).items():
+        with cluster_to_measure() as cluster:
+            kafka = cluster.unused()
+            model = folder or make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
+            uvloop.run(make_topics(kafka))
+            own = explorer_settings(str(model)).model_copy(
+                update={"max_model_len": MAX_LEN, "workflow_modules": "benchmarks._rollout_turns"}
+            )
+            measuring = measure if folder is None else measure_real
+            rows, notes = uvloop.run(measuring(Settings(kafka=kafka, explorer=own), model, rounds, short=options.short))
+        what = f"; {TURNS} conversations of {TURNS} turns x {DRAWN} tokens; 0.6 M parameters" if folder is None else ""
+        title = f"{subject}, groups of {GROUP}{what}, on a CPU"
+        report("rollout", title, rows, options, subject=subject, notes=notes)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ that processors spend on a task.
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -27,16 +26,16 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import uvloop
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._cluster import cluster_to_measure, environment, make_topics, service
 from benchmarks._options import parser
 from benchmarks._report import Row, report
+from benchmarks._scheduling.mesh import usage
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from benchmarks.rollout import (
     GROUP,
@@ -69,24 +68,15 @@ METRICS_EVERY_S = 5
 """As the compose stack has it."""
 
 
-def environment(kafka: KafkaSettings, model: Path, name: str, endpoint: str | None) -> dict[str, str]:
+def environment_of(kafka: KafkaSettings, model: Path, name: str, endpoint: str | None) -> dict[str, str]:
     """Return the environment of an explorer's process."""
-    own = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
-    settings = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True) | {"name": name}
-    for key, value in settings.items():
-        section = "MESH" if is_of_mesh(ExplorerSettings.model_fields[key]) else "EXPLORER"
-        own[f"TRINITY_BUS_{section}__{key.upper()}"] = str(value)
-    own["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers or ""
-    own["TRINITY_BUS_MESH__NAMESPACE"] = kafka.namespace
-    own["TRINITY_BUS_TELEMETRY__METRICS_INTERVAL_S"] = str(METRICS_EVERY_S)
-    if endpoint is not None:
-        own["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
-    return own
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process and all its descendants."""
-    return sum(sum(one.cpu_times()[:2]) for one in [process, *process.children(recursive=True)])
+    settings: dict[str, object] = {"telemetry.metrics_interval_s": METRICS_EVERY_S}
+    told = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True)
+    for key, value in (told | {"name": name}).items():
+        section = "mesh" if is_of_mesh(ExplorerSettings.model_fields[key]) else "explorer"
+        settings[f"{section}.{key}"] = value
+    own = {key: value for key, value in environment(kafka, settings).items() if not key.startswith("OTEL_")}
+    return own if endpoint is None else {**own, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
 
 
 def span_cost(endpoint: str) -> float:
@@ -127,7 +117,6 @@ async def measure(
 ) -> dict[str, list[tuple[float, float, float]]]:
     """Seconds and seconds of processors per token, and tokens of a task, in each round; both ways taking turns."""
     costs: dict[str, list[tuple[float, float, float]]] = {way: [] for way in explorers}
-    processes = {way: psutil.Process(child.pid) for way, child in explorers.items()}
     async with (
         Bus(kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
@@ -140,11 +129,11 @@ async def measure(
         for number in range(rounds + 1):
             for way in sorted(explorers, reverse=number % 2 == 1):
                 context = f"00-{uuid.uuid4().hex}-{uuid.uuid4().hex[:16]}-01"
-                before = cpu_seconds(processes[way])
+                before = usage(explorers[way].pid).cpu_s
                 tokens, seconds = await through_explorer(
                     producer, events, incarnations[way], number, tasks=tasks, name=way, traceparent=context
                 )
-                spent = cpu_seconds(processes[way]) - before
+                spent = usage(explorers[way].pid).cpu_s - before
                 # The first round of each warms up.
                 if number:
                     costs[way].append((seconds / tokens, spent / tokens, tokens / tasks))
@@ -181,9 +170,8 @@ def main() -> None:
         with contextlib.ExitStack() as running:
             explorers: dict[str, Child] = {}
             for way, target in ((WITH, endpoint), (WITHOUT, None)):
-                command = [sys.executable, "-m", "workers.cli.app", "run", "explorer"]
-                log = cluster.folder / f"{way}.log"
-                child = running.enter_context(Child(command, env=environment(kafka, model, way, target), output=log))
+                log, env = cluster.folder / f"{way}.log", environment_of(kafka, model, way, target)
+                child = running.enter_context(Child(service("explorer"), env=env, output=log))
                 # At its end it sends what it held back.
                 running.callback(child.stop, GRACE_S)
                 explorers[way] = child

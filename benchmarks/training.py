@@ -9,9 +9,9 @@ cores, and a step that is long beside what the two say to each other; the same i
 * demo: the shape of the demo's model and batch: 0.3 M parameters, 64 groups of 16 short samples, 8 updates;
 * equal: 15 M parameters, 4 groups of 4 samples of 192 tokens; nothing is padded on either side;
 * ragged: the same with 16 to 368 tokens; the plain engine pads, Megatron's packs;
-* large: 100 M parameters, 4 groups of 4 samples of 192 tokens, one rank; and what publishing their version costs: how
-  long a step waits for the copy of a checkpoint, how much longer the step beside its files takes, and how long a step
-  waits for a staged version; by the clock.
+* SmolLM2: 135 M parameters, 4 groups of 8 samples of 48 to 72 tokens, one rank; and what publishing their version
+  costs: how long a step waits for the copy of a checkpoint, how much longer the step beside its files takes, and how
+  long a step waits for a staged version; by the clock.
 
 Of the demo's workload, whose steps are the shortest, a replay's steps are timed too, from the log: records and
 experiences fetched and checked, its own records written, figures appended. The engine alone makes the same steps before
@@ -27,11 +27,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks._options import parser
+from benchmarks._options import parser, subjects_of
 from benchmarks._replay import replaying
 from benchmarks._report import Row, report
-from benchmarks._workload import DEMO, Workload
+from benchmarks._tiny_model import TinyShape, make_tiny_qwen3
+from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
+from schemas.experience import Int32, Rollout, build_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training import checkpoint
@@ -42,8 +44,6 @@ from trinity_bus.training.ranks import ChildRanks, Followers
 from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.staging import Staging
 
-OVERHEAD_GOAL = 1.1
-"""Of Megatron's engine, where nothing is padded."""
 PACKING_GOAL = 1.2
 SCALING_GOAL = 1.6
 SAVE_GOAL = 0.05
@@ -67,61 +67,56 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-LARGE = Workload(
-    name="large", vocabulary=16_384, hidden=768, layers=13, heads=12, head_dim=64, groups=4, group_size=4, prompt=64,
-    lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=3,
-)  # fmt: skip
-
-
 def make_model(load: Workload, folder: Path) -> Path:
     """Return a Qwen3 with random weights."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=load.vocabulary,
+    shape = TinyShape(
         hidden_size=load.hidden,
+        intermediate_size=load.mlp * load.hidden,
         num_hidden_layers=load.layers,
         num_attention_heads=load.heads,
-        num_key_value_heads=2,
         head_dim=load.head_dim,
-        intermediate_size=load.mlp * load.hidden,
+        vocab_size=load.vocabulary,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
+        initializer_range=0.02,
     )
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
-    return folder
+    return make_tiny_qwen3(folder, seed=0, shape=shape)
 
 
-def make_groups(load: Workload) -> list[ExperienceGroup]:
+def make_groups(load: Workload, seed: int = 0) -> list[ExperienceGroup]:
     """Random samples with the logprobs of a nearly uniform policy."""
-    rng = np.random.default_rng(0)
-    groups = []
-    for number in range(load.groups):
-        n = load.group_size
-        lengths = rng.integers(load.lengths[0], load.lengths[1] + 1, n).astype(np.int32)
-        responses = int((lengths - load.prompt).sum())
-        groups.append(
-            ExperienceGroup(
-                task_id=f"task-{number}",
-                attempt=1,
-                batch_id="batch",
-                batch_type="train",
-                workflow="none",
-                model="policy",
-                explorer="none",
-                incarnation="none",
-                tokens=rng.integers(0, load.vocabulary, int(lengths.sum())).astype(np.int32),
-                lengths=lengths,
-                prompt_lengths=np.full(n, load.prompt, np.int32),
-                logprobs=rng.normal(-np.log(load.vocabulary), 0.05, responses).astype(np.float32),
-                mask_bits=np.packbits(np.ones(responses, np.bool_)),
-                rewards=rng.random(n).astype(np.float32),
-                run_ids=np.arange(n, dtype=np.int32),
-                versions=np.array([[i, 0, 0] for i in range(n)], np.int32),
-            )
+    rng = np.random.default_rng(seed)
+
+    def sample(prompt: Int32) -> Rollout:
+        length = int(rng.integers(load.lengths[0], load.lengths[1] + 1)) - load.prompt
+        return Rollout(
+            prompt_token_ids=prompt,
+            response_token_ids=rng.integers(0, load.vocabulary, length).astype(np.int32),
+            logprobs=rng.normal(-np.log(load.vocabulary), 0.05, length).astype(np.float32),
+            reward=rng.random(),
         )
-    return groups
+
+    prompts = rng.integers(0, load.vocabulary, (load.groups, load.prompt)).astype(np.int32)
+    return groups_of([[sample(prompt) for _ in range(load.group_size)] for prompt in prompts])
+
+
+def groups_of(rollouts: Sequence[Sequence[Rollout]]) -> list[ExperienceGroup]:
+    """Return samples, those of each task together, as an explorer would send them."""
+    return [
+        build_group(
+            samples,
+            version=0,
+            task_id=f"task-{number}",
+            attempt=1,
+            batch_id="batch",
+            batch_type="train",
+            workflow="none",
+            model="policy",
+            explorer="none",
+            incarnation="none",
+        )
+        for number, samples in enumerate(rollouts)
+    ]
 
 
 def settings_of(load: Workload, folder: Path, **layout: int) -> TrainerSettings:
@@ -148,18 +143,19 @@ def one_rank(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], re
     engine, plain = MegatronEngine(settings_of(load, folder)), TorchEngine(settings_of(load, folder))
     losses = [each.train_step(groups)["loss"] for each in (engine, plain)]
     assert abs(losses[0] - losses[1]) < 1e-4, losses
-    timings = [
-        tuple(seconds(time.process_time, lambda e=e: e.train_step(groups)) for e in (engine, plain))  # type: ignore[misc]  # defaults of a lambda
-        for _ in range(repeats)
-    ]
-    ours, theirs = (statistics.median(column) for column in zip(*timings, strict=True))
-    wall = statistics.median(seconds(time.perf_counter, lambda: engine.train_step(groups)) for _ in range(repeats))
+    timings = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        ours = seconds(time.process_time, lambda: engine.train_step(groups))
+        wall = time.perf_counter() - began
+        timings.append((ours, seconds(time.process_time, lambda: plain.train_step(groups)), wall))
+    ours, theirs, wall = (statistics.median(column) for column in zip(*timings, strict=True))
     engine.leave()
     tokens = sum(len(group.tokens) for group in groups)
     compared = (
         Row(f"{load.name}: packed over padded tokens/s", theirs / ours, "", goal=PACKING_GOAL)
         if load.ragged
-        else Row(f"{load.name}: Megatron over plain", ours / theirs, "", goal=OVERHEAD_GOAL, better="lower")
+        else Row(f"{load.name}: Megatron over plain", ours / theirs, "", goal=load.overhead_goal, better="lower")
     )
     return [
         Row(f"{load.name}: Megatron's engine", ours, "CPU s", better="lower"),
@@ -182,8 +178,14 @@ def two_ranks(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], r
 
 def publishing(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], repeats: int) -> list[Row]:
     """Time what a step waits for when its version is saved, and when it is staged."""
-    engine = MegatronEngine(settings_of(load, folder))
-    staging, directory = Staging(bucket_bytes=16 << 20, retain=2), folder / "checkpoints"
+    with tempfile.TemporaryDirectory() as directory:
+        return _publishing(load, MegatronEngine(settings_of(load, folder)), Path(directory), groups, repeats)
+
+
+def _publishing(
+    load: Workload, engine: MegatronEngine, directory: Path, groups: Sequence[ExperienceGroup], repeats: int
+) -> list[Row]:
+    staging = Staging(bucket_bytes=16 << 20, retain=2)
 
     def stage() -> None:
         staging.stage(engine.progress.version, engine.hf_tensors())
@@ -230,25 +232,33 @@ def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
     return [*rows, Row(what, wall / together, "", goal=SCALING_GOAL)]
 
 
-def main() -> None:
-    """Run all workloads."""
-    options = parser(__doc__).parse_args()
-    torch.set_num_threads(THREADS)
+def toys(*, short: bool) -> list[Row]:
+    """Return the rows of models of random weights."""
     rows = []
-    for load in WORKLOADS[:1] if options.short else WORKLOADS:
+    for load in WORKLOADS[:1] if short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(load, Path(folder), 1 if options.short else load.repeats)
+            rows += measure(load, Path(folder), 1 if short else load.repeats)
             if load is DEMO:
                 settings = settings_of(load, Path(folder))
-                steps, turns = (3, 1) if options.short else (load.repeats, 3)
+                steps, turns = (3, 1) if short else (load.repeats, 3)
                 rows += replaying(load.name, settings, make_groups(load), steps=steps, turns=turns)
-    with tempfile.TemporaryDirectory() as folder:
-        load = DEMO if options.short else LARGE
-        model, groups, repeats = make_model(load, Path(folder)), make_groups(load), 1 if options.short else load.repeats
-        if load is LARGE:
-            rows += one_rank(load, model, groups, repeats)[0]
-        rows += publishing(load, model, groups, repeats)
-    report("training", "GRPO steps of the engines on a CPU, float32, one thread for each rank", rows, options)
+                if short:
+                    rows += publishing(load, Path(folder), make_groups(load), 1)
+    return rows
+
+
+def main() -> None:
+    """Run all workloads."""
+    options = parser(__doc__, subjects=True).parse_args()
+    torch.set_num_threads(THREADS)
+    for subject, folder in subjects_of(options).items():
+        if folder is None:
+            rows = toys(short=options.short)
+        else:
+            groups, repeats = make_groups(SMOLLM2)[: SMOLLM2.groups // 2], 1 if options.short else SMOLLM2.repeats
+            rows = one_rank(SMOLLM2, folder, groups, repeats)[0] + publishing(SMOLLM2, folder, groups, repeats)
+        title = f"GRPO steps of the engines on a CPU, {subject}, float32, one thread for each rank"
+        report("training", title, rows, options, subject=subject)
 
 
 if __name__ == "__main__":

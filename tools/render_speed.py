@@ -26,7 +26,7 @@ class Comparison:
 
     Attributes:
         subject: What is measured.
-        benchmark: It is repeated by ``make bench NAME=`` this.
+        benchmark: It is repeated by ``make bench NAME=`` this, without ``_smollm2``.
         metrics: Names of its rows, whose values ``here`` and ``beside`` are given, in this order.
         here: Text for the measurement of Trinity Bus.
         beside: Text for its peer or limit.
@@ -40,6 +40,55 @@ class Comparison:
 
 
 COMPARISONS: Final = (
+    Comparison(
+        "SmolLM2 learns sums: a whole step, of rollouts, training and weights",
+        "peers_smollm2",
+        ("mesh: a step", "mesh: a step, of the processor", "TRL: a step", "TRL: a step, of the processor"),
+        lambda v: f"{v[0]:.1f} s, {v[1]:.0f} CPU s",
+        lambda v: f"TRL in one process: {v[2]:.1f} s, {v[3]:.0f} CPU s",
+    ),
+    Comparison(
+        "the same: peak memory, all services together",
+        "peers_smollm2",
+        ("mesh: peak memory", "TRL: peak memory"),
+        lambda v: f"{v[0] / 1024:.1f} GiB",
+        lambda v: f"TRL's process: {v[1] / 1024:.1f} GiB",
+    ),
+    Comparison(
+        "the same: held-out sums answered after as many samples",
+        "peers_smollm2",
+        ("mesh: held-out prompts answered exactly", "TRL: held-out prompts answered exactly"),
+        lambda v: f"{v[0]:.0%}",
+        lambda v: f"TRL: {v[1]:.0%}",
+    ),
+    Comparison(
+        "SmolLM2: a training step, one thread",
+        "training_smollm2",
+        ("SmolLM2: Megatron's engine", "SmolLM2: plain engine"),
+        lambda v: f"{v[0]:.1f} CPU s",
+        lambda v: f"transformers' model and a plain loop: {v[1]:.1f}",
+    ),
+    Comparison(
+        "SmolLM2: explorer, 1 / 16 prompts in flight",
+        "rollout_smollm2",
+        tuple(f"explorer over bare engine, {n} in flight" for n in (1, 16)),
+        lambda v: " / ".join(f"{ratio:.2f}" for ratio in v),
+        lambda _: "bare vLLM: 1",
+    ),
+    Comparison(
+        "SmolLM2: from a step until the explorer serves its weights / pause of rollouts",
+        "weight_sync_smollm2",
+        tuple(f"SmolLM2, nccl, 1 explorer: {what}" for what in ("step done to all serving", "pause", "transfer")),
+        lambda v: f"{v[0]:.1f} s / {1000 * v[1]:.1f} ms",
+        lambda v: f"the transfer: {1000 * v[2]:.0f} ms",
+    ),
+    Comparison(
+        "SmolLM2's demo: first reward warm / cold",
+        "start_smollm2",
+        ("warm: first reward", "cold: first reward"),
+        lambda v: f"{v[0]:.1f} / {v[1]:.1f} s",
+        lambda _: "limit: 60, warm",
+    ),
     Comparison(
         "experiences, encoded / decoded",
         "codec",
@@ -204,23 +253,31 @@ COMPARISONS: Final = (
 
 
 def table(results: Path = RESULTS) -> str:
-    """Return the comparisons as a table of Markdown.
+    """Return the comparisons as a table of Markdown, but for those of benchmarks that have kept no figures yet.
 
     Raises:
-        KeyError: A benchmark kept no figure of a name.
-        OSError: A benchmark kept none.
+        KeyError: A benchmark kept figures, and none of a name.
     """
     rows = ["| | Trinity Bus | compared with | `make bench` | measured |", "|---|---|---|---|---|"]
+    missing = not_kept(results)
     for comparison in COMPARISONS:
+        if comparison.benchmark in missing:
+            continue
+        name = comparison.benchmark.removesuffix("_smollm2")
         kept = json.loads((results / f"{comparison.benchmark}.json").read_text(encoding="utf-8"))
         figures = {row["metric"]: float(row["value"]) for row in kept["rows"] if not isinstance(row["value"], str)}
         values = tuple(figures[metric] for metric in comparison.metrics)
         rows.append(
             f"| {comparison.subject} | {comparison.here(values)} | {comparison.beside(values)} "
-            f"| [`NAME={comparison.benchmark}`](benchmarks/{comparison.benchmark}.py) "
+            f"| [`NAME={name}`](benchmarks/{name}.py) "
             f"| {kept['date']} |"
         )
     return "\n".join(rows)
+
+
+def not_kept(results: Path = RESULTS) -> set[str]:
+    """Return the benchmarks that have kept no figures."""
+    return {each.benchmark for each in COMPARISONS if not (results / f"{each.benchmark}.json").is_file()}
 
 
 def main() -> int:

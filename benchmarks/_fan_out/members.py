@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,8 +15,7 @@ import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 
 from benchmarks._fan_out.network import enter
-from benchmarks._sources import source
-from schemas import Member, ModelVersion
+from benchmarks._sources import announce, source
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
@@ -157,7 +155,9 @@ class Receivers:
     def _bring(
         self, members: list[int], victim: int | None, slow: int | None, amid: Callable[[], None] = lambda: None
     ) -> float:
-        announced = self._announce(members)
+        self._epoch += 1
+        names = [f"explorer-{number}" for number in members]
+        announced = announce(self._version, self._checksum, self._address, self._method, *names, epoch=self._epoch)
         self._trainer.pipe.send(announced)
         self._trainer.hear()
         # Who has it reads announcements, too.
@@ -178,26 +178,6 @@ class Receivers:
         if failed := [error for state, error, _ in told if state != "ready"]:
             raise RuntimeError(f"{len(failed)} members do not have it: {failed[0]}")
         return float(max(at for _, _, at in told) - began)
-
-    def _announce(self, members: list[int]) -> ModelVersion:
-        self._epoch += 1
-        return ModelVersion(
-            model="policy",
-            version=self._version,
-            step=self._version,
-            method=self._method,
-            epoch=self._epoch,
-            members=[
-                Member(explorer=f"explorer-{number}", incarnation="life", rank=rank)
-                for rank, number in enumerate(members, 1)
-            ],
-            trainer="trainer-0",
-            trainer_incarnation="life",
-            master_address=self._address[0],
-            master_port=self._address[1],
-            checksum=self._checksum,
-            secret=secrets.token_hex(32),
-        )
 
 
 @contextmanager

@@ -5,8 +5,8 @@ import os
 from dataclasses import replace
 
 from benchmarks import demo
+from benchmarks._demos import run_demo
 from benchmarks._gpu.figures import Figures, run_part
-from benchmarks.start import run_demo
 
 STEPS = 20
 LIMIT_S = 110.0
@@ -21,7 +21,7 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         given["CUDA_VISIBLE_DEVICES"] = first
     asked = ("--explorers", "1", "--steps", str(STEPS), "--limit", str(LIMIT_S))
-    summary, _ = run_demo(given, *asked)
+    summary, _ = run_demo(*asked, environment=given)
     for row in demo.rows(summary):
         if row.metric.startswith(_KEPT):
             # The goals are those of a whole demo, on two cores.

@@ -1,19 +1,24 @@
 """TRL's ``GRPOTrainer`` on the demo's model, tasks and figures: a script for TRL's environment, where nothing is ours.
 
-It writes a line of JSON for each batch: when its rewards were known (Unix seconds), their mean, and what generating and
-scoring it, and training on it, took: by the clock, and in seconds of the processor. It ends some steps after the reward
-is above the goal.
+It writes a line of JSON for each batch: when its rewards were known (Unix seconds), their mean, its samples, and what
+training on it took: by the clock, and in seconds of the processor. It ends after so many steps, or some after the
+reward is above the goal; the last line says how many held-out prompts are answered.
 """
 
 import argparse
 import json
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any, Final
 
 SPECIAL: Final = 4
-"""Token ids below this are no words."""
+"""Token ids below this are no words, in the toy's vocabulary."""
+
+
+class EnoughError(Exception):
+    """All steps are done that were asked for."""
 
 
 def reward(words: list[str], answer: str, *, ended: bool) -> float:
@@ -22,11 +27,69 @@ def reward(words: list[str], answer: str, *, ended: bool) -> float:
     return sum(a == b for a, b in zip(given, wanted, strict=False)) / max(len(given), len(wanted))
 
 
+def number(text: str, answer: str) -> float:
+    """Return what the workflow ``math`` gives where a number is asked for and little else is said."""
+    return float(re.findall(r"-?\d+", text)[-1:] == [answer])
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return tasks, with their messages where they have any."""
+    tasks = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{"prompt": task.get("messages") or task["prompt"], "answer": task["answer"]} for task in tasks]
+
+
+class Judge:
+    """Rewards answers.
+
+    Args:
+        tokenizer: Of the model.
+        chat: Whether prompts are messages, whose answers are numbers.
+    """
+
+    def __init__(self, tokenizer: Any, *, chat: bool) -> None:
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self.last: list[float] = []
+        self.__name__ = "judge"
+
+    def __call__(self, completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
+        """Return the rewards of completions, as token ids."""
+        of_one = self._of_numbers if self._chat else self._of_words
+        self.last = [of_one(ids, wanted) for ids, wanted in zip(completion_ids, answer, strict=True)]
+        return list(self.last)
+
+    def _of_numbers(self, ids: list[int], wanted: str) -> float:
+        return number(self._tokenizer.decode(ids, skip_special_tokens=True), wanted)
+
+    def _of_words(self, ids: list[int], wanted: str) -> float:
+        words = self._tokenizer.convert_ids_to_tokens([token for token in ids if token >= SPECIAL])
+        return reward(words, wanted, ended=self._tokenizer.eos_token_id in ids)
+
+    def exact(self, model: Any, tasks: list[dict[str, Any]], max_tokens: int) -> float:
+        """Return the share of tasks that are answered exactly, without chance."""
+        import torch
+
+        texts = [task["prompt"] for task in tasks]
+        if self._chat:
+            # A template writes what begins a text, too.
+            texts = self._tokenizer.apply_chat_template(texts, add_generation_prompt=True, tokenize=False)
+        asked = self._tokenizer(
+            texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=not self._chat
+        )
+        ids, mask = asked["input_ids"], asked["attention_mask"]
+        model.eval()
+        with torch.no_grad():
+            drawn = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
+        answers = self(drawn[:, ids.shape[1] :].tolist(), [task["answer"] for task in tasks])
+        return sum(value == 1.0 for value in answers) / len(answers)
+
+
 def main() -> None:
-    """Train until the goal is reached."""
+    """Train until the goal is reached, or all steps are done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--tasks", type=Path, required=True, help="JSON lines with prompt and answer")
+    parser.add_argument("--tasks", type=Path, required=True, help="JSON lines with prompt or messages, and answer")
+    parser.add_argument("--held-out", type=Path, required=True, help="the same, that are not trained on")
     parser.add_argument("--figures", type=json.loads, required=True, help="the demo's, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -40,72 +103,69 @@ def main() -> None:
     if figures["threads"]:
         torch.set_num_threads(figures["threads"])
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    tasks = [json.loads(line) for line in options.tasks.read_text(encoding="utf-8").splitlines()]
-    rows = [{"prompt": task["prompt"], "answer": task["answer"]} for task in tasks]
+    rows = read(options.tasks)
+    judge = Judge(tokenizer, chat=not isinstance(rows[0]["prompt"], str))
     random.Random(figures["seed"]).shuffle(rows)  # noqa: S311 - an order that a seed repeats is the point
-    updates, samples = figures["mini_batches"], figures["tasks"] * figures["samples"]
+    updates, micro_batches = figures["mini_batches"], figures["generated"] // figures["micro_batch"]
 
-    def of_words(completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
-        return [
-            reward(
-                tokenizer.convert_ids_to_tokens([token for token in ids if token >= SPECIAL]),
-                wanted,
-                ended=tokenizer.eos_token_id in ids,
-            )
-            for ids, wanted in zip(completion_ids, answer, strict=True)
-        ]
+    def write(line: dict[str, Any]) -> None:
+        with options.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
 
     class Timed(GRPOTrainer):  # type: ignore[misc]  # it is not known here
         """Notes when each batch is begun and when its rewards are known."""
 
         ended: tuple[float, float] | None = None
-        spent: tuple[float, float] | None = None
-        steps_left: int | None = None
+        steps_left: int = figures["steps"]
+        reached = False
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            began = time.perf_counter(), time.process_time()
             if self.ended is not None:
-                self.note(*(now - then for now, then in zip(began, self.ended, strict=True)))
+                self.note(time.perf_counter() - self.ended[0], time.process_time() - self.ended[1])
+                if not self.steps_left:
+                    raise EnoughError
             found = super()._generate_and_score_completions(inputs)
             self.ended = time.perf_counter(), time.process_time()
-            self.spent = self.ended[0] - began[0], self.ended[1] - began[1]
             self.known_at, self.mean = time.time(), self._metrics["train"]["reward"][-1]
-            if self.mean >= figures["goal"] and self.steps_left is None:
-                self.steps_left = figures["steps_after"]
+            parts = (found[part] for part in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"))
+            self.samples = [
+                {"prompt": asked[there == 1].tolist(), "response": said[drawn == 1].tolist(), "reward": value}
+                for asked, there, said, drawn, value in zip(*parts, judge.last, strict=True)
+            ]
+            if figures["goal"] is not None and self.mean >= figures["goal"] and not self.reached:
+                self.reached, self.steps_left = True, min(self.steps_left, 1 + figures["steps_after"])
             return found
 
         def note(self, train_s: float, train_cpu_s: float) -> None:
-            assert self.spent is not None
-            line = {
-                "rewarded_at": self.known_at,
-                "reward": self.mean,
-                "generate_s": self.spent[0],
-                "generate_cpu_s": self.spent[1],
-                "train_s": train_s,
-                "train_cpu_s": train_cpu_s,
-            }
-            with options.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(line) + "\n")
-            if self.steps_left is not None:
-                self.steps_left -= 1
-                self.control.should_training_stop = self.steps_left < 0
+            self.steps_left -= 1
+            write(
+                {
+                    "rewarded_at": self.known_at,
+                    "reward": self.mean,
+                    "train_s": train_s,
+                    "train_cpu_s": train_cpu_s,
+                    "samples": self.samples,
+                }
+            )
 
     trainer = Timed(
         model=str(options.model),
         processing_class=tokenizer,
-        reward_funcs=of_words,
+        reward_funcs=judge,
         train_dataset=Dataset.from_list(rows),
         args=GRPOConfig(
             output_dir=str(options.out.parent / "trl"),
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
-            per_device_train_batch_size=samples // updates,
-            steps_per_generation=updates,
+            per_device_train_batch_size=figures["micro_batch"],
+            gradient_accumulation_steps=micro_batches // updates,
+            steps_per_generation=micro_batches,
             num_generations=figures["samples"],
-            max_steps=figures["steps"] * updates,
+            # One more than is done at most: what is not begun is not noted.
+            max_steps=(figures["decay_steps"] + 1) * updates,
             max_completion_length=figures["max_tokens"],
-            temperature=1.0,
+            temperature=figures["temperature"],
             beta=0.0,
             epsilon=0.2,
             epsilon_high=0.28,
@@ -127,7 +187,10 @@ def main() -> None:
             dataloader_pin_memory=False,
         ),
     )
-    trainer.train()
+    try:
+        trainer.train()
+    except EnoughError:
+        write({"exact": judge.exact(trainer.model, read(options.held_out), figures["max_tokens"])})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks._cluster import Cluster
+from benchmarks._cluster import Cluster, environment, service
 from schemas import ExplorerHeartbeat
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.broker import EmbeddedBroker
@@ -56,7 +56,7 @@ class Mesh:
 
     def start_coordinator(self) -> None:
         """Run a real one, with the settings of the environment."""
-        self.start("coordinator", [sys.executable, "-m", "workers.cli.app", "run", "coordinator"], {})
+        self.start("coordinator", service("coordinator"), {})
 
     def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """Run a real one around the fake engine."""
@@ -66,8 +66,7 @@ class Mesh:
     def start_console(self, port: int, folder: Path) -> None:
         """Run a real one, whose index lies in a folder."""
         settings = {"console.port": str(port), "console.folder": str(folder)}
-        command: list[str | Path] = [sys.executable, "-m", "workers.cli.app", "run", "console"]
-        self.start("console", command, {env_name(setting): value for setting, value in settings.items()})
+        self.start("console", service("console"), {env_name(setting): value for setting, value in settings.items()})
 
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
         """Start a process.
@@ -123,16 +122,11 @@ def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
         settings: Such as ``{"coordinator.batch_size": "64"}``.
     """
     kafka = cluster.unused()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        env_name("kafka.bootstrap_servers"): str(kafka.bootstrap_servers),
-        env_name("mesh.namespace"): kafka.namespace,
-        **{env_name(name): value for name, value in settings.items()},
-    }
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    own = {**environment(kafka, settings), "PYTHONPATH": path}
     logs = cluster.folder / kafka.namespace
     logs.mkdir()
-    made = Mesh(kafka, logs, environment, cluster.broker)
+    made = Mesh(kafka, logs, own, cluster.broker)
     try:
         yield made
     finally:

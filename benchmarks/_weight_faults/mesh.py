@@ -7,9 +7,7 @@ of the transfer, and is started again. Nobody may serve a mixture of versions, a
 
 import asyncio
 import multiprocessing
-import os
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from benchmarks._cluster import environment, service
 from benchmarks._weight_faults.workers import (
     PHASES,
     TRAINER,
@@ -30,7 +29,7 @@ from benchmarks._weight_faults.workers import (
 )
 from trinity_bus.bus import Bus
 from trinity_bus.client import Synchronizer
-from trinity_bus.config import KafkaSettings, Settings, env_name
+from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 
 type Victim = Literal["explorer", "trainer"]
@@ -86,17 +85,13 @@ class FaultyMesh:
         """All processes, until the end of the block."""
         (self.folder / "step").write_text("0")
         settings = {
-            "kafka.bootstrap_servers": self.kafka.bootstrap_servers,
-            "mesh.namespace": self.kafka.namespace,
             "telemetry.run_dir": self.folder,
             "coordinator.tick_s": 0.05,
             "coordinator.explorer_timeout_s": 2.0,
             "synchronizer.sync_timeout_s": self.sync_timeout_s,
         }
-        env = {**os.environ, **{env_name(name): str(value) for name, value in settings.items()}}
         log = self.folder / "coordinator.log"
-        command = [sys.executable, "-m", "workers.cli.app", "run", "coordinator"]
-        with Child(command, env=env, output=log) as coordinator:
+        with Child(service("coordinator"), env=environment(self.kafka, settings), output=log) as coordinator:
             try:
                 for name in (TRAINER, *self.names):
                     self.start(name)

@@ -3,13 +3,12 @@
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from benchmarks._report import Row
 from benchmarks._sources import announce, source
-from benchmarks._tiny_model import TinyShape
 from benchmarks._weight_sync.raw import LIMIT_S
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
@@ -18,28 +17,9 @@ CHANGED = 50
 """One value in so many changes from version to version."""
 
 
-def random_tensors(shape: TinyShape) -> dict[str, torch.Tensor]:
-    """Tensors of a model's sizes, for receivers, to whom their values mean nothing."""
-    heads, groups = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    layer = {
-        "q": (heads, hidden),
-        "k": (groups, hidden),
-        "v": (groups, hidden),
-        "o": (hidden, heads),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
-        "norm": (hidden,),
-    }
-    sizes = {f"{i}.{name}": size for i in range(shape.num_hidden_layers) for name, size in layer.items()}
-    ends = {"embedding": (shape.vocab_size, hidden), "head": (shape.vocab_size, hidden)}
-    return {name: torch.rand(size) for name, size in (ends | sizes).items()}
-
-
-def delta_rows(name: str, shape: TinyShape, rounds: int) -> Iterator[Row]:
+def delta_rows(name: str, tensors: Mapping[str, torch.Tensor], rounds: int) -> Iterator[Row]:
     """Return what it takes to bring a receiver from one version to the next, with and without deltas."""
-    weights = {key: tensor.bfloat16() for key, tensor in random_tensors(shape).items()}
+    weights = {key: tensor.bfloat16() for key, tensor in tensors.items()}
     ways = {way: (WeightServer(deltas=way == "changes"), WeightReceiver()) for way in ("whole", "changes")}
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for version in range(rounds + 1):
