@@ -49,7 +49,7 @@ from benchmarks._report import Row, report
 from benchmarks._tiny_model import write_tokenizer
 from benchmarks._workload import DEMO, SMOLLM2
 from benchmarks.training import WORKLOADS, make_groups, make_model
-from schemas import ExperienceGroup, Member, ModelVersion, Sampling
+from schemas import Member, ModelVersion, Sampling
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.given import GivenSettings
 from trinity_bus.sizing.memory import explorer_memory, trainer_need
@@ -300,8 +300,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_tokenizer(model := make_model(load, Path(folder)), load.vocabulary)
             rows += measure(load.name, model, steps)
-    if not options.short and (model := real_model()) is not None:
-        rows += measure(SMOLLM2.name, model, steps)
+    if not options.short and (real := real_model()) is not None:
+        rows += measure(SMOLLM2.name, real, steps)
     name = "allocators" if options.allocators else "memory"
     report(name, "a trainer's and an engine's memory on a CPU, float32", rows, options)
 
