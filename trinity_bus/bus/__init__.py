@@ -1,7 +1,4 @@
-"""The bus: reads and writes of Kafka topics.
-
-Start with :class:`Bus`. Importing this package imports no machine-learning framework.
-"""
+"""The bus: reads and writes of Kafka topics. Imports no machine-learning framework."""
 
 from trinity_bus.bus.bus import Bus
 from trinity_bus.bus.dead_letters import dead_letter

@@ -13,20 +13,11 @@ from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.describe_topics import DescribeTopics
 from trinity_bus.bus.internals import ask
 
-_NOT_TOLD: Final = -(2**31)
-"""In place of rights, by a broker that was not asked for them."""
+_NOT_TOLD: Final = -(2**31)  # in place of rights, by a broker that was not asked for them
 
 
 async def allowed(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str, frozenset[Operation]]:
-    """Return what this user may do with each of some topics; those that it may not see are left out.
-
-    Args:
-        admin: Started.
-        topics: Their names, with the namespace. Without a single one, nothing is asked.
-
-    Raises:
-        BusError: The brokers do not answer.
-    """
+    """Return what this user may do with each of some topics (full names); those that it may not see are left out."""
     if not topics:
         return {}
     with kafka_errors("ask for rights"):

@@ -22,7 +22,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 
 def expiry(der: bytes) -> float:
-    """When a certificate ends, in seconds since the epoch.
+    """Return when a certificate ends, in seconds since the epoch.
 
     Raises:
         ValueError: It is no certificate.
@@ -52,7 +52,7 @@ def expiry(der: bytes) -> float:
 
 
 def _element(data: bytes, at: int, kind: int | None = None) -> tuple[bytes, int]:
-    """Return the content of the element at this place, and where the next one begins."""
+    # The content of the element at this place, and where the next one begins.
     if at + 2 > len(data) or (kind is not None and data[at] != kind):
         raise ValueError(f"no certificate: unexpected content at byte {at}")
     size, begin = data[at + 1], at + 2
@@ -67,7 +67,7 @@ def _element(data: bytes, at: int, kind: int | None = None) -> tuple[bytes, int]
 
 
 def file_expiries(path: Path) -> list[float]:
-    """When each certificate of a PEM file ends, in the file's order.
+    """Return when each certificate of a PEM file ends, in the file's order.
 
     Raises:
         OSError: The file cannot be read.
@@ -79,11 +79,10 @@ def file_expiries(path: Path) -> list[float]:
 
 
 async def shown_expiry(host: str, port: int, timeout_s: float) -> float:
-    """When the certificate ends that a server shows. Nothing is said to it, and nothing that it says is believed.
+    """Return when the certificate ends that a server shows. Nothing is sent to it, nothing of it is trusted.
 
     Raises:
-        OSError: It cannot be reached, or speaks no TLS.
-        TimeoutError: Not in time.
+        OSError: It cannot be reached in time, or speaks no TLS.
         ValueError: What it shows is no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -33,14 +33,6 @@ _OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, 
 def dead_letter(
     received: Received[Any], reason: str, detail: str, max_message_bytes: int
 ) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers of the dead letter for a record.
-
-    Args:
-        received: The record that could not be taken.
-        reason: One machine-readable word, such as ``"unknown_workflow"``.
-        detail: A sentence for people; cut at 2,000 bytes.
-        max_message_bytes: What the topic of dead letters takes.
-    """
     key, value = received.raw_key, None if received.is_null else received.raw
     kept: Headers = tuple((name, data) for name, data in received.headers if name not in _OWN)
     added = [
@@ -61,7 +53,7 @@ def dead_letter(
 
 
 def _whole(size: int, sha256: str) -> Headers:
-    """Return what tells a value that is cut from one that is whole."""
+    # What tells a value that is cut from one that is whole.
     return (DLQ_SIZE, str(size).encode()), (DLQ_SHA256, sha256.encode())
 
 

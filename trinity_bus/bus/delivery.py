@@ -13,18 +13,11 @@ from trinity_bus.bus.spans import end_send_span
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
 from trinity_bus.telemetry import metrics
 
-RECORD_OVERHEAD_BYTES = 512
-"""More than a batch header and a record header take on the wire."""
+RECORD_OVERHEAD_BYTES = 512  # more than a batch header and a record header take on the wire
 
 
 class Delivery:
-    """Ends the span, keeps the metrics and resolves ``position`` when the client knows the outcome.
-
-    Args:
-        topic: Where to.
-        doing: What is done, for messages.
-        span: Covers the send; ended here.
-    """
+    """Ends the span, keeps the metrics and resolves ``position`` when the client knows the outcome."""
 
     def __init__(self, topic: Topic, doing: str, span: Span | None) -> None:
         self.position: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
@@ -35,12 +28,11 @@ class Delivery:
         self._started = time.perf_counter()
 
     def accepted(self, sending: asyncio.Future[RecordMetadata], records: int = 1) -> None:
-        """Note that the client has queued it; or so many, whose first position stands for all."""
+        # ``records``: how many it stands for, with the first's position.
         self._records = records
         sending.add_done_callback(self._settle)
 
     def refused(self, error: BaseException) -> None:
-        """Note that the client has not queued it."""
         self._tell(None, error)
 
     def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
@@ -72,14 +64,6 @@ def check(
 ) -> None:
     """Refuse what the broker would refuse, before anything is queued.
 
-    Args:
-        topic: Where to.
-        key: Of the record.
-        value: Of the record.
-        partition: Where to, if it was named.
-        headers: Of the record.
-        max_message_bytes: The topic's limit.
-
     Raises:
         RecordTooLargeError: It is over the topic's limit.
         SendError: It has neither key nor value, or the topic has no such partition.
@@ -96,7 +80,6 @@ def check(
 
 
 def _outcome(sending: asyncio.Future[RecordMetadata], doing: str) -> tuple[Position | None, BusError | None]:
-    """Where a record lies, or why it does not."""
     if sending.cancelled():
         return None, SendError(f"{doing}: cancelled before it was durable")
     error = sending.exception()

@@ -95,12 +95,7 @@ class _RequestV12(RequestStruct):  # type: ignore[misc]  # likewise
 
 
 class DescribeTopics(Request[_RequestV12]):  # type: ignore[misc]  # likewise
-    """The request, to any broker. Of each topic the answer has error code, name, id, more, and rights as bits.
-
-    Args:
-        topics: Their full names.
-        rights: Whether to tell what this user may do with each.
-    """
+    """The request, to any broker. Of each topic the answer has error code, name, id, more, and rights as bits."""
 
     API_KEY = _API_KEY
 
@@ -109,5 +104,4 @@ class DescribeTopics(Request[_RequestV12]):  # type: ignore[misc]  # likewise
         self._rights = rights
 
     def build(self, request_struct_class: type[_RequestV12]) -> _RequestV12:
-        """As the client library wants it."""
         return request_struct_class([(_NO_ID, topic, {}) for topic in self._topics], False, self._rights, {})

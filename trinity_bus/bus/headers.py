@@ -42,10 +42,7 @@ type Headers = tuple[tuple[str, bytes], ...]
 
 
 def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> str | None:
-    """Return the last header of this name as text, as Kafka's own clients take the last.
-
-    ``None`` if absent or not UTF-8.
-    """
+    """Return the last header of this name, as Kafka's own clients do, as text; None if absent or not UTF-8."""
     found = None
     for key, value in headers:
         if key == name:

@@ -15,20 +15,12 @@ from trinity_bus.bus.internals import ask
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """What tells one log from another."""
-
-    cluster: str
-    """Kafka's id of the cluster."""
-    topic: str
-    """Its id of the topic, a UUID."""
+    cluster: str  # Kafka's id of the cluster
+    topic: str  # its id of the topic, a UUID
 
 
 async def identity_of(admin: AIOKafkaAdminClient, topic: str) -> LogIdentity:
-    """Asks a broker which log this is.
-
-    Args:
-        admin: Connected.
-        topic: Full name of a topic that exists.
+    """Ask a broker which log this is; ``topic`` is a full name.
 
     Raises:
         aiokafka.errors.KafkaError: It does not say.

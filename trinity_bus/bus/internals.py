@@ -114,10 +114,10 @@ __all__ = [
 # these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
 sender.BACKOFF_OVERRIDE = 0.003
 
+# how long a broker may take to let a client in, as in Kafka's own clients; it connects to no other meanwhile
 CONNECT_S = 10.0
-"""How long a broker may take to let a client in, as in Kafka's own clients. Meanwhile it connects to no other one."""
+# of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients
 MAX_SEQUENCE = 2**31 - 1
-"""Of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients."""
 
 
 def _count_on(self: TransactionManager, partition: TopicPartition, increment: int) -> None:
@@ -128,13 +128,12 @@ def _count_on(self: TransactionManager, partition: TopicPartition, increment: in
 TransactionManager.increment_sequence_number = _count_on
 
 
+# whose connection is being opened: the library does not tell the function that opens it
 _opener: ContextVar["LogClient"] = ContextVar("opener")
-"""Whose connection is being opened: the library does not tell the function that opens it."""
 
 
 class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
-    """What producers, consumers and administrators are built on."""
-
+    # What producers, consumers and administrators are built on.
     _topics: set[str]
 
     def __init__(self, **options: Any) -> None:
@@ -178,7 +177,6 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         return updated
 
     def forget(self, topics: set[str]) -> None:
-        """Ask for topics no more."""
         self._topics = self._topics - topics
 
     async def connect(self, connection: AIOKafkaConnection) -> None:
@@ -210,16 +208,12 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
             raise KafkaConnectionError("the client has been stopped")
 
     def check_credentials(self) -> None:
-        """Look at what brokers say of the credentials of this client.
-
-        Raises:
-            AuthenticationFailedError: They have refused them for longer than they may.
-        """
+        """Raise AuthenticationFailedError where brokers have refused the credentials for longer than they may."""
         if (refusal := self.refusals.given_up(awake.now())) is not None:
             raise AuthenticationFailedError(refusal)
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
-        """Ask a broker, and believe it lost, for all that it is asked, where it does not answer in time."""
+        # A broker that does not answer in time counts as lost, for all that it is asked.
         try:
             return await super().send(node_id, request, **options)
         except RequestTimedOutError:
@@ -233,7 +227,7 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
                 connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
 
     def abort_closing(self) -> None:
-        """Close at once what is being closed."""
+        # Close at once what is being closed.
         for connection in self._opened:
             if was_connected(connection) and not connection.connected():
                 abort_transport(connection)
@@ -275,20 +269,13 @@ admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.A
 
 
 async def ask(admin: AIOKafkaAdminClient, request: Request[Any], node: int | None = None) -> Any:
-    """Send a request that the library has no method for, and return its response.
-
-    Args:
-        admin: Started.
-        request: Made of the protocol classes.
-        node: The broker to ask; any where absent.
-    """
+    """Send a request that the library has no method for, to broker ``node`` or any, and return its response."""
     if node is None:
         return await admin._send_request(request)
     return await admin._send_request_to_node(node, request)
 
 
 def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> LogClient:
-    """Return what a consumer or an administrator speaks through."""
     client: LogClient = owner._client
     return client
 
@@ -297,9 +284,6 @@ async def written_ends(consumer: AIOKafkaConsumer, asked: list[TopicPartition]) 
     """Return the end of all records of each partition, those of open transactions too.
 
     The consumer's own question is that of one who reads what is committed: it ends before the first that is open.
-
-    Raises:
-        KafkaTimeoutError: As of the consumer's own question.
     """
     asking = copy(consumer._fetcher)
     asking._isolation_level = READ_UNCOMMITTED
@@ -308,12 +292,11 @@ async def written_ends(consumer: AIOKafkaConsumer, asked: list[TopicPartition]) 
 
 
 def was_connected(connection: AIOKafkaConnection) -> bool:
-    """Whether a connection has ever come about."""
     return connection._protocol is not None
 
 
 def abort_transport(connection: AIOKafkaConnection) -> bool:
-    """Break a connection off that was connected; whether there was anything left to break off."""
+    """Break off a connection that was connected; whether there was anything left to break off."""
     transport = connection._protocol._transport
     if transport is not None:
         transport.abort()
@@ -321,7 +304,6 @@ def abort_transport(connection: AIOKafkaConnection) -> bool:
 
 
 def transaction_of(producer: AIOKafkaProducer) -> TransactionManager:
-    """Return the state of a producer's transaction."""
     return producer._txn_manager
 
 
@@ -331,7 +313,6 @@ def add_to_transaction(producer: AIOKafkaProducer, partition: TopicPartition) ->
 
 
 def pending_offsets(manager: TransactionManager) -> int:
-    """Return for how many groups offsets are to be committed with the transaction."""
     return len(manager._pending_txn_offsets)
 
 
@@ -341,7 +322,6 @@ def keep_batches_for(producer: AIOKafkaProducer, seconds: float) -> None:
 
 
 def queued_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
-    """Return the batches that were not sent yet."""
     return [batch for batches in producer._message_accumulator._batches.values() for batch in batches]
 
 
@@ -351,7 +331,6 @@ def unsent_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
 
 
 def oldest_of(batches: Iterable[MessageBatch]) -> MessageBatch | None:
-    """Return the batch that was begun first."""
     return min(batches, key=lambda batch: batch._ctime, default=None)
 
 
@@ -370,7 +349,7 @@ def waits_for(producer: AIOKafkaProducer) -> object | None:
 
 
 def look_at_errors(batches: Iterable[MessageBatch]) -> None:
-    """Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at."""
+    # Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at.
     for batch in batches:
         waiter = batch._drain_waiter
         if waiter.done() and not waiter.cancelled():
@@ -378,12 +357,11 @@ def look_at_errors(batches: Iterable[MessageBatch]) -> None:
 
 
 async def close_sender(producer: AIOKafkaProducer) -> None:
-    """End the task that sends; stopping the producer would wait for what cannot be sent."""
+    # Stopping the producer would wait for what cannot be sent.
     await producer._sender.close()
 
 
 def fail_all(producer: AIOKafkaProducer, error: Exception) -> None:
-    """Fail every batch that is not durable yet."""
     batches, accumulator = unsent_batches(producer), producer._message_accumulator
     # Batches that wait for a retry count as not pending, and would be missed at their end.
     accumulator._pending_batches.update(batches)
@@ -392,6 +370,5 @@ def fail_all(producer: AIOKafkaProducer, error: Exception) -> None:
 
 
 def unpack_with(frames: type, records: type) -> None:
-    """Have every consumer of this process unpack what it fetches with these two classes."""
     fetcher.MemoryRecords = frames
     fetcher.PartitionRecords = records

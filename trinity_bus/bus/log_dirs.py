@@ -78,11 +78,7 @@ class _RequestV4(RequestStruct):  # type: ignore[misc]  # likewise
 
 
 class DescribeLogDirs(Request[_RequestV4]):  # type: ignore[misc]  # likewise
-    """The request, to one broker: the disks that it keeps its log on, and how much of these partitions is on each.
-
-    Args:
-        partitions: Topic, with its namespace, to the partitions that are asked for.
-    """
+    """The request, to one broker: its disks, and how much of these partitions (by full topic name) is on each."""
 
     API_KEY = _API_KEY
 
@@ -90,7 +86,6 @@ class DescribeLogDirs(Request[_RequestV4]):  # type: ignore[misc]  # likewise
         self._partitions = partitions
 
     def build(self, request_struct_class: type[_RequestV4]) -> _RequestV4:
-        """As the client library wants it."""
         tags: dict[int, bytes] = {}
         rows = [(topic, numbers, tags) for topic, numbers in self._partitions.items()]
         return request_struct_class(rows, tags)

@@ -8,7 +8,6 @@ from trinity_bus.bus.internals import murmur2
 
 @lru_cache(maxsize=1024)  # the hash is plain Python, and senders use their own name again and again
 def partition_of(key: str | bytes, partitions: int) -> int:
-    """Return the partition, out of ``partitions``, of records with this key."""
     raw = key.encode() if isinstance(key, str) else key
     return int((murmur2(raw) & 0x7FFFFFFF) % partitions)
 
@@ -17,9 +16,5 @@ def lane_partition(explorer: str, partitions: int = ROLLOUTS.partitions) -> int:
     """Return the partition of ``rollouts`` that an explorer chooses for its orders: its lane.
 
     Others may share it; an explorer reads this one alone and passes over orders to others.
-
-    Args:
-        explorer: Its name.
-        partitions: That ``rollouts`` has when it starts.
     """
     return partition_of(explorer, partitions)

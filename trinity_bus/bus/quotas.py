@@ -22,12 +22,9 @@ from trinity_bus.bus.internals import (
 _API_KEY: Final = 49
 _USER: Final = "user"
 
-WRITE: Final = "producer_byte_rate"
-"""Bytes a second that a user sends to one broker."""
-READ: Final = "consumer_byte_rate"
-"""Bytes a second that it reads from one."""
-REQUESTS: Final = "request_percentage"
-"""Percent of the time of one of the broker's threads that its requests take."""
+WRITE: Final = "producer_byte_rate"  # bytes a second that a user sends to one broker
+READ: Final = "consumer_byte_rate"  # bytes a second that it reads from one
+REQUESTS: Final = "request_percentage"  # percent of the time of one of the broker's threads that its requests take
 
 _ENTITY = Array(("entity_type", String("utf-8")), ("entity_name", String("utf-8")))
 
@@ -58,11 +55,7 @@ class _RequestV0(RequestStruct):  # type: ignore[misc]  # likewise
 
 
 class SetQuotas(Request[_RequestV0]):  # type: ignore[misc]  # likewise
-    """The request. Its response has an entry for each user.
-
-    Args:
-        quotas: User to quota to its value; None takes the quota away.
-    """
+    """The request: user to quota to its value, None takes it away. Its response has an entry for each user."""
 
     API_KEY = _API_KEY
 
@@ -70,7 +63,6 @@ class SetQuotas(Request[_RequestV0]):  # type: ignore[misc]  # likewise
         self._quotas = quotas
 
     def build(self, request_struct_class: type[_RequestV0]) -> _RequestV0:
-        """As the client library wants it."""
         rows = [
             ([(_USER, user)], [(name, 0.0 if value is None else value, value is None) for name, value in own.items()])
             for user, own in self._quotas.items()

@@ -24,21 +24,16 @@ from trinity_bus.bus.internals import (
 )
 
 _API_KEY: Final = 51
-_SHA_512: Final = 2
-"""Kafka's number of SCRAM-SHA-512."""
-ITERATIONS: Final = 8192
-"""Brokers refuse fewer than 4,096 and more than 16,384."""
+_SHA_512: Final = 2  # Kafka's number of SCRAM-SHA-512
+ITERATIONS: Final = 8192  # brokers refuse fewer than 4,096 and more than 16,384
 _SALT_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a broker knows of a user's password."""
-
     user: str
     salt: bytes
-    salted: bytes
-    """64 bytes."""
+    salted: bytes  # 64 bytes
     iterations: int
 
 
@@ -92,11 +87,7 @@ class _RequestV0(RequestStruct):  # type: ignore[misc]  # likewise
 
 
 class SetCredentials(Request[_RequestV0]):  # type: ignore[misc]  # likewise
-    """The request. Its response has a result for each user.
-
-    Args:
-        credentials: One for each user.
-    """
+    """The request. Its response has a result for each user."""
 
     API_KEY = _API_KEY
 
@@ -104,7 +95,6 @@ class SetCredentials(Request[_RequestV0]):  # type: ignore[misc]  # likewise
         self._credentials = credentials
 
     def build(self, request_struct_class: type[_RequestV0]) -> _RequestV0:
-        """As the client library wants it."""
         tags: dict[int, bytes] = {}
         rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, tags) for c in self._credentials]
         return request_struct_class([], rows, tags)

@@ -30,16 +30,7 @@ def start_send_span(
     record: Record | ExperienceGroup,
     parent: Context | None,
 ) -> Span | None:
-    """Return a started ``send <topic>`` span, where sends to this topic have one.
-
-    Args:
-        topic: Where to.
-        full_name: The topic's name with its namespace.
-        client_id: The producer's.
-        key: The record's.
-        record: What is sent.
-        parent: The context that it belongs to; the current one where absent.
-    """
+    """Return a started ``send <topic>`` span, where sends to this topic have one."""
     if topic.name not in _TRACED:
         return None
     attributes: dict[str, AttributeValue] = {
@@ -57,7 +48,7 @@ def start_send_span(
 
 
 def end_send_span(span: Span, position: Position | None, error: BaseException | None) -> None:
-    """End it: with where the record lies, or with why it does not."""
+    # with where the record lies, or with why it does not
     if position is not None:
         span.set_attribute(names.MESSAGING_DESTINATION_PARTITION_ID, str(position.partition))
         span.set_attribute(names.MESSAGING_KAFKA_OFFSET, position.offset)
@@ -68,7 +59,6 @@ def end_send_span(span: Span, position: Position | None, error: BaseException | 
 
 
 def _work(record: Record | ExperienceGroup) -> dict[str, AttributeValue]:
-    """Which task the record belongs to, so that its trace can be found."""
     if isinstance(record, ExperienceGroup):
         return {
             names.RL_TASK_ID: record.task_id,

@@ -10,17 +10,12 @@ from typing import Final
 from trinity_bus.bus.growth import SETTLE_S
 
 MOMENT_S: Final = 0.005
+# after so much the next partition is taken at once: one partition takes one batch at a time
 MOMENT_BYTES: Final = 256 << 10
-"""After so much the next partition is taken at once: one partition takes one batch at a time."""
 
 
 class StickyPartitions:
-    """The turn of one topic, seen by one producer.
-
-    Args:
-        partitions: Of the topic.
-        first: Any number; producers that differ in it do not begin at the same partition.
-    """
+    """The turn of one topic, seen by one producer. Producers that differ in ``first`` begin at different partitions."""
 
     def __init__(self, partitions: int, first: int) -> None:
         self._partitions = partitions
@@ -30,13 +25,11 @@ class StickyPartitions:
         self._grown_at: float | None = None
 
     def place(self, size: int, now: float, known: int) -> int:
-        """Return the partition of a record.
+        """Return the partition of a record of ``size`` bytes.
 
-        Args:
-            size: Bytes.
-            now: In seconds of any steady clock.
-            known: How many partitions the topic has by now. More than before are used a while later, when each broker
-                knows of them.
+        ``known``: how many partitions the topic has by now; more than before are used a while later, when each broker
+        knows
+        of them.
         """
         if known <= self._partitions:
             self._grown_at = None

@@ -22,10 +22,8 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-SLOW_S = 10.0
-"""So often it is said what a transaction waits for."""
-CANCELLED_S = 5.0
-"""How long the end of a transaction is still waited for by someone who is told to stop."""
+SLOW_S = 10.0  # so often it is said what a transaction waits for
+CANCELLED_S = 5.0  # how long the end of a transaction is still waited for by someone who is told to stop
 
 
 @contextmanager
@@ -63,17 +61,13 @@ def still_to_do(client: AIOKafkaProducer) -> str:
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
-    """Return what has made a transactional client unusable for good, such as a fence; ``None`` while it is usable."""
+    """Return what has made a transactional client unusable for good, such as a fence; None while it is usable."""
     manager = transaction_of(client)
     return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
 
 
 def check_committable(client: AIOKafkaProducer) -> None:
-    """Look at what the client has noticed of the open transaction, while it can still be aborted.
-
-    Raises:
-        BusError: It has failed.
-    """
+    """Raise BusError where the open transaction has failed, while it can still be aborted."""
     waiter = transaction_of(client).wait_for_transaction_end()
     if waiter.done():
         with kafka_errors("commit the transaction"):
@@ -81,7 +75,7 @@ def check_committable(client: AIOKafkaProducer) -> None:
 
 
 def is_ended(client: AIOKafkaProducer) -> bool:
-    """Whether the broker has said how the last transaction has ended."""
+    # Whether the broker has said how the last transaction has ended.
     return transaction_of(client).state is TransactionState.READY
 
 
@@ -99,10 +93,6 @@ def make_fatal(client: AIOKafkaProducer, error: BaseException) -> None:
 async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
     """Commit the open transaction.
 
-    Args:
-        client: In a transaction.
-        limit_s: How long it may take.
-
     Raises:
         ProducerFencedError: Another producer has taken over.
         BusError: Whether it is committed is not known.
@@ -112,10 +102,6 @@ async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
 
 async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
     """Abort the open transaction. With a fenced client there is nothing left to abort.
-
-    Args:
-        client: In a transaction.
-        limit_s: How long it may take.
 
     Raises:
         BusError: The broker does not confirm it in time.
@@ -127,7 +113,7 @@ async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
 
 
 async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: float) -> None:
-    """Run a commit or an abort to its end, if that is near even when this task is cancelled meanwhile."""
+    # Run to its end, if that is near even when this task is cancelled meanwhile.
     task = asyncio.ensure_future(ending)
     cancelled = False
     deadline = awake.now() + limit_s
