@@ -24,10 +24,10 @@ from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
 MAX_BATCH_TASKS = 16_384
+# tasks whose lines of a manifest take a MiB at most, with two parts each; one MiB more is for all else
 TASKS_PER_MIB = 1024
-"""Tasks whose lines of a manifest take a MiB at most, with two parts each; one MiB more is for all else."""
+# Parts of all tasks of a batch together, so that its manifest can be sent. At least two of each task.
 MAX_BATCH_PARTS = 32_768
-"""Parts of all tasks of a batch together, so that its manifest can be sent. At least two of each task."""
 
 
 class BatchLifecycleState(StrEnum):
@@ -47,9 +47,8 @@ def _state(value: object) -> object:
 
 type BatchState = Annotated[BatchLifecycleState, BeforeValidator(_state)]
 
+# all runs done; some, and that was enough; none that count, after all attempts; cut off with its batch
 type TaskStatus = Literal["completed", "partial", "failed", "aborted"]
-"""How a task ended: all runs done; some done, and that was enough; none that count, after all attempts; cut off,
-because its batch was ended without it."""
 
 
 class ResultPart(Item, frozen=True, kw_only=True):
@@ -60,8 +59,7 @@ class ResultPart(Item, frozen=True, kw_only=True):
 
     attempt: AtLeastOne
     samples: Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
-    position: Position | None = None
-    """Where its experiences lie; absent for eval batches."""
+    position: Position | None = None  # where its experiences lie; absent for eval batches
 
 
 class ManifestEntry(Item, frozen=True, kw_only=True):
@@ -69,10 +67,9 @@ class ManifestEntry(Item, frozen=True, kw_only=True):
 
     task_id: Name
     status: TaskStatus
+    # In the order of their run ids; none for failed and aborted tasks. Together they are one group.
     parts: Annotated[list[ResultPart], Meta(max_length=MAX_ITEMS)] = []  # noqa: RUF012 - msgspec gives each its own
-    """In the order of their run ids; none for failed and aborted tasks. Together they are one group."""
-    error: str | None = None
-    """The first error, or why it was cut off."""
+    error: str | None = None  # the first error, or why it was cut off
     version_min: DrawnBy = -1
     version_max: DrawnBy = -1
 

@@ -51,6 +51,7 @@ from schemas.turn import Turn
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
+# every type that travels on a topic by itself
 RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     Task,
     SubmitBatch,
@@ -91,7 +92,6 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     Demonstration,
     Preference,
 )
-"""Every type that travels on a topic by itself."""
 
 _KNOWN: Mapping[str, type] = {cls.SCHEMA: cls for cls in RECORDS}
 _ARRAY_STARTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
@@ -109,11 +109,7 @@ def encode(record: Record | ExperienceGroup) -> bytes:
 
 
 def decode[R](value: bytes, *expect: type[R]) -> R:
-    """Return the record in ``value``.
-
-    Args:
-        value: The bytes of one Kafka record. An experience group's arrays are views into it.
-        expect: The types that are welcome here, of ``RECORDS``.
+    """Return the record in ``value``, of one of the expected types of ``RECORDS``; a group's arrays are views into it.
 
     Raises:
         DecodeError: ``value`` is nothing of the kind; ``UnsupportedVersion`` if its major version is unknown.
@@ -132,7 +128,7 @@ def decode[R](value: bytes, *expect: type[R]) -> R:
 
 @lru_cache
 def _expected(expect: tuple[type, ...]) -> tuple[dict[str, type[Record]], bool, int]:
-    """Return the plain types by schema name, whether groups are expected, and the largest size limit."""
+    # The plain types by schema name, whether groups are expected, and the largest size limit.
     types = [cls for cls in RECORDS if cls in expect]
     if not expect or len(types) != len(set(expect)):
         raise TypeError(f"expect = {expect} must name types that travel by themselves: {', '.join(sorted(_KNOWN))}")

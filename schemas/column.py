@@ -8,17 +8,13 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One buffer of a group."""
-
     name: str
-    dtype_name: str
-    """NumPy's name, with the byte order."""
+    dtype_name: str  # NumPy's name, with the byte order
+    # the shape of one row, empty for a buffer of one dimension; a word stands for a size that each group has
     tail: tuple[int | str, ...]
-    """The shape of one row, empty for a buffer of one dimension; a word stands for a size that each group has."""
     length: str
     meaning: str
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The element type."""
         return np.dtype(self.dtype_name)

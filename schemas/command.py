@@ -33,8 +33,7 @@ from schemas.skipped import MAX_REASON_CHARS, Person
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_WAIT_S = 7 * 86_400.0
-STATE_TOPIC: Final = "coordinator-state"
-"""Name of the topic that has the coordinator's state."""
+STATE_TOPIC: Final = "coordinator-state"  # name of the topic that has the coordinator's state
 
 
 class Command(Record):
@@ -44,18 +43,16 @@ class Command(Record):
     SENT_ON: ClassVar[bool] = True
     JSON: ClassVar[bool] = True
 
-    client: Identifier
-    """Who asks; the key of the reply."""
-    command_id: Identifier
-    """Chosen by the client, another one for each command."""
+    client: Identifier  # who asks; the key of the reply
+    command_id: Identifier  # chosen by the client, another one for each command
     batch_id: Identifier
+    # Whose batch it is, by the name that the tasks have too; that of ``client`` where absent. Who submits a batch, or
+    # sends its first task, owns it; only its owner, or an operator, may end it before its time.
     producer: Identifier | None = None
-    """Whose batch it is, by the name that the tasks have too; that of ``client`` where absent. Who submits a batch, or
-    sends its first task, owns it; only its owner, or an operator, may end it before its time."""
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
+        # its key
         return self.batch_id
 
 
@@ -128,7 +125,6 @@ class PublishVersion(Record):
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
         return self.model
 
 
@@ -150,7 +146,6 @@ class RollBack(Record):
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
         return self.model
 
 
@@ -187,7 +182,6 @@ class Contribute(Record):
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
         return self.task_id
 
 
@@ -204,7 +198,6 @@ class FinalizeUpgrade(Record):
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
         return STATE_TOPIC
 
 

@@ -52,15 +52,13 @@ type Float32 = NDArray[np.float32]
 type UInt8 = NDArray[np.uint8]
 type Bool = NDArray[np.bool_]
 
-MAX_SAMPLES = 16_384
-"""Samples of one group: enough for 16 turns of each of the most runs that a task may ask for."""
-MAX_PIECES = 32
-"""Records that the group of one attempt may be split into: see ``schemas.pieces``."""
+MAX_SAMPLES = 16_384  # of one group: enough for 16 turns of each of the most runs that a task may ask for
+MAX_PIECES = 32  # records that the group of one attempt may be split into: see ``schemas.pieces``
 MAX_SPANS = 65_536
-MAX_METRICS = 64
-"""Metrics of one sample."""
+MAX_METRICS = 64  # of one sample
 
 
+# the buffers of a group, in the order in which they are written
 COLUMNS = (
     Column("tokens", "<i4", (), "sum(lengths)", "prompt and response token ids, sample after sample"),
     Column("lengths", "<i4", (), "samples", "tokens per sample"),
@@ -71,7 +69,6 @@ COLUMNS = (
     Column("run_ids", "<i4", (), "samples", "0 .. repeat_times - 1; samples with the same are one run"),
     Column("versions", "<i4", (3,), "spans", "(sample, first response token, model version): who drew what"),
 )
-"""The buffers of a group, in the order in which they are written."""
 
 
 class SampledWith(NamedTuple):
@@ -80,18 +77,14 @@ class SampledWith(NamedTuple):
     Where something else had a say too (``Sampling.altered_by``), all but the temperature are NaN.
     """
 
-    temperature: float
-    """What logits were divided by; 0 drew the likeliest token."""
-    top_p: float
-    """1: not limited."""
-    top_k: float
-    """0: not limited."""
-    min_p: float
-    """0: not limited."""
+    temperature: float  # what logits were divided by; 0 drew the likeliest token
+    top_p: float  # 1: not limited
+    top_k: float  # 0: not limited
+    min_p: float  # 0: not limited
 
     @property
     def is_limited(self) -> bool:
-        """Whether it was drawn from another distribution than the softmax at its temperature."""
+        # Whether it was drawn from another distribution than the softmax at its temperature.
         whole = self.top_p == 1 and self.top_k == 0 and self.min_p == 0
         return self.temperature == 0 or not whole
 
@@ -99,26 +92,19 @@ class SampledWith(NamedTuple):
 class Sample(Struct, frozen=True, kw_only=True, eq=False):
     """A view of one sample of a group."""
 
-    tokens: Int32
-    """[tokens] prompt, then response."""
+    tokens: Int32  # [tokens] prompt, then response
     prompt_length: int
-    logprobs: Float32
-    """[tokens - prompt_length]"""
-    mask: Bool
-    """[tokens - prompt_length]"""
+    logprobs: Float32  # [tokens - prompt_length]
+    mask: Bool  # [tokens - prompt_length]
     reward: float
     run_id: int
     version_min: int
     version_max: int
-    turn_starts: Int32 | None = None
-    """[turns] the first response token of each."""
-    turn_rewards: Float32 | None = None
-    """[turns] NaN where the workflow gave none."""
+    turn_starts: Int32 | None = None  # [turns] the first response token of each
+    turn_rewards: Float32 | None = None  # [turns] NaN where the workflow gave none
     sampling: SampledWith | None = None
-    teacher_logprobs: Float32 | None = None
-    """[tokens - prompt_length] NaN where the teacher was not asked."""
-    routes: UInt8 | None = None
-    """[tokens, layers, k]"""
+    teacher_logprobs: Float32 | None = None  # [tokens - prompt_length] NaN where the teacher was not asked
+    routes: UInt8 | None = None  # [tokens, layers, k]
 
 
 class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
@@ -157,7 +143,6 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
     routes: UInt8 | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.lengths)
 
     @property
@@ -167,7 +152,7 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has none of the optional columns."""
+        # Whether it has none of the optional columns.
         return _is_plain(self)
 
     def samples(self) -> Iterator[Sample]:
@@ -204,8 +189,8 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
             response += n
 
 
+# (first response token, model version): this version drew the tokens from here to the next span
 type VersionSpan = tuple[int, int]
-"""(first response token, model version): this version drew the tokens from here to the next span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,36 +198,32 @@ class Rollout:
     """One sample of a task's group, as a workflow gives it: a run, or a step of one; what ``build_group`` takes."""
 
     prompt_token_ids: Sequence[int] | Int32
+    # everything after the prompt: the model's own tokens and, in several turns, what was said to it
     response_token_ids: Sequence[int] | Int32
-    """Everything after the prompt: the model's own tokens and, in workflows of several turns, what was said to it."""
+    # [response] as the engine gave them; anything (0.0 by custom) where the token is not the model's own
     logprobs: Sequence[float] | Float32
-    """[response] as the engine gave them; anything (0.0 by custom) where the token is not the model's own."""
-    mask: Sequence[bool] | Bool | None = None
-    """[response] True where the token is the model's own; None when all are."""
+    mask: Sequence[bool] | Bool | None = None  # [response] True where the token is the model's own; None when all are
     reward: float
+    # What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates.
     metrics: Metrics = field(default_factory=dict)
-    """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
     finish_reason: str = "stop"
-    versions: Sequence[VersionSpan] = ()
-    """Who drew what, in order; empty where no engine was asked: then it is of the version served at the start."""
+    versions: Sequence[VersionSpan] = ()  # who drew what, in order; empty: of the version served at the start
+    # Of which run of the task: rollouts with the same are one run, with the metrics of its last. None for all of a
+    # group: each is a run, in order.
     run_id: int | None = None
-    """Of which run of the task: rollouts with the same are one run, with the metrics of its last. None for all of a
-    group: each is a run, in order."""
+    # the first response token of each turn that the model took, ascending
     turn_starts: Sequence[int] | Int32 | None = None
-    """The first response token of each turn that the model took, ascending."""
-    turn_rewards: Sequence[float] | Float32 | None = None
-    """One for each turn; NaN where it has none of its own."""
+    turn_rewards: Sequence[float] | Float32 | None = None  # one for each turn; NaN where it has none of its own
+    # how it was drawn, in full: the explorer's defaults and the task's wishes; None: as the engine was asked
     sampling: Sampling | None = None
-    """How it was drawn, in full: the explorer's defaults and the task's wishes. None: as the engine was asked."""
-    teacher_logprobs: Sequence[float] | Float32 | None = None
-    """[response] under a teacher; NaN where it was not asked."""
+    teacher_logprobs: Sequence[float] | Float32 | None = None  # [response] under a teacher; NaN where it was not asked
+    # [tokens, layers, k] or [tokens - 1, layers, k]: the experts that each MoE layer's router chose for each token; an
+    # engine never runs the last one. All of a group, or none.
     routes: UInt8 | None = None
-    """[tokens, layers, k] or [tokens - 1, layers, k]: the experts that each MoE layer's router chose for each token;
-    an engine never runs the last one. All of a group, or none."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says nothing for the optional columns."""
+        # Whether it says nothing for the optional columns.
         return _is_plain(self)
 
 
@@ -338,10 +319,9 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
     """Return the group of a task that was split over several attempts, in the order of the parts.
 
     What an optional column says of a part that lacks it is that nobody knows; of routes all parts have some, or the
-    whole has none. What is one value for each group (attempt, explorer, incarnation) is that of the first part.
-
-    Args:
-        parts: At least one, all of one task. A single one is returned as it is.
+    whole has none. What is one value for each group (attempt, explorer, incarnation) is that of the first part. A
+    single
+    part is returned as it is.
 
     Raises:
         SchemaError: There is none, or they are of several tasks.
@@ -383,10 +363,10 @@ def _is_plain(one: ExperienceGroup | Rollout) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one number, be it in a tensor."""
+    # Be it in a tensor.
     return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)
 
 
 def _octets(mask: Sequence[bool] | Bool) -> Sequence[bool] | NDArray[Any]:
-    """Return a mask as numbers of one byte; an array of booleans is one already."""
+    # As numbers of one byte; an array of booleans is one already.
     return mask.view(np.uint8) if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else mask

@@ -13,10 +13,7 @@ _EXTRA = "extra_forbidden"
 def fault(cls: type[BaseModel], error: ValidationError, data: dict[str, Any]) -> tuple[str, str]:
     """Return a word for machines (see ``docs/schemas.md``) and a line for people, of the first thing that is wrong.
 
-    Args:
-        cls: The type of the record; with ``KNOWN_AS``, where one of its fields has another name elsewhere.
-        error: Pydantic's.
-        data: The fields as they were given.
+    ``cls`` may have ``KNOWN_AS``, where one of its fields has another name elsewhere; ``data``: fields as given.
     """
     first = error.errors(include_url=False, include_context=False)[0]
     loc, kind = first["loc"], first["type"]
@@ -39,7 +36,7 @@ def _meant(cls: type[BaseModel], name: str) -> str:
 
 
 def _owner(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the type of what a field lies in."""
+    # The type of what a field lies in.
     for part in loc[:-1]:
         if isinstance(part, str) and part in cls.model_fields:
             cls = _model_in(cls.model_fields[part].annotation) or cls
@@ -47,7 +44,7 @@ def _owner(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the record in ``Record | None`` or ``list[Record]``."""
+    # The record in ``Record | None`` or ``list[Record]``.
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

@@ -18,15 +18,7 @@ _one_identifier = re.compile(_IDENTIFIER).fullmatch
 
 
 def check_group(group: ExperienceGroup, *, plain: bool) -> None:
-    """Pass ``group``, or say the first thing that is wrong with it.
-
-    Args:
-        group: Of the right types.
-        plain: Whether it has none of the optional columns.
-
-    Raises:
-        DecodeError: An identifier is none, or lengths contradict each other.
-    """
+    """Raise DecodeError for the first thing that is wrong with ``group``; ``plain``: it has no optional columns."""
     values = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
     if not _all_identifiers("\n".join(values) + "\n"):
         for name, value in zip(IDENTIFIERS, values, strict=True):
@@ -52,11 +44,7 @@ def _broken(reason: str, detail: str) -> DecodeError:
 
 
 def check_types(group: ExperienceGroup) -> None:
-    """Pass the header fields of ``group``; only for writers, because a reader has their types from its parser.
-
-    Raises:
-        DecodeError: A field has the wrong type.
-    """
+    """Raise DecodeError for a header field of the wrong type; only for writers, as a reader's parser does it."""
     for name in IDENTIFIERS:
         value = getattr(group, name)
         if not isinstance(value, str):

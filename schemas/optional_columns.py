@@ -24,12 +24,11 @@ from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 if TYPE_CHECKING:
     from schemas.experience import ExperienceGroup, Rollout
 
-MAX_TURNS = 65_536
-"""Turns of all samples of a group."""
+MAX_TURNS = 65_536  # of all samples of a group
 MAX_ROUTED_LAYERS = 1024
-MAX_ROUTED_EXPERTS = 256
-"""Experts of a layer, and so those that a token may be given to: their numbers are bytes."""
+MAX_ROUTED_EXPERTS = 256  # of a layer, and so those that a token may be given to: their numbers are bytes
 
+# in the order in which they are written, those that there are
 OPTIONAL_COLUMNS = (
     Column("turn_starts", "<i4", (2,), "turns", "(sample, first response token) of each turn"),
     Column("turn_rewards", "<f4", (), "turns", "of each turn; NaN where the workflow gave none"),
@@ -44,13 +43,11 @@ OPTIONAL_COLUMNS = (
     Column("teacher_logprobs", "<f4", (), "responses", "of each response token, under a teacher; NaN: not asked"),
     Column("routes", "|u1", ("layers", "k"), "tokens", "the experts that each MoE layer's router chose for each token"),
 )
-"""In the order in which they are written, those that there are."""
 _NAMES = tuple(column.name for column in OPTIONAL_COLUMNS)
 _values = attrgetter(*_NAMES)
 
 
 def present(group: "ExperienceGroup") -> list[tuple[Column, NDArray[Any]]]:
-    """Return the optional columns that a group has."""
     return [
         (column, array) for column, array in zip(OPTIONAL_COLUMNS, _values(group), strict=True) if array is not None
     ]
@@ -143,14 +140,7 @@ def build(
     task_id: str,
     sampling: Sampling | None,
 ) -> dict[str, Any]:
-    """Return the columns of which a rollout has something.
-
-    Args:
-        rollouts: In order.
-        prompt_lengths: Tokens of the prompt of each.
-        lengths: Tokens of each.
-        task_id: For messages.
-        sampling: How those were drawn that do not say it; None: nobody knows.
+    """Return the columns of which a rollout has something; ``sampling``: of those that do not say it, None: unknown.
 
     Raises:
         SchemaError: A vector is none, or has another length than it must have.
@@ -171,8 +161,7 @@ def build(
 
 
 class _Building:
-    """Maker of the columns; ``at`` is the sample that it is at, for messages."""
-
+    # ``at`` is the sample that it is at, for messages.
     def __init__(
         self,
         rollouts: Sequence["Rollout"],
@@ -241,7 +230,6 @@ class _Building:
 
 
 def _row_of(how: Sampling | None) -> tuple[float, ...]:
-    """Return how a sample was drawn, as ``sampling`` has it."""
     if how is not None and how.altered_by:
         # That of an engine that is not told; what matters is that something else had a say.
         return (1.0 if how.temperature is None else how.temperature, *(np.nan,) * 3)
@@ -251,14 +239,9 @@ def _row_of(how: Sampling | None) -> tuple[float, ...]:
 
 
 def check_optional(group: "ExperienceGroup", responses: list[int]) -> None:
-    """Pass the optional columns, or say the first thing that is wrong with them. Of values, ``schemas.trainable`` does.
+    """Raise DecodeError where optional columns do not fit the samples. Values are checked by ``schemas.trainable``.
 
-    Args:
-        group: Whose other columns fit together.
-        responses: Response tokens of each sample.
-
-    Raises:
-        DecodeError: They do not fit the samples.
+    ``responses``: response tokens of each sample; the group's other columns fit together.
     """
     turns = 0
     if group.turn_starts is not None:

@@ -20,12 +20,10 @@ from schemas.experience import MAX_PIECES, ExperienceGroup, Int32
 from schemas.group_rules import IDENTIFIERS
 from schemas.optional_columns import cut, row_bytes
 
+# more bytes than all takes that is of no sample: field names, table of buffers, padding; identifiers apart
 _FRAMING = 1024
-"""More bytes than all takes that is of no sample: names of fields, the table of buffers, padding; identifiers apart."""
-_FRAMING_OF_COLUMN = 96
-"""The same of each column that need not be there."""
-_NUMBERS = 16
-"""Bytes of a sample's row in the columns that have one row of each."""
+_FRAMING_OF_COLUMN = 96  # the same of each column that need not be there
+_NUMBERS = 16  # bytes of a sample's row in the columns that have one row of each
 _SPAN = 12
 _packed = msgspec.msgpack.Encoder().encode
 
@@ -57,7 +55,7 @@ def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]
 
 
 def _weights(group: ExperienceGroup, optional: Sequence[tuple[list[int], int]]) -> list[int]:
-    """Return the bytes of each sample, rounded up."""
+    # The bytes of each sample, rounded up.
     responses = group.lengths - group.prompt_lengths
     spans = np.bincount(group.versions[:, 0], minlength=len(group))
     rows = 4 * group.lengths.astype(np.int64) + 4 * responses + (responses + 7) // 8 + _SPAN * spans + _NUMBERS
@@ -91,6 +89,6 @@ def piece(group: ExperienceGroup, first: int, end: int) -> ExperienceGroup:
 
 
 def _slice(lengths: Int32, first: int, end: int) -> slice:
-    """Return where the rows of these samples lie in a column that has so many of each."""
+    # Where the rows of these samples lie in a column that has so many of each.
     begin = int(lengths[:first].sum())
     return slice(begin, begin + int(lengths[first:end].sum()))

@@ -187,8 +187,8 @@ COORDINATOR_EVENTS = Topic(
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
+# one topic for each author, because rights are on topics: only the trainer may report a new version
 EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
-"""Events. One topic for each author, because rights are on topics: only the trainer may report a new version."""
 BATCHES = Topic(
     name="batches",
     key="batch id, or skip and batch id",
@@ -350,8 +350,8 @@ TRAINER_DEAD_LETTERS = Topic(
     writers=("trainer",),
     readers=("operator",),
 )
+# refused records, one topic for each author
 ALL_DEAD_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
-"""Refused records, one topic for each author."""
 COORDINATOR_STATE = Topic(
     name=STATE_TOPIC,
     key="entity",
@@ -367,6 +367,7 @@ COORDINATOR_STATE = Topic(
     readers=("coordinator",),
 )
 
+# in the order of the data flow
 TOPICS = (
     TASKS,
     COMMANDS,
@@ -388,7 +389,6 @@ TOPICS = (
     *ALL_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
-"""All topics, in the order of the data flow."""
 
+# its positions in them are part of the coordinator's state
 COORDINATOR_INPUTS = (TASKS, COMMANDS, OPERATOR_COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
-"""The coordinator's inputs. Its positions in them are part of its state."""

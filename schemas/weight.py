@@ -10,29 +10,20 @@ import re
 from schemas.errors import DecodeError
 from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
 
-SMALL = 24 << 10
-"""Bytes of a message that needs no weighing: whatever it is, it weighs less than ``FREE``."""
-FREE = 9 << 19
-"""Bytes that any message may weigh."""
-GROWTH = 7
-"""How many times its size a larger one may weigh. What this leaves of ten is for the record's own fields."""
+SMALL = 24 << 10  # bytes of a message that needs no weighing: whatever it is, it weighs less than ``FREE``
+FREE = 9 << 19  # bytes that any message may weigh
+GROWTH = 7  # how many times its size a larger one may weigh; what this leaves of ten is for the record's own fields
 
 _LIST = 72
-_MAP = 96
-"""Bytes of one without entries."""
+_MAP = 96  # bytes of one without entries, like ``_LIST``
 _FIRST_ENTRY = 88
-_ENTRY = 40
-"""Of a map's entries besides keys and values."""
+_ENTRY = 40  # of a map's entries besides keys and values
 _EXTENSION = 0
-_NUMBER = 32
-"""Of one that is not small: small integers are shared, and take nothing but their slot."""
-_TEXT = 56
-"""Of a string, without its characters."""
+_NUMBER = 32  # of one that is not small: small integers are shared, and take nothing but their slot
+_TEXT = 56  # of a string, without its characters
 _SLOT = 8
-_WIDEST = 4
-"""Bytes of a character of a long string that has a single emoji, all others being one byte of UTF-8."""
-_WIDE = 2
-"""The same of a short one, nearly always."""
+_WIDEST = 4  # bytes of a character of a long string that has a single emoji, all others being one byte of UTF-8
+_WIDE = 2  # the same of a short one, nearly always
 
 
 class Scales:
@@ -46,17 +37,12 @@ class Scales:
 
     def __init__(self, size: int, *, carries: bool = False, share: int = 1) -> None:
         self._size, self._share = size, share
-        self.copies = 1
-        """How many of each container there will be: 2 where pydantic makes its own of what it validates."""
+        self.copies = 1  # how many of each container there will be: 2 where pydantic makes its own of what it validates
         self.most = max(FREE + (carries << 20), (GROWTH + carries) * size)
         self._bytes = self._values = self._containers = 0
 
     def add(self, weight: int, values: int, containers: int) -> None:
-        """So much more.
-
-        Raises:
-            DecodeError: It is too much.
-        """
+        # Raises DecodeError where it is too much.
         self._bytes += weight * self.copies
         self._values += values
         self._containers += containers
@@ -73,14 +59,9 @@ class Scales:
 
 
 def weigh_msgpack(data: bytes, scales: Scales) -> None:
-    """Pass what is not too much to build.
+    """Raise DecodeError for what is too much to build.
 
-    Args:
-        data: Whole values of msgpack, which a parser has passed over before: nothing is cut short.
-        scales: Of the message.
-
-    Raises:
-        DecodeError: It is too much.
+    ``data``: whole values of msgpack, which a parser has passed over before: nothing is cut short.
     """
     at, end, weight = 0, len(data), 0
     while at < end:
@@ -143,15 +124,15 @@ def weigh_json(data: bytes, scales: Scales) -> None:
 
 _STRING_AT_LEAST = _TEXT + _SLOT - 2 * _WIDEST
 _COMMA, _STRING, _LONG, _COLON, _BRACE = range(1, 6)
+# what a text of JSON is made of, but for small numbers and words: those are known by the comma behind them
 _signs = re.compile(rb'(,)|("[^"\\]*+(?:\\.[^"\\]*+)*+"),?|([-+.0-9eE]{3,}+|-[0-9]),?|(:)|(\{)|\[', re.DOTALL).finditer
-"""What a text of JSON is made of, but for small numbers and words: those are known by the comma behind them."""
 
+# of what kind it is (None: a string), the bits of the code that are its length, and its bytes that follow
 type _Length = tuple[int | None, int, int]
-"""Of what kind it is (None: a string), the bits of the code that are its length, and the bytes of it that follow."""
 
 
 def _table() -> tuple[bytes, bytes, dict[int, _Length]]:
-    """Return of each code of msgpack the bytes that a value of known length takes and its weight, or its length."""
+    # Of each code of msgpack the bytes that a value of known length takes and its weight, or its length.
     widths, weights = bytearray([1] * 256), bytearray(256)
     lengths: dict[int, _Length] = {}
     lengths |= dict.fromkeys(range(128, 144), (_MAP, 15, 0)) | {0xDE: (_MAP, 0, 2), 0xDF: (_MAP, 0, 4)}
