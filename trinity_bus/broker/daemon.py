@@ -33,17 +33,12 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """What is known of the broker of a data folder."""
-
     folder: Folder
-    state: State | None
-    """The process that serves the folder now; None where none does."""
-    ready: bool
-    """Whether it answers."""
+    state: State | None  # the process that serves the folder now; None where none does
+    ready: bool  # whether it answers
 
     @property
     def running(self) -> bool:
-        """Whether a process serves the folder."""
         return self.state is not None
 
 
@@ -77,8 +72,6 @@ def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """A broker that another process has started."""
-
     state: State
 
     def poll(self) -> int | None:
@@ -117,10 +110,7 @@ def _start(settings: BrokerSettings, folder: Folder, classpath: list[Path], opti
 
 
 def stop(settings: BrokerSettings) -> bool:
-    """Stop the background broker of the configured data folder: in order within a limit, else by force.
-
-    Returns:
-        False where none ran.
+    """Stop the background broker of the data folder: in order within a limit, else by force. False where none ran.
 
     Raises:
         DataFolderInUseError: What serves the folder belongs to a process that still lives, such as a demo.
@@ -145,10 +135,7 @@ def stop(settings: BrokerSettings) -> bool:
 
 
 def reset(settings: BrokerSettings) -> Path | None:
-    """Delete the data folder with every record in it.
-
-    Returns:
-        The folder, or None where there was none.
+    """Delete the data folder with every record in it. Return the folder, or None where there was none.
 
     Raises:
         DataFolderInUseError: A broker runs on it.
@@ -170,14 +157,8 @@ def resolve_bootstrap(
 ) -> KafkaSettings:
     """Return the Kafka settings to connect with: as configured, else the background broker's.
 
-    Args:
-        kafka: As configured. Where they name a broker, they are the answer.
-        broker: Which embedded broker is meant otherwise.
-        start_if_none: Start one in the background where none runs.
-        console: Where the progress of a download goes.
-
     Raises:
-        BrokerError: No broker is configured, and none runs or could be started.
+        BrokerError: No broker is configured, and none runs or, with ``start_if_none``, could be started.
     """
     if kafka.bootstrap_servers is not None:
         return kafka

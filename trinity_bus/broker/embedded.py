@@ -28,12 +28,7 @@ _STOP_GRACE_S = 20.0
 
 
 class EmbeddedBroker:
-    """Apache Kafka as a child process. Use it as a context manager, synchronous or asynchronous.
-
-    Args:
-        settings: Port, folders, heap, durability.
-        console: Where the progress of a download goes. Unset: standard error.
-    """
+    """Apache Kafka as a child process. Use it as a context manager, synchronous or asynchronous."""
 
     def __init__(self, settings: BrokerSettings | None = None, *, console: Console | None = None) -> None:
         self._settings = settings or BrokerSettings()
@@ -41,26 +36,18 @@ class EmbeddedBroker:
         self._child: Child | None = None
         self._port = 0
         self.folder = Folder(data_dir(self._settings))
-        """The data folder."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """The broker's address.
-
-        Raises:
-            BrokerError: It has not been started.
-        """
         if self._child is None:
             raise BrokerError("the embedded broker has not been started")
         return State(self._child.pid, 0, self._port, background=False).bootstrap_servers
 
     @property
     def pid(self) -> int | None:
-        """Process id of the Java runtime, or None before the start."""
         return None if self._child is None else self._child.pid
 
     def kafka_settings(self, base: KafkaSettings | None = None) -> KafkaSettings:
-        """Return ``base`` with this broker's address."""
         return (base or KafkaSettings()).model_copy(update={"bootstrap_servers": self.bootstrap_servers})
 
     def poll(self) -> int | None:
@@ -68,11 +55,7 @@ class EmbeddedBroker:
         return None if self._child is None else self._child.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until Kafka ends, or until the limit if there is one.
-
-        Returns:
-            Its exit status, or None where it still runs or was never started.
-        """
+        """Wait until Kafka ends, or the limit; return its exit status, None where it runs or was never started."""
         return None if self._child is None else self._child.wait(timeout_s)
 
     def start(self) -> Self:

@@ -7,19 +7,16 @@ from trinity_bus.config import BrokerSettings
 
 
 def cache_dir(settings: BrokerSettings) -> Path:
-    """Where downloads are kept. Absolute."""
     return (settings.cache_dir or xdg("XDG_CACHE_HOME", ".cache") / "trinity-bus").expanduser().absolute()
 
 
 def data_dir(settings: BrokerSettings) -> Path:
-    """Where the log is kept. Absolute."""
     return (
         (settings.data_dir or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "broker").expanduser().absolute()
     )
 
 
 def xdg(variable: str, default: str) -> Path:
-    """Return the folder of a variable such as ``XDG_DATA_HOME``, or the default below the home folder."""
     value = os.environ.get(variable, "")
     # The rules say that a relative path must be ignored.
     return Path(value) if Path(value).is_absolute() else Path.home() / default

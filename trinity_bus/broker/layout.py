@@ -26,68 +26,56 @@ _MAX_STATE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A data folder."""
-
     root: Path
 
     @property
     def state(self) -> Path:
-        """Who serves it."""
         return self.root / "broker.json"
 
     @property
     def lock(self) -> Path:
-        """Held by the process that serves it."""
         return self.root / "broker.lock"
 
     @property
     def properties(self) -> Path:
-        """Kafka's settings."""
         return self.root / "server.properties"
 
     @property
     def log4j(self) -> Path:
-        """Settings of Kafka's own log."""
         return self.root / "log4j2.properties"
 
     @property
     def kafka(self) -> Path:
-        """The log."""
         return self.root / "kafka"
 
     @property
     def meta(self) -> Path:
-        """Kafka's ids of this folder; there once it is formatted."""
+        # Kafka's ids of this folder; there once it is formatted.
         return self.kafka / "meta.properties"
 
     @property
     def logs(self) -> Path:
-        """What Kafka says."""
         return self.root / "logs"
 
     @property
     def server_log(self) -> Path:
-        """What Kafka says in detail."""
         return self.logs / "server.log"
 
     @property
     def jvm_log(self) -> Path:
-        """What the Java runtime says."""
         return self.logs / "jvm.log"
 
     @property
     def tmp(self) -> Path:
-        """Temporary files of the Java runtime."""
         return self.root / "tmp"
 
     @property
     def formatted(self) -> bool:
-        """Whether Kafka has been started here before."""
         return self.meta.exists()
 
     @property
     def cluster_id(self) -> str | None:
-        """The id that Kafka was given at its first start here, or None before that."""
+        # None before Kafka's first start here.
         with contextlib.suppress(OSError):
             for line in read_plain(self.meta, _MAX_STATE_BYTES).decode(errors="replace").splitlines():
                 name, _, value = line.partition("=")
@@ -97,30 +85,24 @@ class Folder:
 
     @property
     def after_crash(self) -> bool:
-        """Whether Kafka has run here and did not end in order: it marks an orderly end, a start takes the mark off."""
+        # Kafka marks an orderly end, and takes the mark off at a start.
         return self.formatted and not (self.kafka / ".kafka_cleanshutdown").exists()
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Content of ``broker.json``."""
-
-    pid: int
-    """Process id of the Java runtime."""
-    started: int
-    """Its start, in clock ticks since boot: a later process with the same id has another."""
+    pid: int  # of the Java runtime
+    started: int  # in clock ticks since boot: a later process with the same id has another
     port: int
-    background: bool
-    """Whether it was meant to outlive the process that started it."""
+    background: bool  # whether it was meant to outlive the process that started it
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs."""
+        # Whether that very process still runs.
         return start_time(self.pid) == self.started
 
     @property
     def bootstrap_servers(self) -> str:
-        """The node's address, as Kafka clients want it."""
         return f"{LOOPBACK}:{self.port}"
 
 
@@ -134,7 +116,6 @@ def read_state(folder: Folder) -> State | None:
 
 
 def write_state(folder: Folder, state: State) -> None:
-    """Replace ``broker.json``, at once as a whole."""
     write_plain(folder.state, json.dumps(asdict(state)) + "\n")
 
 
@@ -164,7 +145,6 @@ logger.clients.level=warn
 
 
 def write_configuration(folder: Folder, *, port: int, controller_port: int, fsync: bool) -> None:
-    """Write Kafka's settings for the next start."""
     write_plain(
         folder.properties,
         "".join(

@@ -18,18 +18,11 @@ log = logging.getLogger(__name__)
 
 
 def runs_programs(folder: Path) -> bool:
-    """Whether programs in an existing folder may be run."""
     return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 def native_folder(settings: BrokerSettings, folder: Folder, runs: Callable[[Path], bool] = runs_programs) -> Path:
-    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache.
-
-    Args:
-        settings: Of the broker.
-        folder: Its data folder.
-        runs: Whether programs in an existing folder may be run.
-    """
+    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache."""
     other = cache_dir(settings) / "native" / hashlib.sha256(bytes(folder.root)).hexdigest()[:16]
     for candidate in (folder.tmp, other):
         candidate.mkdir(parents=True, exist_ok=True)

@@ -38,25 +38,18 @@ _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
 _POLL_S = 0.02
 _PORT_ATTEMPTS = 3
+# how long a broker that is part of a command is waited for: a killed command takes it along a moment later
 _DYING_S = 2.0
-"""How long a broker that is part of a command is waited for: a command that is killed takes it along a moment later."""
-_DEAD_S = 20.0
-"""How long the memory of one that has ended may take to be given back, and its lock with it."""
+_DEAD_S = 20.0  # how long the memory of one that has ended may take to be given back, and its lock with it
 
 
 class Running(Protocol):
-    """A started Java process."""
-
-    def poll(self) -> int | None:
-        """Return the process's exit status, or None while it runs."""
+    def poll(self) -> int | None: ...
 
 
 @contextlib.contextmanager
 def claim(folder: Folder) -> Iterator[IO[bytes]]:
-    """Create the data folder if need be, and lock it.
-
-    Yields:
-        The open lock file, to be passed on to the Java process.
+    """Create the data folder if need be, and lock it. Yields the open lock file, to be passed on to the Java process.
 
     Raises:
         DataFolderInUseError: Another broker has it.
@@ -102,7 +95,7 @@ def claim(folder: Folder) -> Iterator[IO[bytes]]:
 
 
 def _lock_in_time(folder: Folder, lock: IO[bytes]) -> bool:
-    """Lock it, and wait for a holder that has died or is about to, with the command that it was part of."""
+    # Wait for a holder that has died or is about to, with the command that it was part of.
     began = awake.now()
     while not try_lock(lock):
         state = read_state(folder)
@@ -114,7 +107,6 @@ def _lock_in_time(folder: Folder, lock: IO[bytes]) -> bool:
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Lock a file unless another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,11 +115,6 @@ def try_lock(file: IO[bytes]) -> bool:
 
 
 def choose_port(settings: BrokerSettings, folder: Folder) -> int:
-    """Return the port to listen on.
-
-    Raises:
-        PortInUseError: The configured one is taken.
-    """
     if settings.port:
         if not is_free(settings.port):
             raise PortInUseError(
@@ -149,17 +136,9 @@ def launch[P: Running](
     options: Sequence[str],
     spawn: Callable[[list[str]], P],
 ) -> tuple[P, int]:
-    """Write the settings, format the folder if it is new, and start Kafka.
+    """Write the settings, format the claimed folder if it is new, and start Kafka.
 
-    Args:
-        settings: Port, heap, durability.
-        folder: The data folder, claimed by the caller.
-        classpath: The jars.
-        options: Of the Java runtime: what reads or writes the start-up archive.
-        spawn: Starts a command line.
-
-    Returns:
-        What ``spawn`` returned, and the port.
+    ``options`` of the Java runtime read or write the start-up archive. Returns what ``spawn`` returned, and the port.
     """
     port = choose_port(settings, folder)
     controller_port = free_port()
@@ -205,11 +184,7 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
 
 
 def serves(folder: Folder, port: int) -> bool:
-    """Whether the broker of this folder, and not another one, serves on this port.
-
-    Raises:
-        OSError: Nothing answers, or it is no Kafka broker.
-    """
+    """Whether the broker of this folder serves on this port; OSError where no Kafka broker does."""
     cluster = ask(port)
     return cluster.brokers > 0 and cluster.id == folder.cluster_id
 
@@ -223,7 +198,7 @@ def with_another_port[T](settings: BrokerSettings, start: Callable[[], T]) -> T:
 
 
 def reason(log: str) -> str:
-    """Return the line of a Kafka log that tells best why it ended."""
+    # The line of a Kafka log that tells best why it ended.
     lines = [line for line in log.splitlines() if line.strip()]
     for mark in (" FATAL ", " ERROR ", "Exception", "Error"):
         found = [line for line in lines if mark in line]

@@ -7,27 +7,19 @@ from dataclasses import dataclass
 from trinity_bus.runtime.ports import LOOPBACK
 
 _METADATA = 3
-_VERSION = 4
-"""The oldest whose answer has all that is needed here; brokers of the last ten years know it."""
+_VERSION = 4  # the oldest whose answer has all that is needed here; brokers of the last ten years know it
 _MAX_ANSWER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a broker says of its cluster."""
-
+    # How many are alive. A broker opens its port a moment before the controller lets it serve: then there is none.
     brokers: int
-    """How many are alive. A broker opens its port a moment before the controller lets it serve: then there is none."""
-    id: str | None
-    """As it was given when its first node was formatted."""
+    id: str | None  # as it was given when its first node was formatted
 
 
 def ask(port: int, *, timeout_s: float = 1.0) -> Cluster:
-    """Ask the broker on this port of the loopback interface.
-
-    Raises:
-        OSError: Nothing answers, or it is no Kafka broker.
-    """
+    """Ask the broker on this port of the loopback interface; OSError where no Kafka broker answers."""
     client_id = b"trinity-bus"
     body = struct.pack(">hhih", _METADATA, _VERSION, 1, len(client_id)) + client_id
     # No topics, and none to be created.
@@ -45,7 +37,7 @@ def ask(port: int, *, timeout_s: float = 1.0) -> Cluster:
 
 
 def _parse(answer: bytes) -> Cluster:
-    """Metadata response, version 4: correlation id, throttle time, brokers (id, host, port, rack), cluster id, ..."""
+    # Metadata response, version 4: correlation id, throttle time, brokers (id, host, port, rack), cluster id, ...
     _correlation, _throttle, brokers = struct.unpack_from(">iii", answer)
     at = 12
     for _ in range(brokers):
