@@ -13,8 +13,8 @@ from typing import Final
 
 _NEVER: Final = 2**31 - 1
 _EVERY_S: Final = 600.0
+# what a service may hold for a full collection to take a few milliseconds: some twenty objects belong to each
 _MOST_HELD: Final = 1000
-"""What a service may hold for a full collection to take a few milliseconds: some twenty objects belong to each."""
 
 
 @contextlib.contextmanager
@@ -55,21 +55,13 @@ class FullCollections:
     """When such a service collects in full: now and then, while it holds little.
 
     What it holds is freed when its last reference goes, as ever; only circles wait, which lost connections leave.
-
-    Args:
-        now: The time, in seconds.
     """
 
     def __init__(self, now: float) -> None:
         self._last = now
 
     def look(self, now: float, held: int) -> bool:
-        """Collect if it is time to. Return whether it was.
-
-        Args:
-            now: The time.
-            held: How many things that make up most of its heap are there.
-        """
+        """Collect if it is time to, and return whether it was; ``held``: how many things make up most of the heap."""
         if now - self._last < _EVERY_S or held > _MOST_HELD:
             return False
         self._last = now
@@ -78,6 +70,5 @@ class FullCollections:
 
 
 def unfreeze_gc() -> None:
-    """Show the collector everything again, and have it collect."""
     gc.unfreeze()
     gc.collect()

@@ -76,11 +76,7 @@ def append_plain(path: Path) -> io.BufferedWriter:
 
 
 def write_plain(path: Path, text: str) -> None:
-    """Replace a file at once as a whole: what lies there, a link too, is not written to.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Replace a file at once as a whole: what lies there, a link too, is not written to."""
     descriptor, new = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

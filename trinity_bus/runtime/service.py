@@ -20,20 +20,15 @@ from typing import Any
 
 from trinity_bus import awake
 
-GRACE_S = 30.0
-"""How long a shutdown may take, beside what it waits for on purpose."""
+GRACE_S = 30.0  # how long a shutdown may take, beside what it waits for on purpose
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float = GRACE_S) -> None:
-    """Run a service until it ends or is asked to end by SIGINT (Ctrl-C) or SIGTERM.
+    """Run a service until it ends or is asked to end by SIGINT (Ctrl-C) or SIGTERM, in the main thread.
 
-    Must be called in the main thread. The service is asked by cancellation, so its ``finally`` blocks and context
-    managers are its shutdown.
-
-    Args:
-        main: Makes the service's coroutine.
-        grace_s: Limit of the shutdown, in seconds. After it the process ends without further ado.
+    The service is asked by cancellation, so its ``finally`` blocks and context managers are its shutdown; after
+    ``grace_s`` seconds the process ends without further ado.
 
     Raises:
         Exception: The first one that the service raised; an exception group is opened.
@@ -55,8 +50,6 @@ def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float
 
 
 class _Stop:
-    """The state of one service's shutdown."""
-
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._timer: awake.Alarm | None = None
