@@ -15,25 +15,18 @@ _TYPE = "exception.type"
 
 
 class DiscreetSpanExporter(SpanExporter):
-    """Passes spans on without the texts of errors.
-
-    Args:
-        exporter: Where they go.
-    """
+    """Passes spans on without the texts of errors."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Pass them on."""
         return self._exporter.export([_without_texts(span) for span in spans])
 
     def shutdown(self) -> None:
-        """Shut the other exporter down."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the other exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 

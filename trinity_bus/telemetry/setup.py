@@ -39,27 +39,22 @@ from trinity_bus.telemetry.spans import TRACES
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics"
-"""The folder of a run that has its metrics, a file for each process."""
-FILE_DELAY_MS = 500
-"""How long a span waits to be written to a file: what a killed process can lose."""
-SHUTDOWN_S = 5.0
-"""How long the end of telemetry may take. The exporters' own limits are ten seconds for each batch that they hold."""
+METRICS = "metrics"  # the folder of a run that has its metrics, a file for each process
+FILE_DELAY_MS = 500  # how long a span waits to be written to a file: what a killed process can lose
+SHUTDOWN_S = 5.0  # of the end of telemetry; the exporters' own limits are ten seconds for each batch that they hold
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP = "http/protobuf"
 
 
 class _NoTraces(TracerProvider):
-    """Tracer provider without spans: building one costs as much as handling a record, and nobody would see it."""
-
+    # Without spans: building one costs as much as handling a record, and nobody would see it.
     def get_tracer(self, *_args: Any, **_more: Any) -> Tracer:
         return NoOpTracer()
 
 
 class _NoMetrics(MeterProvider):
-    """Counts nothing, for the same reason."""
-
+    # Counts nothing, for the same reason.
     def get_meter(self, name: str, *_args: Any, **_more: Any) -> Meter:
         return NoOpMeter(name)
 
@@ -70,10 +65,8 @@ class Telemetry:
 
     tracer_provider: TracerProvider
     meter_provider: MeterProvider
-    destination: str
-    """Where spans go, for people."""
-    logs: LogExport | None
-    """Where log lines are exported."""
+    destination: str  # where spans go, for people
+    logs: LogExport | None  # where log lines are exported
 
     def shutdown(self) -> None:
         """Write or send what is held back, then stop. Safe to call twice.
@@ -99,10 +92,8 @@ class Telemetry:
 
 
 def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[str]:
-    """Run all at once, and name those that take longer than the limit.
-
-    They are left behind in threads that do not keep the process: the SDK cannot be told to give up an export.
-    """
+    # Run all at once, and name those that take longer than the limit: they are left behind in threads that do not keep
+    # the process, because the SDK cannot be told to give up an export.
     threads = {what: threading.Thread(target=end, name=f"end of {what}", daemon=True) for what, end in ends.items()}
     deadline = awake.now() + limit_s
     for thread in threads.values():
@@ -113,7 +104,7 @@ def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[s
 
 
 def destination_configured(settings: TelemetrySettings) -> bool:
-    """Whether spans go anywhere at all."""
+    # Whether spans go anywhere at all.
     return _endpoint("TRACES") is not None or settings.run_dir is not None
 
 
@@ -157,7 +148,7 @@ def setup_telemetry(
 
 
 def tell_start() -> None:
-    """Has a gauge say when this process was set up. To be called once."""
+    # To be called once.
     started_at = time.time()
     metrics.get_meter("trinity_bus").create_observable_gauge(
         "trinity.process.start_time",
@@ -175,11 +166,7 @@ def build_telemetry(
     instance: str | None = None,
     discreet: bool = False,
 ) -> Telemetry:
-    """Like :func:`setup_telemetry`, without making the providers those of the process.
-
-    Raises:
-        ConfigError: The protocol is one that is not spoken here.
-    """
+    """Like :func:`setup_telemetry`, without making the providers those of the process."""
     instance_id = instance or f"{socket.gethostname()}-{os.getpid()}"
     attributes = {
         names.SERVICE_NAME: service_name,
@@ -210,11 +197,7 @@ def _endpoint(signal: str) -> str | None:
 
 
 def _checked_endpoint(signal: str) -> str | None:
-    """Where a signal is sent.
-
-    Raises:
-        ConfigError: The protocol is one that is not spoken here.
-    """
+    # Raises ConfigError where the protocol is one that is not spoken here.
     endpoint = _endpoint(signal)
     if endpoint is not None:
         for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", _PROTOCOL):
@@ -227,7 +210,7 @@ def _checked_endpoint(signal: str) -> str | None:
 def _exporter[E: SpanExporter | MetricExporter](
     signal: str, otlp: Callable[[], E], file: Callable[[Path], E], run_dir: Path | None, path: Path
 ) -> tuple[str, E | None]:
-    """Where a signal goes, in words and as an exporter."""
+    # Where a signal goes, in words and as an exporter.
     endpoint = _checked_endpoint(signal)
     if endpoint is not None:
         return f"OTLP endpoint {endpoint}", otlp()
