@@ -20,8 +20,7 @@ _LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PRO
 
 
 class Environment(EnvSettingsSource):
-    """The environment, in which a secret's ``_FILE`` variable stands for what is in the file."""
-
+    # A secret's ``_FILE`` variable stands for what is in the file.
     def _load_env_vars(self) -> Mapping[str, str | None]:
         given = dict(super()._load_env_vars())
         for variable in secret_variables():

@@ -11,8 +11,6 @@ from trinity_bus.config.sections import Sections
 
 
 class GivenSettings(Sections):
-    """All settings, from what a program gives and the defaults alone."""
-
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     @classmethod
@@ -24,19 +22,14 @@ class GivenSettings(Sections):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return what a program gives."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
 
 def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[str, str]]:
-    """Return settings, or what is wrong with them.
+    """Return settings by their places, such as ``mesh.model_path``, text as in a variable; or None, and what is wrong.
 
-    Args:
-        values: By the settings' places, such as ``mesh.model_path``. Text is taken as a variable's would be.
-
-    Returns:
-        The settings; None where something is wrong. What is wrong, each a line, by the setting or section that is.
+    What is wrong is a line each, by the setting or section that is.
     """
     nested: dict[str, dict[str, Any]] = {}
     for path, value in values.items():

@@ -14,11 +14,7 @@ _MAX_SHOWN = 120
 
 
 class WrongSettingsError(ConfigError):
-    """Settings are wrong.
-
-    Args:
-        problems: One line for each.
-    """
+    """Settings are wrong; ``problems`` has a line for each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -28,10 +24,7 @@ class WrongSettingsError(ConfigError):
 def line(detail: ErrorDetails, label: Callable[[str], str], told: Callable[[str], str]) -> str:
     """Return a validation error as "setting=value: what would be right".
 
-    Args:
-        detail: What pydantic says.
-        label: What a setting is called that is wrong by itself.
-        told: Names the settings in a message by where they come from.
+    ``label`` names a setting that is wrong by itself; ``told`` names those in a message by where they come from.
     """
     if detail["type"] == CONFLICT:
         return told(detail["msg"])
@@ -75,15 +68,9 @@ def nearest(name: str, known: Sequence[str], *, delimiter: str = ".", prefix: st
 
 
 def required[T](value: T | None, path: str, why: str) -> T:
-    """Return the value of an optional setting that this service cannot do without.
+    """Return the value of an optional setting that this service cannot do without; ConfigError where it is unset.
 
-    Args:
-        value: The setting's value.
-        path: Its place, such as ``"mesh.model_path"``.
-        why: What it is needed for, the end of the sentence "it is needed ...".
-
-    Raises:
-        ConfigError: It is unset.
+    ``path`` is its place, such as ``"mesh.model_path"``; ``why`` the end of the sentence "it is needed ...".
     """
     if value is None:
         raise ConfigError(f"{path} is not set: it is needed {why}")
