@@ -105,11 +105,7 @@ def is_json(value: bytes) -> bool:
 
 
 def encode_plain(record: Record) -> bytes:
-    """``record`` as one msgpack map.
-
-    Raises:
-        EncodeError: A value that msgpack cannot hold, or a record over a limit of its readers.
-    """
+    """``record`` as one msgpack map. Raises EncodeError."""
     value = _written(record)
     if len(value) > SMALL:
         try:

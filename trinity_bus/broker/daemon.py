@@ -155,11 +155,7 @@ def reset(settings: BrokerSettings) -> Path | None:
 def resolve_bootstrap(
     kafka: KafkaSettings, broker: BrokerSettings, *, start_if_none: bool = False, console: Console | None = None
 ) -> KafkaSettings:
-    """Return the Kafka settings to connect with: as configured, else the background broker's.
-
-    Raises:
-        BrokerError: No broker is configured, and none runs or, with ``start_if_none``, could be started.
-    """
+    """Return the Kafka settings to connect with: as configured, else the background broker's. Raises BrokerError."""
     if kafka.bootstrap_servers is not None:
         return kafka
     found = status(broker).state

@@ -46,11 +46,7 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
-    """Return the jars that the lock file names, in the order of the class path.
-
-    Raises:
-        JarsUnavailableError: The file is not a lock file.
-    """
+    """Return the jars that the lock file names, in the order of the class path. Raises JarsUnavailableError."""
     jars = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):

@@ -157,12 +157,7 @@ def launch[P: Running](
 
 
 def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) -> None:
-    """Wait until Kafka serves.
-
-    Raises:
-        BrokerDiedError: It ended instead, or took too long.
-        PortInUseError: It ended because another process was faster to take the port.
-    """
+    """Wait until Kafka serves. Raises BrokerDiedError or PortInUseError."""
     deadline = awake.now() + timeout_s
     while True:
         with contextlib.suppress(OSError):

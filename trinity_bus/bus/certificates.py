@@ -22,11 +22,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 
 def expiry(der: bytes) -> float:
-    """Return when a certificate ends, in seconds since the epoch.
-
-    Raises:
-        ValueError: It is no certificate.
-    """
+    """Return when a certificate ends, in seconds since the epoch. Raises ValueError: it is no certificate."""
     certificate, _ = _element(der, 0, _SEQUENCE)
     tbs, _ = _element(certificate, 0, _SEQUENCE)
     at = 0
@@ -67,12 +63,7 @@ def _element(data: bytes, at: int, kind: int | None = None) -> tuple[bytes, int]
 
 
 def file_expiries(path: Path) -> list[float]:
-    """Return when each certificate of a PEM file ends, in the file's order.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: One of its certificates is none.
-    """
+    """Return when each certificate of a PEM file ends, in the file's order. Raises OSError or ValueError."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(_MAX_FILE_BYTES)
     return [expiry(ssl.PEM_cert_to_DER_cert(found)) for found in _PEM.findall(text)]

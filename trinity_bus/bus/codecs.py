@@ -40,11 +40,7 @@ def body_bound(full_name: str) -> int:
 
 
 def unpack(codec: int, body: memoryview, bound: int) -> bytes | memoryview:
-    """Return the body of a batch as it was before it was packed, of at most ``bound`` bytes.
-
-    Raises:
-        BodyError: It cannot be unpacked, or not within the bound.
-    """
+    """Return the body of a batch as it was before it was packed, of at most ``bound`` bytes. Raises BodyError."""
     if codec == 0:
         return body
     unpacker = _UNPACKERS.get(codec)

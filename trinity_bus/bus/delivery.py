@@ -62,12 +62,7 @@ def check(
     *,
     max_message_bytes: int,
 ) -> None:
-    """Refuse what the broker would refuse, before anything is queued.
-
-    Raises:
-        RecordTooLargeError: It is over the topic's limit.
-        SendError: It has neither key nor value, or the topic has no such partition.
-    """
+    """Refuse what the broker would refuse, before anything is queued. Raises RecordTooLargeError or SendError."""
     if key is None and value is None:
         raise SendError(f"send to {topic.name}: a record needs a key or a value")
     if partition is not None and not 0 <= partition < topic.partitions and not topic.grows:

@@ -61,12 +61,7 @@ def refusal(topic: Topic, has: int, wanted: int) -> str | None:
 
 
 async def grow(admin: AIOKafkaAdminClient, settings: KafkaSettings, topic: Topic, wanted: int) -> int:
-    """Give a topic so many partitions. Return how many it had.
-
-    Raises:
-        TopicMismatchError: It cannot have so many.
-        BusError: There is no such topic, or the broker refuses.
-    """
+    """Give a topic so many partitions. Return how many it had. Raises TopicMismatchError or BusError."""
     name = topic.full_name(settings.namespace)
     with kafka_errors(f"grow {name}"):
         (described,) = await admin.describe_topics([name])

@@ -20,11 +20,7 @@ class LogIdentity:
 
 
 async def identity_of(admin: AIOKafkaAdminClient, topic: str) -> LogIdentity:
-    """Ask a broker which log this is; ``topic`` is a full name.
-
-    Raises:
-        aiokafka.errors.KafkaError: It does not say.
-    """
+    """Ask a broker which log this is; ``topic`` is a full name. Raises aiokafka.errors.KafkaError: it does not say."""
     answer: Any = await ask(admin, DescribeTopics([topic]))
     (found,) = answer.topics
     error_code, _, topic_id, *_ = found

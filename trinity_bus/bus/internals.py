@@ -144,12 +144,7 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         self.refusals = Refusals()
 
     async def bootstrap(self) -> None:
-        """Connect for the first time.
-
-        Raises:
-            AuthenticationFailedError: No broker lets it in, and one has refused its credentials.
-            KafkaConnectionError: No broker answers.
-        """
+        """Connect for the first time. Raises AuthenticationFailedError or KafkaConnectionError."""
         token = _opener.set(self)
         try:
             await super().bootstrap()
@@ -180,11 +175,7 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         self._topics = self._topics - topics
 
     async def connect(self, connection: AIOKafkaConnection) -> None:
-        """Open a connection, to be closed with this client.
-
-        Raises:
-            KafkaConnectionError: This client has been stopped, or the broker says nothing.
-        """
+        """Open a connection, to be closed with this client. Raises KafkaConnectionError."""
         self._opened.add(connection)
         try:
             if not self._is_stopped:

@@ -147,12 +147,7 @@ class PositionReader:
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
-        """Return the records at these positions, in their order.
-
-        Raises:
-            RecordGoneError: A position holds no record that can be read.
-            BusError: The broker does not answer.
-        """
+        """Return the records at these positions, in their order. Raises RecordGoneError or BusError."""
         if not positions:
             return []
         wanted: dict[int, set[int]] = {}

@@ -17,11 +17,7 @@ MAX_TRANSACTION_S = 900.0  # brokers grant no transaction more, unless they are 
 
 
 async def started_client(settings: KafkaSettings, client_id: str, transactional_id: str | None) -> AIOKafkaProducer:
-    """Connect.
-
-    Raises:
-        BusError: The broker cannot be reached, gives no producer id within ``kafka.outage_s``, or refuses.
-    """
+    """Connect. Raises BusError."""
     client = AIOKafkaProducer(
         **client_options(settings, client_id),
         enable_idempotence=True,

@@ -24,11 +24,7 @@ class Times:
 
 
 def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryview]:
-    """Return the bytes of each record.
-
-    Raises:
-        CorruptRecordException: There are more or fewer than the batch says.
-    """
+    """Return the bytes of each record. Raises CorruptRecordException: there are more or fewer than the batch says."""
     view, at = memoryview(body), 0
     for index in range(count):
         length, begin = _varint(view, at)
@@ -42,12 +38,7 @@ def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryvi
 
 
 def parse(tp: TopicPartition, piece: memoryview, base: int, times: Times) -> ConsumerRecord:
-    """Return one record, parsed from its attributes on.
-
-    Raises:
-        BadHeaderError: The name of a header is no text, or there are too many.
-        CorruptRecordException: It is no record.
-    """
+    """Return one record, parsed from its attributes on. Raises BadHeaderError or CorruptRecordException."""
     time_delta, at = _varint(piece, 1)
     offset_delta, at = _varint(piece, at)
     key, at = _bytes(piece, at)

@@ -225,11 +225,7 @@ async def _create(
 
 
 async def present(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
-    """Return which of these topics there are. Creates none.
-
-    Raises:
-        UnknownTopicError: This namespace has no topic of the mesh; the message tells which namespaces have any.
-    """
+    """Return which of these topics there are. Creates none. Raises UnknownTopicError."""
     names = {topic.full_name(settings.namespace): topic for topic in (*TOPICS, *topics)}
     with kafka_errors("look for topics"):
         described = await admin.describe_topics(list(names))

@@ -91,21 +91,12 @@ def make_fatal(client: AIOKafkaProducer, error: BaseException) -> None:
 
 
 async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
-    """Commit the open transaction.
-
-    Raises:
-        ProducerFencedError: Another producer has taken over.
-        BusError: Whether it is committed is not known.
-    """
+    """Commit the open transaction. Raises ProducerFencedError, or BusError: whether it is committed is not known."""
     await _complete(client.commit_transaction(), "commit the transaction", limit_s)
 
 
 async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
-    """Abort the open transaction. With a fenced client there is nothing left to abort.
-
-    Raises:
-        BusError: The broker does not confirm it in time.
-    """
+    """Abort the open transaction. With a fenced client there is nothing left to abort. Raises BusError."""
     if fatal_error(client) is None:
         await _complete(client.abort_transaction(), "abort the transaction", limit_s)
     else:

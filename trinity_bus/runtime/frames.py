@@ -52,11 +52,7 @@ class Dialect[M]:
         return bytes(buffer)
 
     def append(self, buffer: bytearray, message: M) -> None:
-        """Write a message as a frame behind what is in ``buffer``.
-
-        Raises:
-            ProtocolError: It is over the limit. The buffer is as it was.
-        """
+        """Write a message as a frame behind what is in ``buffer``, which is as it was after a ProtocolError."""
         start = len(buffer)
         buffer.extend(bytes(HEAD.size))
         try:
@@ -109,11 +105,7 @@ def head_of(body: bytes, limit: int) -> bytes:
 
 
 def read_frame(file: IO[bytes], limit: int) -> bytes | None:
-    """Return the next body; None where the other side has ended, also in the midst of one.
-
-    Raises:
-        ProtocolError: It is over the limit.
-    """
+    """Return the next body; None where the other side has ended, also in the midst of one. Raises ProtocolError."""
     try:
         head = file.read(HEAD.size)
         if len(head) < HEAD.size:

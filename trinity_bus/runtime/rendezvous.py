@@ -47,11 +47,7 @@ def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
 
 
 def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
-    """Connect to the store of another rank.
-
-    Raises:
-        RendezvousError: Nothing listens there, or it does not answer within ``timeout_s``.
-    """
+    """Connect to the store of another rank. Raises RendezvousError."""
     from torch.distributed import TCPStore
 
     try:

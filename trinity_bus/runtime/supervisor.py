@@ -137,11 +137,7 @@ class Supervisor:
         self._services: dict[str, _Service] = {}
 
     def launch(self, spec: ServiceSpec) -> None:
-        """Start a service without waiting for it to be ready.
-
-        Raises:
-            ProcessError: It cannot be started, or its name is taken.
-        """
+        """Start a service without waiting for it to be ready. Raises ProcessError."""
         if spec.name in self._services:
             raise ProcessError(f"there is a service {spec.name} already")
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -168,11 +164,7 @@ class Supervisor:
         return bool(waiting)
 
     def start(self, spec: ServiceSpec) -> None:
-        """Start a service and wait until it is ready.
-
-        Raises:
-            ServiceDiedError: It, or a service before it, ended or took too long.
-        """
+        """Start a service and wait until it is ready. Raises ServiceDiedError."""
         self.launch(spec)
         self.wait_ready(spec.name)
 

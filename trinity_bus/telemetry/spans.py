@@ -64,11 +64,7 @@ def _read(path: Path) -> Iterator[SpanRecord]:
 
 
 def spans_of_request(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
-    """Return the spans of one OTLP/JSON export request.
-
-    Raises:
-        ValueError, KeyError, TypeError: It is none.
-    """
+    """Return the spans of one OTLP/JSON export request. Raises ValueError, KeyError, TypeError: it is none."""
     for resource_spans in request["resourceSpans"]:
         resource = _attributes(resource_spans["resource"]["attributes"])
         for scope in resource_spans["scopeSpans"]:

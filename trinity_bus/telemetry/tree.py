@@ -60,11 +60,7 @@ class TaskTrace:
 
 
 def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
-    """Collect a task's spans, of those of the whole run in the order of their start.
-
-    Raises:
-        TaskNotTracedError: None belongs to it.
-    """
+    """Collect a task's spans, of those of the whole run in the order of their start. Raises TaskNotTracedError."""
     by_id = {span.span_id: span for span in spans}
     children: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in spans:
