@@ -24,6 +24,7 @@ from schemas.column import Column
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.experience import COLUMNS, MAX_METRICS, MAX_SAMPLES, ExperienceGroup
 from schemas.group_rules import check_group, check_types
+from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
 from schemas.optional_columns import (
     MAX_ROUTED_EXPERTS,
     MAX_ROUTED_LAYERS,
@@ -31,7 +32,6 @@ from schemas.optional_columns import (
     present,
 )
 from schemas.record import BatchType, Metrics
-from schemas.weight import SMALL, Scales, weigh_msgpack
 
 MAX_HEADER_BYTES = 4 << 20
 
@@ -293,9 +293,9 @@ def _cut_optional(octets: NDArray[Any], entries: tuple[Any, ...], size: int) -> 
 
 
 def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]:
-    # Weighed before they are built where the header of a message of ``size`` bytes is not small.
+    # Estimated before they are built where the header of a message of ``size`` bytes is not small.
     if header_bytes > SMALL:
-        weigh_msgpack(bytes(raw), Scales(size, share=4))
+        estimate_msgpack(bytes(raw), MemoryEstimate(size, share=4))
     try:
         return _decode_metrics(raw)
     except msgspec.ValidationError as error:

@@ -7,7 +7,7 @@ But a byte can be an empty list, which takes ninety. So what is larger than ``SM
 
     bytes --skip--> its fields, each still bytes; unknown ones are passed over
                       |--lists of items: straight into their structs, a few times the size of their bytes
-                      '--the rest: weighed (schemas.weight), then built, then validated
+                      '--the rest: estimated (schemas.memory_estimate), then built, then validated
 
 What is built is validated strictly: a value of another kind is refused, never converted.
 
@@ -27,8 +27,8 @@ from pydantic.fields import FieldInfo
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.faults import fault
 from schemas.free_form import MAX_ITEMS
+from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
 from schemas.record import Metrics, Record
-from schemas.weight import SMALL, Scales, weigh_json, weigh_msgpack
 
 _MAP_STARTS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 # in msgpack all of these are small integers, which no record is: the first byte tells the two formats apart
@@ -49,9 +49,9 @@ class _Name(Struct, gc=False):
 
 
 class _Format:
-    def __init__(self, module: Any, weigh: Callable[[bytes, Scales], None]) -> None:
+    def __init__(self, module: Any, estimate: Callable[[bytes, MemoryEstimate], None]) -> None:
         self._module = module
-        self.weigh = weigh
+        self.estimate = estimate
         self.map = module.Decoder(dict[str, Any]).decode
         self.value = module.Decoder().decode
         self.name = module.Decoder(_Name).decode
@@ -65,8 +65,8 @@ class _Format:
         return self._module.Decoder(raw).decode, lists
 
 
-_MSGPACK = _Format(msgspec.msgpack, weigh_msgpack)
-_JSON = _Format(msgspec.json, weigh_json)
+_MSGPACK = _Format(msgspec.msgpack, estimate_msgpack)
+_JSON = _Format(msgspec.json, estimate_json)
 
 
 def _is_metrics(annotation: Any) -> bool:
@@ -190,10 +190,10 @@ def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
             data[name] = _items(cls, name, lists[name], raw)
         else:
             rest.append((name, raw))
-    scales = Scales(len(value), carries=cls.CARRIES)
+    estimate = MemoryEstimate(len(value), carries=cls.CARRIES)
     for name, raw in rest:
-        scales.copies = 2 if _is_metrics(cls.model_fields[name].annotation) else 1
-        form.weigh(bytes(raw), scales)
+        estimate.copies = 2 if _is_metrics(cls.model_fields[name].annotation) else 1
+        form.estimate(bytes(raw), estimate)
     for name, raw in rest:
         data[name] = form.value(raw)
     return data
@@ -297,5 +297,5 @@ def _as_msgpack(cls: type[Record], data: dict[str, Any]) -> int:
         raise DecodeError("bad_value", f"{cls.SCHEMA}: nothing that msgpack can hold: {error}") from error
     if len(value) > cls.MAX_BYTES:
         raise DecodeError("too_large", f"{cls.SCHEMA}: {len(value)} bytes as msgpack, the limit is {cls.MAX_BYTES}")
-    weigh_msgpack(value, Scales(len(value), carries=cls.CARRIES))
+    estimate_msgpack(value, MemoryEstimate(len(value), carries=cls.CARRIES))
     return len(value)

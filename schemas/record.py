@@ -49,7 +49,7 @@ class Record(BaseModel):
     SCHEMA: ClassVar[str]
     VERSION: ClassVar[int] = 1
     MAX_BYTES: ClassVar[int] = 1 << 20  # of one encoded record
-    # whether it holds another record that is a large one by itself; see ``schemas.weight``
+    # whether it holds another record that is a large one by itself; see ``schemas.memory_estimate``
     CARRIES: ClassVar[bool] = False
     SENT_ON: ClassVar[bool] = False  # whether who reads it writes it again, inside another record or a state
     # whether it is accepted as a JSON object too, because people and simple programs write it

@@ -35,8 +35,8 @@ from msgspec import Meta, Struct
 
 from schemas.errors import DecodeError
 from schemas.experience import ExperienceGroup
+from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
-from schemas.weight import SMALL, Scales, weigh_msgpack
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 
@@ -240,17 +240,17 @@ def to_explorer(body: bytes) -> ToExplorer:
         ProtocolError: There is none, or one whose states would take far more memory than they have bytes.
     """
     if body[1:2] == _PONG and len(body) > SMALL:
-        _weigh_states(body)
+        _estimate_states(body)
     return TO_EXPLORER.decode(body)
 
 
-def _weigh_states(body: bytes) -> None:
+def _estimate_states(body: bytes) -> None:
     """Everything else is typed, or a buffer; what workflows have set can be anything."""
     if len(body) > MAX_STATES_BYTES:
         raise ProtocolError(f"states of {len(body)} bytes, at most {MAX_STATES_BYTES} are allowed")
     try:
         msgspec.msgpack.decode(body, type=msgspec.Raw)
-        weigh_msgpack(body, Scales(len(body)))
+        estimate_msgpack(body, MemoryEstimate(len(body)))
     except (*UNREADABLE, DecodeError) as error:
         raise ProtocolError(f"states that cannot be read: {error}") from error
 

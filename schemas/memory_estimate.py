@@ -1,6 +1,6 @@
 """What a message would take once it is built, estimated without building it.
 
-A value of msgpack is a byte or more; as a Python object it takes up to a hundred. Weighing looks at each value, in
+A value of msgpack is a byte or more; as a Python object it takes up to a hundred. The estimate looks at each value, in
 constant memory, and stops at the first one too many. Strings are passed over whatever their length, so that it costs as
 much as there are values: some 20 ms for the most that may be.
 """
@@ -10,9 +10,9 @@ import re
 from schemas.errors import DecodeError
 from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
 
-SMALL = 24 << 10  # bytes of a message that needs no weighing: whatever it is, it weighs less than ``FREE``
-FREE = 9 << 19  # bytes that any message may weigh
-GROWTH = 7  # how many times its size a larger one may weigh; what this leaves of ten is for the record's own fields
+SMALL = 24 << 10  # bytes of a message that needs no estimate: whatever it is, it takes less than ``FREE``
+FREE = 9 << 19  # bytes that any message may take
+GROWTH = 7  # how many times its size a larger one may take; what this leaves of ten is for the record's own fields
 
 _LIST = 72
 _MAP = 96  # bytes of one without entries, like ``_LIST``
@@ -26,12 +26,12 @@ _WIDEST = 4  # bytes of a character of a long string that has a single emoji, al
 _WIDE = 2  # the same of a short one, nearly always
 
 
-class Scales:
+class MemoryEstimate:
     """Adds up what one message would take.
 
     Args:
         size: Its bytes.
-        carries: Whether it holds another record that was weighed before, and may therefore weigh a little more.
+        carries: Whether it holds another record that was estimated before, and may therefore take a little more.
         share: How many times as many values and containers as others it may have, because less is done with each.
     """
 
@@ -41,9 +41,9 @@ class Scales:
         self.most = max(FREE + (carries << 20), (GROWTH + carries) * size)
         self._bytes = self._values = self._containers = 0
 
-    def add(self, weight: int, values: int, containers: int) -> None:
+    def add(self, nbytes: int, values: int, containers: int) -> None:
         # Raises DecodeError where it is too much.
-        self._bytes += weight * self.copies
+        self._bytes += nbytes * self.copies
         self._values += values
         self._containers += containers
         if self._containers > MAX_CONTAINERS * self._share:
@@ -58,18 +58,18 @@ class Scales:
             )
 
 
-def weigh_msgpack(data: bytes, scales: Scales) -> None:
+def estimate_msgpack(data: bytes, estimate: MemoryEstimate) -> None:
     """Raise DecodeError for what is too much to build.
 
     ``data``: whole values of msgpack, which a parser has passed over before: nothing is cut short.
     """
-    at, end, weight = 0, len(data), 0
+    at, end, nbytes = 0, len(data), 0
     while at < end:
         code = data[at]
         width = _WIDTHS[code]
         if width:
             at += width
-            weight += _WEIGHTS[code]
+            nbytes += _SIZES[code]
             continue
         kind, mask, argument = _LENGTHS[code]
         at += 1
@@ -77,15 +77,15 @@ def weigh_msgpack(data: bytes, scales: Scales) -> None:
         at += argument
         if kind is None:
             at += count
-            weight += _TEXT + _WIDEST * count
+            nbytes += _TEXT + _WIDEST * count
             continue
         if kind == _EXTENSION:
             raise DecodeError("wrong_type", f"msgpack code {code:#x}: records have no extension types")
         if count > MAX_ITEMS:
             raise DecodeError("too_large", f"{count} entries in one array or map, at most {MAX_ITEMS} are allowed")
-        scales.add(weight + _container(kind, count), count << (kind == _MAP), 1)
-        weight = 0
-    scales.add(weight, 1, 0)
+        estimate.add(nbytes + _container(kind, count), count << (kind == _MAP), 1)
+        nbytes = 0
+    estimate.add(nbytes, 1, 0)
 
 
 def _container(kind: int, count: int) -> int:
@@ -94,32 +94,32 @@ def _container(kind: int, count: int) -> int:
     return _MAP + (_FIRST_ENTRY + _ENTRY * count if count else 0)
 
 
-def weigh_json(data: bytes, scales: Scales) -> None:
+def estimate_json(data: bytes, estimate: MemoryEstimate) -> None:
     """Run the same for JSON."""
     # At least half of all strings' quotes, whatever is escaped: before anything is done for each string.
     if data.count(b'"') - data.count(b'\\"') > 2 * MAX_VALUES:
         raise DecodeError("too_large", f"more than {MAX_VALUES} values in one record")
-    weight = values = containers = 0
+    nbytes = values = containers = 0
     for sign in _signs(data):
         kind = sign.lastindex
         if kind == _STRING:
             values += 1
-            weight += _STRING_AT_LEAST + _WIDEST * (sign.end() - sign.start())
+            nbytes += _STRING_AT_LEAST + _WIDEST * (sign.end() - sign.start())
         elif kind == _LONG:
             values += 1
-            weight += _NUMBER + _SLOT
+            nbytes += _NUMBER + _SLOT
         elif kind == _COMMA:
             values += 1
-            weight += _SLOT
+            nbytes += _SLOT
         elif kind == _COLON:
-            weight += _ENTRY
+            nbytes += _ENTRY
         else:
             values += 1
             containers += 1
-            weight += _MAP + _FIRST_ENTRY if kind == _BRACE else _LIST + _SLOT
-        if values > MAX_VALUES or containers > MAX_CONTAINERS or weight > scales.most:
+            nbytes += _MAP + _FIRST_ENTRY if kind == _BRACE else _LIST + _SLOT
+        if values > MAX_VALUES or containers > MAX_CONTAINERS or nbytes > estimate.most:
             break
-    scales.add(weight, values, containers)
+    estimate.add(nbytes, values, containers)
 
 
 _STRING_AT_LEAST = _TEXT + _SLOT - 2 * _WIDEST
@@ -132,8 +132,8 @@ type _Length = tuple[int | None, int, int]
 
 
 def _table() -> tuple[bytes, bytes, dict[int, _Length]]:
-    # Of each code of msgpack the bytes that a value of known length takes and its weight, or its length.
-    widths, weights = bytearray([1] * 256), bytearray(256)
+    # Of each code of msgpack the bytes that a value of known length takes and its bytes in memory, or its length.
+    widths, sizes = bytearray([1] * 256), bytearray(256)
     lengths: dict[int, _Length] = {}
     lengths |= dict.fromkeys(range(128, 144), (_MAP, 15, 0)) | {0xDE: (_MAP, 0, 2), 0xDF: (_MAP, 0, 4)}
     lengths |= dict.fromkeys(range(144, 160), (_LIST, 15, 0)) | {0xDC: (_LIST, 0, 2), 0xDD: (_LIST, 0, 4)}
@@ -142,13 +142,13 @@ def _table() -> tuple[bytes, bytes, dict[int, _Length]]:
     for code in lengths:
         widths[code] = 0
     for i, code in enumerate(range(0xA0, 0xC0)):
-        widths[code], weights[code] = 1 + i, _TEXT + _WIDE * i if i > 1 else 0
+        widths[code], sizes[code] = 1 + i, _TEXT + _WIDE * i if i > 1 else 0
     for code, width in {0xCA: 4, 0xCB: 8, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}.items():
-        widths[code], weights[code] = 1 + width, _NUMBER
+        widths[code], sizes[code] = 1 + width, _NUMBER
     widths[0xCC] = 2
     for code in range(0xE0, 0xFB):
-        weights[code] = _NUMBER
-    return bytes(widths), bytes(weights), lengths
+        sizes[code] = _NUMBER
+    return bytes(widths), bytes(sizes), lengths
 
 
-_WIDTHS, _WEIGHTS, _LENGTHS = _table()
+_WIDTHS, _SIZES, _LENGTHS = _table()
