@@ -20,17 +20,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
-from schemas.column import Column
+from schemas.column import COLUMNS, MAX_ROUTED_EXPERTS, MAX_ROUTED_LAYERS, OPTIONAL_COLUMNS, Column
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
-from schemas.experience import COLUMNS, MAX_METRICS, MAX_SAMPLES, ExperienceGroup
+from schemas.experience import MAX_METRICS, MAX_SAMPLES, ExperienceGroup, present
 from schemas.group_rules import check_group, check_types
 from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
-from schemas.optional_columns import (
-    MAX_ROUTED_EXPERTS,
-    MAX_ROUTED_LAYERS,
-    OPTIONAL_COLUMNS,
-    present,
-)
 from schemas.record import BatchType, Metrics
 
 MAX_HEADER_BYTES = 4 << 20

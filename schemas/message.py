@@ -123,23 +123,20 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: Tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
+    told = dict(fields)
     try:
-        return _in_one_shape(fields)
+        if isinstance(messages := told.get("messages"), list):
+            told["messages"] = _with_ids(messages)
+        if isinstance(tools := told.get("tools"), str):
+            tools = json.loads(tools)
+        if isinstance(tools, list):
+            given = [_without_nulls(one) for one in tools]
+            told["tools"] = [
+                {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
+                for one in given
+            ]
     except RecursionError as error:
         raise ValueError("messages or tools are nested too deeply") from error
-
-
-def _in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
-    told = dict(fields)
-    if isinstance(messages := told.get("messages"), list):
-        told["messages"] = _with_ids(messages)
-    if isinstance(tools := told.get("tools"), str):
-        tools = json.loads(tools)
-    if isinstance(tools, list):
-        given = [_without_nulls(one) for one in tools]
-        told["tools"] = [
-            {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one for one in given
-        ]
     return told
 
 

@@ -5,8 +5,9 @@ for, so that ``import trinity_bus`` costs nothing; none of them imports torch, v
 tests of one's own workflows is in :mod:`trinity_bus.testing`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from schemas import lazy
 
 if TYPE_CHECKING:
     from schemas import (
@@ -84,82 +85,21 @@ if TYPE_CHECKING:
     from trinity_bus.rollout.threads import BlockingContext
     from trinity_bus.sandbox import ContainerSandbox, Sandbox, SandboxError, SandboxLimits
 
+# fmt: off
 __all__ = [
-    "AccessDeniedError",
-    "AgentWorkflow",
-    "Answered",
-    "BatchHandle",
-    "BatchLifecycleState",
-    "BatchResult",
-    "BlockingContext",
-    "BrokerError",
-    "BrokerUnreachableError",
-    "BusError",
-    "Client",
-    "CompletedTaskResult",
-    "Completion",
-    "ConfigError",
-    "ContainerSandbox",
-    "Conversation",
-    "DecodeError",
-    "EncodeError",
-    "Endpoint",
-    "Engine",
-    "ExperienceGroup",
-    "Message",
-    "NoCoordinatorError",
-    "NotOwnerError",
-    "NotStartedError",
-    "PartialRunsError",
-    "ProgramWorkflow",
-    "RecordError",
-    "RecordGoneError",
-    "RecordTooLargeError",
-    "RefusedError",
-    "Reusable",
-    "Rollout",
-    "RolloutContext",
-    "RolloutCoordinator",
-    "Sample",
-    "Sampling",
-    "Sandbox",
-    "SandboxError",
-    "SandboxLimits",
-    "Scheduler",
-    "SchemaError",
-    "SendError",
-    "Session",
-    "Settings",
-    "SingleRunWorkflow",
-    "Status",
-    "Synchronizer",
-    "Task",
-    "TaskResult",
-    "TextEnv",
-    "TextEnvWorkflow",
-    "TimedOutError",
-    "Tokenizer",
-    "ToolError",
-    "ToolWorkflow",
-    "TopicMismatchError",
-    "TrinityError",
-    "UnknownBatchError",
-    "UnknownWorkflow",
-    "Workflow",
-    "WorkflowError",
-    "agent",
-    "decode",
-    "deserialize_many",
-    "encode",
-    "math_reward",
-    "prompt_tokens",
-    "register",
-    "renderer_for",
-    "reused",
-    "sandboxed_python",
-    "scores",
-    "sequence_reward",
+    "AccessDeniedError", "AgentWorkflow", "Answered", "BatchHandle", "BatchLifecycleState", "BatchResult",
+    "BlockingContext", "BrokerError", "BrokerUnreachableError", "BusError", "Client", "CompletedTaskResult",
+    "Completion", "ConfigError", "ContainerSandbox", "Conversation", "DecodeError", "EncodeError", "Endpoint",
+    "Engine", "ExperienceGroup", "Message", "NoCoordinatorError", "NotOwnerError", "NotStartedError",
+    "PartialRunsError", "ProgramWorkflow", "RecordError", "RecordGoneError", "RecordTooLargeError", "RefusedError",
+    "Reusable", "Rollout", "RolloutContext", "RolloutCoordinator", "Sample", "Sampling", "Sandbox", "SandboxError",
+    "SandboxLimits", "Scheduler", "SchemaError", "SendError", "Session", "Settings", "SingleRunWorkflow", "Status",
+    "Synchronizer", "Task", "TaskResult", "TextEnv", "TextEnvWorkflow", "TimedOutError", "Tokenizer", "ToolError",
+    "ToolWorkflow", "TopicMismatchError", "TrinityError", "UnknownBatchError", "UnknownWorkflow", "Workflow",
+    "WorkflowError", "agent", "decode", "deserialize_many", "encode", "math_reward", "prompt_tokens", "register",
+    "renderer_for", "reused", "sandboxed_python", "scores", "sequence_reward",
 ]
+# fmt: on
 
 _NAMES = {
     "schemas": "BatchLifecycleState BatchResult ExperienceGroup Message Sample Sampling Task TaskResult",
@@ -185,20 +125,7 @@ _NAMES = {
     "trinity_bus.rollout.threads": "BlockingContext",
     "trinity_bus.sandbox": "ContainerSandbox Sandbox SandboxError SandboxLimits",
 }
-_MODULES = frozenset({"scores"})
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = _PLACES[name]
-    is_module = name in _MODULES
-    value = importlib.import_module(f"{place}.{name}") if is_module else getattr(importlib.import_module(place), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, _PLACES)

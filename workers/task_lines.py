@@ -53,7 +53,7 @@ def parse[R: Task | Demonstration | Preference](
         try:
             if name is not None:
                 line = _completed(line, kind, {id_field: f"{name}:{number}"})
-            line = _in_one_shape(line)
+            line = _shaped(line)
             record = decode(line.strip(), kind)
             _refuse_unknown_fields(line, kind)
         except DecodeError as error:
@@ -150,7 +150,7 @@ def _given(message: Any) -> dict[str, Any]:
     return {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
 
 
-def _in_one_shape(line: bytes) -> bytes:
+def _shaped(line: bytes) -> bytes:
     """Return a line with messages and tools as records have them.
 
     Raises:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from schemas import Position, TaskResult, TrainerHeartbeat
 from schemas.batch import ResultPart
-from schemas.experience import ExperienceGroup, join_groups
+from schemas.experience import ExperienceGroup
+from schemas.pieces import join_groups
 from schemas.step import LeftOut, StepBegun, StepGroup
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
