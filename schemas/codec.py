@@ -8,91 +8,19 @@ depends on headers. Whatever the bytes, ``decode`` returns a valid record or rai
 from collections.abc import Mapping
 from functools import lru_cache
 
-from schemas.batch import BatchRecord, BatchSkipped
 from schemas.columns import decode_group, encode_group
-from schemas.command import (
-    AbortBatch,
-    CancelTasks,
-    CommandReply,
-    Contribute,
-    FinalizeBatch,
-    FinalizeUpgrade,
-    PublishVersion,
-    RollBack,
-    SkipBatch,
-    SubmitBatch,
-)
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
-from schemas.event import (
-    CoordinatorHeartbeat,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    RolloutFinished,
-    RunnersReport,
-    StepTrained,
-    Superseded,
-    TrainerHeartbeat,
-    VersionRefused,
-    VersionWanted,
-    WeightsSynced,
-)
-from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
-from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
-from schemas.result import TaskResult
-from schemas.rollout import Cancel, Dispatch, SetPace
-from schemas.step import StepBegun, StepEnded
-from schemas.task import Task
-from schemas.taskset import TasksetPosition
-from schemas.token_figures import TokenFigures
-from schemas.turn import Turn
+from schemas.topics import TOPICS
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
 # every type that travels on a topic by itself
-RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
-    Task,
-    SubmitBatch,
-    FinalizeBatch,
-    AbortBatch,
-    CancelTasks,
-    SkipBatch,
-    Contribute,
-    PublishVersion,
-    FinalizeUpgrade,
-    RollBack,
-    CommandReply,
-    Dispatch,
-    Cancel,
-    SetPace,
-    ExperienceGroup,
-    Turn,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    RolloutFinished,
-    RunnersReport,
-    CoordinatorHeartbeat,
-    TrainerHeartbeat,
-    StepTrained,
-    VersionWanted,
-    VersionRefused,
-    Superseded,
-    WeightsSynced,
-    BatchRecord,
-    BatchSkipped,
-    TaskResult,
-    ModelVersion,
-    TasksetPosition,
-    PublishedVersion,
-    StepBegun,
-    StepEnded,
-    TokenFigures,
-    Demonstration,
-    Preference,
+RECORDS: tuple[type[Record | ExperienceGroup], ...] = tuple(
+    dict.fromkeys(cls for topic in TOPICS for cls in topic.records)
 )
-
 _KNOWN: Mapping[str, type] = {cls.SCHEMA: cls for cls in RECORDS}
 _ARRAY_STARTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import TopicPartition
@@ -17,13 +16,13 @@ from trinity_bus.bus import growth
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import administrator, kafka_errors, wait_reachable
-from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
+from trinity_bus.bus.requests import LogIdentity, identity_of
 from trinity_bus.config import KafkaSettings
 
 
@@ -66,9 +65,7 @@ class Bus:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def ensure_topics(self, topics: Sequence[Topic] = TOPICS) -> None:

@@ -19,7 +19,7 @@ from trinity_bus.bus.certificates import file_expiries, shown_expiry
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.growth import partitions_of
 from trinity_bus.bus.internals import ask
-from trinity_bus.bus.log_dirs import DescribeLogDirs
+from trinity_bus.bus.requests import DescribeLogDirs
 from trinity_bus.config import KafkaSettings
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ The library documents its producer, its consumer, its administrator's methods, s
 change with any of its versions, and is why ``pyproject.toml`` allows one minor version alone: ``test_internals.py`` has
 a line for each part, and says which is gone or takes other arguments.
 
-* Protocol classes, of which requests are made that the library lacks; and the way to send them.
+* The way to send requests that the library lacks, which :mod:`trinity_bus.bus.requests` makes of its protocol classes.
 * A client that knows its connections, to break off those that do not close (see :mod:`trinity_bus.bus.shutdown`), and
   those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
 * Its question for topics, which without a name is for all of the cluster, and may create those that it names; that of
@@ -34,25 +34,9 @@ from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 from aiokafka.producer.transaction_manager import TransactionManager, TransactionState
-from aiokafka.protocol.admin import ApiVersionRequest, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from aiokafka.protocol.api import Request
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import (
-    AbstractType,
-    Array,
-    Boolean,
-    CompactArray,
-    CompactBytes,
-    CompactString,
-    Float64,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    String,
-    TaggedFields,
-)
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
@@ -63,31 +47,13 @@ __all__ = [
     "MAX_SEQUENCE",
     "READ_COMMITTED",
     "AIOKafkaConnection",
-    "AbstractType",
-    "ApiVersionRequest",
-    "Array",
     "BatchBuilder",
-    "Boolean",
-    "CompactArray",
-    "CompactBytes",
-    "CompactString",
     "CreateAclsRequest",
     "DefaultRecordBatch",
     "DeleteAclsRequest",
     "DescribeAclsRequest",
-    "Float64",
-    "Int8",
-    "Int16",
-    "Int32",
-    "Int64",
     "LogClient",
     "MessageBatch",
-    "Request",
-    "RequestStruct",
-    "Response",
-    "Schema",
-    "String",
-    "TaggedFields",
     "TransactionManager",
     "TransactionState",
     "abort_transport",

@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiokafka import ConsumerRecord, TopicPartition
@@ -119,9 +118,7 @@ class PositionReader:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await stop_consumer(self._client)
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:

@@ -21,7 +21,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -151,9 +150,7 @@ class Reader:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def batch(self, timeout_s: float) -> list[Received[Any]]:

@@ -18,9 +18,8 @@ from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ROLES, Kind, rights
-from trinity_bus.bus.allowed import allowed
-from trinity_bus.bus.brokers_release import latest_versions
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
+from trinity_bus.bus.requests import allowed, latest_versions
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.device import can_compile
