@@ -24,9 +24,9 @@ from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
 from trinity_bus.runners.errors import RunnerDiedError, WorkflowRaisedError
 from trinity_bus.runners.service import AttemptResult, Runners
-from trinity_bus.telemetry.discreet import DiscreetSpanExporter
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.setup import DiscreetSpanExporter
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
 from trinity_bus.view import MeshState

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from trinity_bus.broker import java
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir, xdg
 from trinity_bus.broker.jars import digest, install, jar_folder
-from trinity_bus.broker.layout import Folder
+from trinity_bus.broker.layout import Folder, cache_dir, xdg
 from trinity_bus.broker.node import claim, launch, wait_ready
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.ports import LOOPBACK

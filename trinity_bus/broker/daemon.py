@@ -19,9 +19,8 @@ from trinity_bus import awake
 from trinity_bus.broker import java
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
-from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.jars import install
-from trinity_bus.broker.layout import Folder, State, read_state, write_state
+from trinity_bus.broker.layout import Folder, State, cache_dir, data_dir, read_state, write_state
 from trinity_bus.broker.node import claim, launch, serves, try_lock, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.plain_files import open_plain

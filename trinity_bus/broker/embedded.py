@@ -16,9 +16,8 @@ from rich.console import Console
 from trinity_bus.broker import java
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.jars import install
-from trinity_bus.broker.layout import Folder, State, write_state
+from trinity_bus.broker.layout import Folder, State, cache_dir, data_dir, write_state
 from trinity_bus.broker.node import claim, launch, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.process import Child, start_time

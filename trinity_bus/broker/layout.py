@@ -13,10 +13,12 @@
 
 import contextlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.plain_files import read_plain, write_plain
 from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import start_time
@@ -204,3 +206,19 @@ def server_properties(port: int, controller_port: int, *, fsync: bool, after_cra
     if fsync:
         properties["log.flush.interval.messages"] = 1
     return properties
+
+
+def cache_dir(settings: BrokerSettings) -> Path:
+    return (settings.cache_dir or xdg("XDG_CACHE_HOME", ".cache") / "trinity-bus").expanduser().absolute()
+
+
+def data_dir(settings: BrokerSettings) -> Path:
+    return (
+        (settings.data_dir or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "broker").expanduser().absolute()
+    )
+
+
+def xdg(variable: str, default: str) -> Path:
+    value = os.environ.get(variable, "")
+    # The rules say that a relative path must be ignored.
+    return Path(value) if Path(value).is_absolute() else Path.home() / default

@@ -11,6 +11,9 @@ The lock is an open file that the Java process inherits: it is held exactly as l
 
 import contextlib
 import fcntl
+import hashlib
+import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +29,14 @@ from trinity_bus.broker.errors import (
     PortInUseError,
 )
 from trinity_bus.broker.formatting import format_folder
-from trinity_bus.broker.layout import Folder, read_state, write_configuration
-from trinity_bus.broker.native import native_folder
+from trinity_bus.broker.layout import Folder, cache_dir, read_state, write_configuration
 from trinity_bus.broker.probe import ask
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.plain_files import NotPlainError, append_plain, ensure_plain
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.process import tail
+
+log = logging.getLogger(__name__)
 
 _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
@@ -200,3 +204,27 @@ def reason(log: str) -> str:
         if found:
             return found[-1].strip()[:400]
     return lines[-1].strip()[:400] if lines else "it said nothing"
+
+
+def runs_programs(folder: Path) -> bool:
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+def native_folder(settings: BrokerSettings, folder: Folder, runs: Callable[[Path], bool] = runs_programs) -> Path:
+    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache.
+
+    The data folder may lie on a file system that is mounted ``noexec``. Kafka would start there, and fail at the first
+    record that is packed with zstd or snappy.
+    """
+    other = cache_dir(settings) / "native" / hashlib.sha256(bytes(folder.root)).hexdigest()[:16]
+    for candidate in (folder.tmp, other):
+        candidate.mkdir(parents=True, exist_ok=True)
+        if runs(candidate):
+            return candidate
+    log.warning(
+        "no program may be run from %s or %s: this broker will refuse records that are packed with zstd or snappy; set "
+        "TRINITY_BUS_BROKER__CACHE_DIR to a folder on a disk that is not mounted noexec",
+        folder.tmp,
+        other,
+    )
+    return folder.tmp

@@ -48,12 +48,11 @@ from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
 from trinity_bus.bus.outgoing import Outgoing
-from trinity_bus.bus.partitioning import partition_of
+from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.producer_client import started_client
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.bus.spans import start_send_span
-from trinity_bus.bus.sticky_partitions import StickyPartitions
 from trinity_bus.bus.transactions import (
     CANCELLED_S,
     abort,

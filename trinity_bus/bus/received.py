@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,24 @@ from schemas.headers import TRACEPARENT
 from schemas.topic import Topic
 from trinity_bus.bus.authors import decode_own
 from trinity_bus.bus.batches import Unreadable
-from trinity_bus.bus.headers import Headers, header
 
 SLICE_S = 0.005  # how long encoding or decoding may keep the event loop to itself
+
+type Headers = tuple[tuple[str, bytes], ...]
+
+
+def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> str | None:
+    """Return the last header of this name, as Kafka's own clients do, as text; None if absent or not UTF-8."""
+    found = None
+    for key, value in headers:
+        if key == name:
+            found = value
+    if found is None:
+        return None
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ there as http/protobuf; else spans and metrics go to files of the run's folder, 
 measured at all, and trace contexts are passed on as they came. The providers are process-wide and may be set once, so
 this comes before any library that would set its own, such as an inference engine: whatever is traced through the global
 provider then lands in the same place.
+
+A process whose errors may quote a model's answer, or a task, has discreet spans. OpenTelemetry notes an exception that
+ends a span with its message and its traceback, as an event and as the status. What is left of these is the type of the
+exception, and that there was an error.
 """
 
 import logging
@@ -12,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +28,14 @@ from opentelemetry.metrics import Meter, NoOpMeter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import NoOpTracer, Tracer
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import NoOpTracer, Status, Tracer
 
 from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.discreet import DiscreetSpanExporter
 from trinity_bus.telemetry.logs import EarlyLines, LogExport
 from trinity_bus.telemetry.otlp_json import JsonLinesMetricExporter, JsonLinesSpanExporter
 from trinity_bus.telemetry.spans import TRACES
@@ -237,3 +240,47 @@ def _meter_provider(resource: Resource, exporter: MetricExporter | None, interva
         return _NoMetrics(shutdown_on_exit=False)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=interval_s * 1000)
     return MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+
+
+_EXCEPTION = "exception"
+_TYPE = "exception.type"
+
+
+class DiscreetSpanExporter(SpanExporter):
+    """Passes spans on without the texts of errors."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return self._exporter.export([_without_texts(span) for span in spans])
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _without_texts(span: ReadableSpan) -> ReadableSpan:
+    if not span.status.description and not any(event.name == _EXCEPTION for event in span.events):
+        return span
+    return ReadableSpan(
+        name=span.name,
+        context=span.context,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span.attributes,
+        events=[_type_alone(event) if event.name == _EXCEPTION else event for event in span.events],
+        links=span.links,
+        kind=span.kind,
+        status=Status(span.status.status_code),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _type_alone(event: Event) -> Event:
+    kept = {name: value for name, value in (event.attributes or {}).items() if name == _TYPE}
+    return Event(event.name, kept, event.timestamp)

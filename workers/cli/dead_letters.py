@@ -9,18 +9,10 @@ import typer
 from rich.text import Text
 
 from schemas.errors import printable
+from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.headers import (
-    DLQ_DETAIL,
-    DLQ_LAST_OFFSET,
-    DLQ_OFFSET,
-    DLQ_PARTITION,
-    DLQ_REASON,
-    DLQ_SIZE,
-    DLQ_TOPIC,
-    header,
-)
+from trinity_bus.bus.received import header
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console, folding_table

@@ -74,7 +74,7 @@ def make_model(folder: Path, seed: int, language: Language = DIGITS) -> Path:
 
 def pretrained_folder(settings: "Settings") -> Path:
     """Return where ``SMOLLM2`` is kept, which ``tools/smollm2.sh`` makes."""
-    from trinity_bus.broker.folders import cache_dir
+    from trinity_bus.broker.layout import cache_dir
 
     return cache_dir(settings.broker) / "models" / SMOLLM2
 

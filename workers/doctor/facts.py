@@ -15,7 +15,7 @@ from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
 from trinity_bus.broker.archive import archive_path, is_ours
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.broker.layout import cache_dir, data_dir
 from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ROLES, Kind, rights
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from trinity_bus.broker.folders import xdg
+from trinity_bus.broker.layout import xdg
 from trinity_bus.config import Settings
 from trinity_bus.console.index.errors import StoreBusyError, StoreError
 
