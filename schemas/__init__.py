@@ -101,10 +101,8 @@ _PLACES = {name: module for module, names in _NAMES.items() for name in names.sp
 
 
 def lazy(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__``, which import each name when it is first asked for.
-
-    ``places`` has the module of each name. Type checkers must not see them: they would let every mistyped name pass.
-    """
+    """Return a package's ``__getattr__`` and ``__dir__``, which import each name when it is first asked for."""
+    # ``places`` has the module of each name. Type checkers must not see them: they would let every mistyped name pass.
     found = sys.modules[package].__dict__
 
     def get(name: str) -> Any:

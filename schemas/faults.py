@@ -11,10 +11,8 @@ _EXTRA = "extra_forbidden"
 
 
 def fault(cls: type[BaseModel], error: ValidationError, data: dict[str, Any]) -> tuple[str, str]:
-    """Return a word for machines (see ``docs/schemas.md``) and a line for people, of the first thing that is wrong.
-
-    ``cls`` may have ``KNOWN_AS``, where one of its fields has another name elsewhere; ``data``: fields as given.
-    """
+    """Return a word for machines (see ``docs/schemas.md``) and a line for people, of the first thing that is wrong."""
+    # ``cls`` may have ``KNOWN_AS``, where one of its fields has another name elsewhere; ``data``: fields as given.
     first = error.errors(include_url=False, include_context=False)[0]
     loc, kind = first["loc"], first["type"]
     field = ".".join(map(str, loc)) or "record"

@@ -105,10 +105,8 @@ def _check_versions(group: ExperienceGroup, responses: list[int]) -> None:
 
 
 def _check_optional(group: ExperienceGroup, responses: list[int]) -> None:
-    """Raise DecodeError where optional columns do not fit the samples. Values are checked by ``schemas.trainable``.
-
-    ``responses``: response tokens of each sample; the group's other columns fit together.
-    """
+    """Raise DecodeError where optional columns do not fit the samples. Values are checked by ``schemas.trainable``."""
+    # ``responses``: response tokens of each sample; the group's other columns fit together.
     turns = 0
     if group.turn_starts is not None:
         turns = len(group.turn_starts)

@@ -59,10 +59,8 @@ class MemoryEstimate:
 
 
 def estimate_msgpack(data: bytes, estimate: MemoryEstimate) -> None:
-    """Raise DecodeError for what is too much to build.
-
-    ``data``: whole values of msgpack, which a parser has passed over before: nothing is cut short.
-    """
+    """Raise DecodeError for what is too much to build."""
+    # ``data``: whole values of msgpack, which a parser has passed over before: nothing is cut short.
     at, end, nbytes = 0, len(data), 0
     while at < end:
         code = data[at]

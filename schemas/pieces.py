@@ -148,10 +148,8 @@ def _cut(group: ExperienceGroup, first: int, end: int) -> dict[str, NDArray[Any]
 
 
 def _joined(parts: Sequence[ExperienceGroup]) -> dict[str, NDArray[Any] | None]:
-    """Return the columns of a group that was split, where a part has them; None for those that the whole has not.
-
-    What a part lacks is not known of it. Of routes that cannot be said: the whole has them where all parts have.
-    """
+    """Return the columns of a group that was split, where a part has them; None for those that the whole has not."""
+    # What a part lacks is not known of it. Of routes that cannot be said: the whole has them where all parts have.
     if all(part.is_plain for part in parts):
         return {}
     first_samples = np.cumsum([0, *map(len, parts[:-1])]).tolist()

@@ -105,10 +105,8 @@ class Turn(Record):
 
 
 def chain(turns: list[Turn]) -> list[Turn]:
-    """Return the turns of one run that the next attempt continues from: those that lead to the latest one, in order.
-
-    Of all that were found, of whatever attempts: turns 0, 1, 2 ... without a gap; none where the first is missing.
-    """
+    """Return the turns of one run that the next attempt continues from: those that lead to the latest one, in order."""
+    # Of all that were found, of whatever attempts: turns 0, 1, 2 ... without a gap; none where the first is missing.
     known = {(turn.number, turn.attempt): turn for turn in turns}
     dead_ends: set[tuple[int, int]] = set()
     # Of attempts that came equally far, the first is the one that has most likely gone on.

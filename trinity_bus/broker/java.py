@@ -34,10 +34,8 @@ def command(
     options: Sequence[str] = (),
     tmp: Path = Path("tmp"),
 ) -> list[str]:
-    """Return the command line of one of Kafka's programs. It must run with the data folder as its working folder.
-
-    ``tmp`` is where it unpacks native libraries, as seen from the data folder.
-    """
+    """Return the command line of one of Kafka's programs. It must run with the data folder as its working folder."""
+    # ``tmp`` is where it unpacks native libraries, as seen from the data folder.
     return [
         str(java()),
         # One core of two at most, and no more memory than needed: the models have the machine.

@@ -160,10 +160,8 @@ def write_configuration(folder: Folder, *, port: int, controller_port: int, fsyn
 
 
 def server_properties(port: int, controller_port: int, *, fsync: bool, after_crash: bool) -> dict[str, object]:
-    """Kafka's settings: one node, broker and controller in one, on the loopback interface alone.
-
-    Its working folder is the data folder, and paths are relative to it: a properties file cannot hold every path.
-    """
+    """Kafka's settings: one node, broker and controller in one, on the loopback interface alone."""
+    # Its working folder is the data folder, and paths are relative to it: a properties file cannot hold every path.
     mib = 1 << 20
     properties: dict[str, object] = {
         "process.roles": "broker,controller",

@@ -140,10 +140,8 @@ def launch[P: Running](
     options: Sequence[str],
     spawn: Callable[[list[str]], P],
 ) -> tuple[P, int]:
-    """Write the settings, format the claimed folder if it is new, and start Kafka.
-
-    ``options`` of the Java runtime read or write the start-up archive. Returns what ``spawn`` returned, and the port.
-    """
+    """Write the settings, format the claimed folder if it is new, and start Kafka."""
+    # ``options`` of the Java runtime read or write the start-up archive. Returns what ``spawn`` returned, and the port.
     port = choose_port(settings, folder)
     controller_port = free_port()
     write_configuration(folder, port=port, controller_port=controller_port, fsync=settings.fsync)
@@ -211,11 +209,9 @@ def runs_programs(folder: Path) -> bool:
 
 
 def native_folder(settings: BrokerSettings, folder: Folder, runs: Callable[[Path], bool] = runs_programs) -> Path:
-    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache.
-
-    The data folder may lie on a file system that is mounted ``noexec``. Kafka would start there, and fail at the first
-    record that is packed with zstd or snappy.
-    """
+    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache."""
+    # The data folder may lie on a file system that is mounted ``noexec``. Kafka would start there, and fail at the
+    # first record that is packed with zstd or snappy.
     other = cache_dir(settings) / "native" / hashlib.sha256(bytes(folder.root)).hexdigest()[:16]
     for candidate in (folder.tmp, other):
         candidate.mkdir(parents=True, exist_ok=True)

@@ -270,10 +270,8 @@ class FetchedRecords:
 
 
 def install() -> None:
-    """Have every consumer of the client library in this process read with this module.
-
-    The library makes these objects by the names of its own classes, and offers no other way.
-    """
+    """Have every consumer of the client library in this process read with this module."""
+    # The library makes these objects by the names of its own classes, and offers no other way.
     unpack_with(Frames, FetchedRecords)
 
 

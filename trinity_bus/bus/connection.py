@@ -219,11 +219,9 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def kafka_errors(doing: str) -> Iterator[None]:
-    """Turn the client library's errors into this project's, with what was being done in front.
-
-    All of them: it also raises ``AssertionError`` where it finds itself in another state than it thought, and
-    ``CancelledError`` where it has cancelled something of its own. None is a fault of what was asked for.
-    """
+    """Turn the client library's errors into this project's, with what was being done in front."""
+    # All of them: it also raises ``AssertionError`` where it finds itself in another state than it thought, and
+    # ``CancelledError`` where it has cancelled something of its own. None is a fault of what was asked for.
     try:
         yield
     except TrinityError:

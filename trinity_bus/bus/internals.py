@@ -238,10 +238,8 @@ def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> LogClient:
 
 
 async def written_ends(consumer: AIOKafkaConsumer, asked: list[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the end of all records of each partition, those of open transactions too.
-
-    The consumer's own question is that of one who reads what is committed: it ends before the first that is open.
-    """
+    """Return the end of all records of each partition, those of open transactions too."""
+    # The consumer's own question is that of one who reads what is committed: it ends before the first that is open.
     asking = copy(consumer._fetcher)
     asking._isolation_level = READ_UNCOMMITTED
     ends: dict[TopicPartition, int] = await asking.end_offsets(asked, consumer._request_timeout_ms)
@@ -292,10 +290,8 @@ def oldest_of(batches: Iterable[MessageBatch]) -> MessageBatch | None:
 
 
 def waits_for(producer: AIOKafkaProducer) -> object | None:
-    """Return what a producer waits for its brokers with, the same as long as it is the same.
-
-    It is a batch; where all are durable the offsets of a group, or the end of a transaction.
-    """
+    """Return what a producer waits for its brokers with, the same as long as it is the same."""
+    # It is a batch; where all are durable the offsets of a group, or the end of a transaction.
     thing: object | None = oldest_of(unsent_batches(producer))
     manager = transaction_of(producer)
     if thing is None and manager._pending_txn_offsets:

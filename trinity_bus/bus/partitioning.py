@@ -21,10 +21,8 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 
 def lane_partition(explorer: str, partitions: int = ROLLOUTS.partitions) -> int:
-    """Return the partition of ``rollouts`` that an explorer chooses for its orders: its lane.
-
-    Others may share it; an explorer reads this one alone and passes over orders to others.
-    """
+    """Return the partition of ``rollouts`` that an explorer chooses for its orders: its lane."""
+    # Others may share it; an explorer reads this one alone and passes over orders to others.
     return partition_of(explorer, partitions)
 
 
@@ -44,12 +42,9 @@ class StickyPartitions:
         self._grown_at: float | None = None
 
     def place(self, size: int, now: float, known: int) -> int:
-        """Return the partition of a record of ``size`` bytes.
-
-        ``known``: how many partitions the topic has by now; more than before are used a while later, when each broker
-        knows
-        of them.
-        """
+        """Return the partition of a record of ``size`` bytes."""
+        # ``known``: how many partitions the topic has by now; more than before are used a while later, when each broker
+        # knows of them.
         if known <= self._partitions:
             self._grown_at = None
         elif self._grown_at is None:

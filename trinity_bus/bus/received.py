@@ -133,10 +133,8 @@ async def receive_all(
     limit: int,
     wants: Callable[[Topic, ConsumerRecord | Unreadable], bool] = lambda _topic, _record: True,
 ) -> None:
-    """Move records of ``raw``, decoded, to ``into`` until it has ``limit``, letting the event loop turn meanwhile.
-
-    Those that are not wanted are dropped, undecoded. Cancelled half-way, another call continues from there.
-    """
+    """Move records of ``raw``, decoded, to ``into`` until it has ``limit``, letting the event loop turn meanwhile."""
+    # Those that are not wanted are dropped, undecoded. Cancelled half-way, another call continues from there.
     until = time.perf_counter() + SLICE_S
     while raw and len(into) < limit:
         topic, record = raw[0]

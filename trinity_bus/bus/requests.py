@@ -276,10 +276,8 @@ async def identity_of(admin: AIOKafkaAdminClient, topic: str) -> LogIdentity:
 
 
 async def allowed(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str, frozenset[Operation]]:
-    """Return what this user may do with each of some topics (full names); those that it may not see are left out.
-
-    What it may do with a transactional id cannot be asked: to try it would end whoever has it.
-    """
+    """Return what this user may do with each of some topics (full names); those that it may not see are left out."""
+    # What it may do with a transactional id cannot be asked: to try it would end whoever has it.
     if not topics:
         return {}
     with kafka_errors("ask for rights"):

@@ -37,10 +37,8 @@ class Stalls:
         self._news: list[str] = []
 
     def look(self, now: float, standings: Iterable[Standing], partitions: Iterable[tuple[str, int, int]]) -> bool:
-        """Return whether anything is kept from the reader.
-
-        ``partitions``: of each topic its name, how many it has, and how many it should have.
-        """
+        """Return whether anything is kept from the reader."""
+        # ``partitions``: of each topic its name, how many it has, and how many it should have.
         self.lines = []
         held = [one for one in standings if self._is_held(now, one)]
         self.doubtful = len(held) < len(self._held)

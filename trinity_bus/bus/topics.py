@@ -67,10 +67,8 @@ def config_of(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
 
 
 def outdated(topic: Topic, found: ExistingTopic) -> dict[str, str]:
-    """Return what of an existing topic keeps its records for another time than it should, with what it should be.
-
-    A budget of bytes that an operator has made larger stays.
-    """
+    """Return what of an existing topic keeps its records for another time than it should, with what it should be."""
+    # A budget of bytes that an operator has made larger stays.
     wanted = topic.config()
     return {
         name: wanted[name]
@@ -96,10 +94,8 @@ def _min_in_sync(copies: int) -> int:
 
 
 def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> list[str]:
-    """Return what makes an existing topic unusable for its records; empty if nothing.
-
-    Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.growth`.
-    """
+    """Return what makes an existing topic unusable for its records; empty if nothing."""
+    # Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.growth`.
     wrong = []
     if topic.grows and found.partitions < topic.partitions:
         wrong.append(

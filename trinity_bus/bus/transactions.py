@@ -28,11 +28,9 @@ CANCELLED_S = 5.0  # how long the end of a transaction is still waited for by so
 
 @contextmanager
 def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
-    """Say every ``SLOW_S`` seconds what the open transaction waits for.
-
-    Several answers of a broker ("still loading", "the transaction before is not complete") have the client library try
-    again for ever, without a word.
-    """
+    """Say every ``SLOW_S`` seconds what the open transaction waits for."""
+    # Several answers of a broker ("still loading", "the transaction before is not complete") have the client library
+    # try again for ever, without a word.
     loop, began = asyncio.get_running_loop(), awake.now()
     timer: asyncio.TimerHandle
 

@@ -27,10 +27,8 @@ class GivenSettings(Sections):
 
 
 def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[str, str]]:
-    """Return settings by their places, such as ``mesh.model_path``, text as in a variable; or None, and what is wrong.
-
-    What is wrong is a line each, by the setting or section that is.
-    """
+    """Return settings by their places, such as ``mesh.model_path``, text as in variables; or None and the faults."""
+    # What is wrong is a line each, by the setting or section that is.
     nested: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         section, _, name = path.partition(".")

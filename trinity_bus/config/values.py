@@ -63,10 +63,8 @@ type Options = Annotated[dict[str, JsonValue], Field(max_length=64)]  # argument
 
 
 def allowed_options(given: Mapping[str, JsonValue], refused: Mapping[tuple[str, ...], str]) -> None:
-    """Refuse options that would break what the mesh promises, with a PydanticCustomError.
-
-    ``refused`` says why, by names; one that ends with an underscore is what names begin with.
-    """
+    """Refuse options that would break what the mesh promises, with a PydanticCustomError."""
+    # ``refused`` says why, by names; one that ends with an underscore is what names begin with.
     for names, why in refused.items():
         for option in given:
             if option in names or option.startswith(tuple(name for name in names if name.endswith("_"))):

@@ -50,10 +50,8 @@ async def kill_family(process: Process) -> None:
 
 @contextlib.asynccontextmanager
 async def guarded(command: Sequence[str]) -> AsyncIterator[tuple[list[str], tuple[int, ...]]]:
-    """Provide a command line that runs this one under a guard (``runtime.guard``), and descriptors that it keeps.
-
-    So nothing of it outlives it, or this process; ``kill_family`` stops it.
-    """
+    """Provide a command line that runs this one under a guard (``runtime.guard``), and descriptors that it keeps."""
+    # So nothing of it outlives it, or this process; ``kill_family`` stops it.
     # It would tell the command's process id, which nobody needs.
     report = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -12,11 +12,9 @@ def total_bytes(group: Path = _GROUP, machine: Path = _MACHINE) -> int | None:
 
 
 def free_bytes(group: Path = _GROUP, machine: Path = _MACHINE) -> int | None:
-    """Return it; None where nobody says.
-
-    A group's files that were read or written lately count as used, and are given up where memory is wanted. A container
-    sees its own group at ``group``.
-    """
+    """Return it; None where nobody says."""
+    # A group's files that were read or written lately count as used, and are given up where memory is wanted. A
+    # container sees its own group at ``group``.
     free, limit = _of_machine("MemAvailable", machine), _limit(group)
     if free is None or limit is None:
         return free

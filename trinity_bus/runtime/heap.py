@@ -42,23 +42,19 @@ def importing() -> Iterator[None]:
 
 
 def freeze_gc() -> None:
-    """Collect what the start has left, and have later collections pass over all that is there now.
-
-    Call it once, when everything is imported and before the first work. What it covers is still freed when its last
-    reference goes; only circles of it stay, until :func:`unfreeze_gc`.
-    """
+    """Collect what the start has left, and have later collections pass over all that is there now."""
+    # Call it once, when everything is imported and before the first work. What it covers is still freed when its last
+    # reference goes; only circles of it stay, until :func:`unfreeze_gc`.
     gc.collect()
     gc.freeze()
 
 
 def collect_young_only() -> None:
-    """Have no full collection come by itself: for a service that holds very much, with :class:`FullCollections`.
-
-    With twenty thousand open tasks each takes a tenth of a second, with a quarter of a million two seconds, and all of
-    them together were a fifth of the coordinator's time while it took them in. They find nothing: what its machine
-    makes for two thousand tasks has 4 objects in circles, what aiokafka makes for 3,000 records in 300 transactions
-    none.
-    """
+    """Have no full collection come by itself: for a service that holds very much, with :class:`FullCollections`."""
+    # With twenty thousand open tasks each takes a tenth of a second, with a quarter of a million two seconds, and all
+    # of them together were a fifth of the coordinator's time while it took them in. They find nothing: what its machine
+    # makes for two thousand tasks has 4 objects in circles, what aiokafka makes for 3,000 records in 300 transactions
+    # none.
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, _NEVER)
 

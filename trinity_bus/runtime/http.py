@@ -126,10 +126,8 @@ async def read_body(request: web.Request, most: int) -> bytes:
 
 
 async def in_thread[*A, R](call: Callable[[*A], R], *given: *A) -> R:
-    """Return what a call returns that a thread makes; a request whose client has gone ends no sooner than the call.
-
-    A thread cannot be cancelled: its request continues to hold the locks and the room that the call needs.
-    """
+    """Return what a call returns that a thread makes; a request whose client has gone ends no sooner than the call."""
+    # A thread cannot be cancelled: its request continues to hold the locks and the room that the call needs.
     running = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(running)

@@ -149,12 +149,9 @@ class Preload:
         main: str | None = None,
         turn: Callable[[], bool] | None = None,
     ) -> "Preload":
-        """Have a process forked that imports more, as soon as everything is imported here. It ends with this one.
-
-        Arguments are those of ``begin``; ``main`` unset: what a command of this process is. ``turn``: whether it may
-        begin,
-        asked again at each ``look`` until it may.
-        """
+        """Have a process forked that imports more, as soon as everything is imported here. It ends with this one."""
+        # Arguments are those of ``begin``; ``main`` unset: what a command of this process is. ``turn``: whether it may
+        # begin, asked again at each ``look`` until it may.
         return Preload(
             lambda theirs: self._fork(
                 lambda serial: ForkBranch(serial, name, list(functions), main), env, output, passed=theirs, turn=turn

@@ -54,11 +54,9 @@ class Preloaded:
         self._ended = HeardSignals(signal.SIGCHLD)
 
     def run(self) -> tuple[Fork, list[int]] | None:
-        """Serve until the owner is gone, and return None.
-
-        In a forked process, which has nothing of this one's any more, return what it is to do, and the descriptors that
-        came with it beside those of output and environment.
-        """
+        """Serve until the owner is gone, and return None."""
+        # In a forked process, which has nothing of this one's any more, return what it is to do, and the descriptors
+        # that came with it beside those of output and environment.
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._ended, select.POLLIN)

@@ -31,11 +31,9 @@ def parent_context(parent: str | None) -> Context:
 
 
 def as_current(span: Span) -> AbstractContextManager[Span]:
-    """Have a span be the current one in a block, and end with it.
-
-    One of no trace, which is what there is where nothing is traced, need not be: OpenTelemetry's own way costs as much
-    for it as for any other.
-    """
+    """Have a span be the current one in a block, and end with it."""
+    # One of no trace, which is what there is where nothing is traced, need not be: OpenTelemetry's own way costs as
+    # much for it as for any other.
     return trace.use_span(span, end_on_exit=True) if span.get_span_context().is_valid else nullcontext(span)
 
 

@@ -72,11 +72,9 @@ class Telemetry:
     logs: LogExport | None  # where log lines are exported
 
     def shutdown(self) -> None:
-        """Write or send what is held back, then stop. Safe to call twice.
-
-        Returns after :data:`SHUTDOWN_S` at the latest. What its destination has not taken by then is lost, and one line
-        of the log says so.
-        """
+        """Write or send what is held back, then stop. Safe to call twice."""
+        # Returns after :data:`SHUTDOWN_S` at the latest. What its destination has not taken by then is lost, and one
+        # line of the log says so.
         ends: dict[str, Callable[[], None]] = {
             "traces": self.tracer_provider.shutdown,
             # Longer than it is waited for: one that gave up at the same moment would seem to have ended well.

@@ -43,10 +43,8 @@ class SpanRecord:
 
 
 def load_spans(run_dir: Path) -> list[SpanRecord]:
-    """All spans of a run that have been written so far, in the order of their start.
-
-    A line that cannot be read, such as the last one of a killed process, is passed over and logged.
-    """
+    """All spans of a run that have been written so far, in the order of their start."""
+    # A line that cannot be read, such as the last one of a killed process, is passed over and logged.
     spans = [span for path in sorted((run_dir / TRACES).glob("*.jsonl")) for span in _read(path)]
     return sorted(spans, key=lambda span: (span.start_ns, span.span_id))
 
