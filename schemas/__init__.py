@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.batch import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry, ResultPart, TaskStatus
+    from schemas.batch import (
+        BatchLifecycleState,
+        BatchRecord,
+        BatchSkipped,
+        ManifestEntry,
+        ResultPart,
+        TaskResult,
+        TaskStatus,
+    )
     from schemas.command import (
         AbortBatch,
         BatchResult,
@@ -49,7 +57,6 @@ if TYPE_CHECKING:
     from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
     from schemas.model_version import Member, ModelVersion, PublishedVersion
     from schemas.record import Record
-    from schemas.result import TaskResult
     from schemas.rollout import Cancel, Dispatch, SetPace
     from schemas.sampling import Sampling, StructuredOutputs
     from schemas.skipped import Rollback, SkippedBatch
@@ -75,7 +82,7 @@ __all__ = [
 # fmt: on
 
 _NAMES = {
-    "schemas.batch": "BatchLifecycleState BatchRecord BatchSkipped ManifestEntry ResultPart TaskStatus",
+    "schemas.batch": "BatchLifecycleState BatchRecord BatchSkipped ManifestEntry ResultPart TaskResult TaskStatus",
     "schemas.command": "AbortBatch BatchResult CancelTasks CommandError CommandReply Contribute FinalizeBatch "
     "FinalizeUpgrade PublishVersion RollBack SkipBatch SubmitBatch",
     "schemas.event": "CoordinatorHeartbeat ExperiencePiece ExplorerHeartbeat ExplorerLeft Position RolloutFinished "
@@ -87,7 +94,6 @@ _NAMES = {
     "schemas.message": "ContentPart FunctionCall FunctionSchema Message Tool ToolCall",
     "schemas.model_version": "Member ModelVersion PublishedVersion",
     "schemas.record": "Record",
-    "schemas.result": "TaskResult",
     "schemas.rollout": "Cancel Dispatch SetPace",
     "schemas.sampling": "Sampling StructuredOutputs",
     "schemas.skipped": "Rollback SkippedBatch",

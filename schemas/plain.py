@@ -25,10 +25,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
-from schemas.faults import fault
 from schemas.free_form import MAX_ITEMS
 from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
-from schemas.record import Metrics, Record
+from schemas.record import Metrics, Record, fault
 
 _MAP_STARTS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 # in msgpack all of these are small integers, which no record is: the first byte tells the two formats apart

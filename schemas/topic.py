@@ -17,8 +17,8 @@ class Topic:
 
     name: str  # without the namespace
     key: str  # what the record key is, in words
-    partitions: int
-    cleanup: Literal["delete", "compact"]
+    partitions: int = 1
+    cleanup: Literal["delete", "compact"] = "delete"
     retention_ms: int = -1  # -1 keeps records for ever
     retention_bytes: int = -1  # per partition; -1 is no limit
     keep_ms: int | None = None  # how long the coordinator keeps what is not needed any more, where it is who deletes
@@ -30,7 +30,7 @@ class Topic:
     description: str
     # The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
     # nobody says what is not theirs to say.
-    records: tuple[type, ...]
+    records: tuple[type, ...] = ()
     # whether any partition will do for any record: nobody depends on the order of those of a key
     any_partition: bool = False
     # whether its readers read one partition each, and say which: so nobody has to know it from a key

@@ -44,7 +44,7 @@ from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
 from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
-from trinity_bus.bus.delivery import Delivery, check
+from trinity_bus.bus.delivery import Delivery, check, start_send_span
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
 from trinity_bus.bus.outgoing import Outgoing
@@ -52,7 +52,6 @@ from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.producer_client import started_client
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.shutdown import bounded_shutdown
-from trinity_bus.bus.spans import start_send_span
 from trinity_bus.bus.transactions import (
     CANCELLED_S,
     abort,

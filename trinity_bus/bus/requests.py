@@ -190,7 +190,7 @@ _SET_CREDENTIALS = _request(
 )
 
 
-class DescribeTopics(_DESCRIBE_TOPICS):  # type: ignore[misc]  # likewise
+class DescribeTopics(_DESCRIBE_TOPICS):  # type: ignore[misc,valid-type]  # likewise
     """The request, to any broker. Of each topic the answer has error code, name, id, more, and rights as bits."""
 
     API_KEY = 3
@@ -203,7 +203,7 @@ class DescribeTopics(_DESCRIBE_TOPICS):  # type: ignore[misc]  # likewise
         return request_struct_class([(_NO_ID, topic, {}) for topic in self._topics], False, self._rights, {})
 
 
-class DescribeLogDirs(_DESCRIBE_LOG_DIRS):  # type: ignore[misc]  # likewise
+class DescribeLogDirs(_DESCRIBE_LOG_DIRS):  # type: ignore[misc,valid-type]  # likewise
     """The request, to one broker: its disks, and how much of these partitions (by full topic name) is on each."""
 
     API_KEY = 35
@@ -215,7 +215,7 @@ class DescribeLogDirs(_DESCRIBE_LOG_DIRS):  # type: ignore[misc]  # likewise
         return request_struct_class([(topic, numbers, {}) for topic, numbers in self._partitions.items()], {})
 
 
-class SetQuotas(_SET_QUOTAS):  # type: ignore[misc]  # likewise
+class SetQuotas(_SET_QUOTAS):  # type: ignore[misc,valid-type]  # likewise
     """The request: user to quota to its value, None takes it away. Its response has an entry for each user."""
 
     API_KEY = 49
@@ -245,7 +245,7 @@ def credential(user: str, password: str, *, salt: bytes | None = None, iteration
     return Credential(user, salt, hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations), iterations)
 
 
-class SetCredentials(_SET_CREDENTIALS):  # type: ignore[misc]  # likewise
+class SetCredentials(_SET_CREDENTIALS):  # type: ignore[misc,valid-type]  # likewise
     """The request. Its response has a result for each user."""
 
     API_KEY = 51
@@ -254,8 +254,9 @@ class SetCredentials(_SET_CREDENTIALS):  # type: ignore[misc]  # likewise
         self._credentials = credentials
 
     def build(self, request_struct_class: Any) -> Any:
-        rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, {}) for c in self._credentials]
-        return request_struct_class([], rows, {})
+        tags: dict[int, bytes] = {}
+        rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, tags) for c in self._credentials]
+        return request_struct_class([], rows, tags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from schemas.batch import TaskResult
 from schemas.event import Position
-from schemas.result import TaskResult
 from schemas.topics import EXPERIENCES, RESULTS, TASKS
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus

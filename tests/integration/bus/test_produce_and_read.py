@@ -357,7 +357,7 @@ async def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytes
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
-    monkeypatch.setattr("trinity_bus.bus.spans._TRACER", tracer)
+    monkeypatch.setattr("trinity_bus.bus.delivery._TRACER", tracer)
 
     async with (
         Bus(settings, client_id="test") as bus,

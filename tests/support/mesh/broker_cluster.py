@@ -30,7 +30,7 @@ from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import cache_dir
-from trinity_bus.broker.probe import ask
+from trinity_bus.broker.node import ask
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 

@@ -32,8 +32,7 @@ from trinity_bus.broker.layout import (
     write_configuration,
     write_state,
 )
-from trinity_bus.broker.node import choose_port, claim, reason, wait_ready, with_another_port
-from trinity_bus.broker.probe import Cluster, ask
+from trinity_bus.broker.node import Cluster, ask, choose_port, claim, reason, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.process import start_time
