@@ -7,6 +7,8 @@ passes over them. Rows lie in the order of the samples; what they count is the c
     samples      one of each
     responses    one of each response token
     tokens       one of each token
+
+``responses`` is ``sum(lengths - prompt_lengths)``.
 """
 
 from dataclasses import dataclass

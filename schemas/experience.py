@@ -1,33 +1,9 @@
 """Experiences: the samples of one task's attempt, as the trainer needs them.
 
 One record holds a whole group, column by column: each field of all samples is one flat little-endian buffer, so that a
-group of any size is encoded with one copy and decoded with none.
-
-===================  ========  ==================  ==================================================================
-buffer               dtype     shape               meaning
-===================  ========  ==================  ==================================================================
-``tokens``           int32     [sum(lengths)]      prompt and response token ids, sample after sample
-``lengths``          int32     [samples]           tokens per sample
-``prompt_lengths``   int32     [samples]           how many of them are prompt
-``logprobs``         float32   [responses]         of each response token, under the policy that drew it
-``mask_bits``        uint8     [responses / 8]     a bit per response token, first in the highest bit; 1 is trained on
-``rewards``          float32   [samples]           NaN where the workflow gave none
-``run_ids``          int32     [samples]           0 .. repeat_times - 1; samples with the same are one run
-``versions``         int32     [spans, 3]          (sample, first response token, model version): who drew what
-===================  ========  ==================  ==================================================================
-
-Five more are optional, and cost nothing where they are absent; see ``schemas.column``:
-
-====================  ========  ===================  ================================================================
-``turn_starts``       int32     [turns, 2]           (sample, first response token) of each turn
-``turn_rewards``      float32   [turns]              of each turn; NaN where the workflow gave none
-``sampling``          float32   [samples, 4]         temperature, top_p, top_k, min_p; NaN where nobody knows
-``teacher_logprobs``  float32   [responses]          under a teacher; NaN where it was not asked
-``routes``            uint8     [tokens, layers, k]  the experts that the router of each MoE layer chose for each token
-====================  ========  ===================  ================================================================
-
-``responses`` is ``sum(lengths - prompt_lengths)``. Token ids and logprobs are the engine's own; text is never tokenized
-again on the way.
+group of any size is encoded with one copy and decoded with none. ``schemas.column`` has the columns' types, shapes and
+meanings; optional ones cost nothing where they are absent. Token ids and logprobs are the engine's own; text is never
+tokenized again on the way.
 """
 
 import math
