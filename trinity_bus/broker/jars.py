@@ -162,7 +162,9 @@ def _local_copy(jar: Jar) -> Path | None:
     try:
         from jgo.constants import default_maven_repo
     except ImportError as error:
-        raise _not_installed() from error
+        raise BrokerNotInstalledError(
+            "the embedded broker needs the packages of an extra: pip install 'trinity-bus[broker]'"
+        ) from error
     place = Path(default_maven_repo(), *jar.group.split("."), jar.artifact, jar.version, jar.filename)
     return place if digest(place) == jar.sha256 else None
 
@@ -181,9 +183,3 @@ def _download(jar: Jar, cache: Path, found: list[str]) -> Path | None:
         # jgo raises a bare RuntimeError where no repository has the file.
         found.append(" ".join(str(error).split())[:300])
         return None
-
-
-def _not_installed() -> BrokerNotInstalledError:
-    return BrokerNotInstalledError(
-        "the embedded broker needs the packages of an extra: pip install 'trinity-bus[broker]'"
-    )

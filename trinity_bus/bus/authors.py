@@ -57,7 +57,8 @@ def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
         return record
     name = getattr(record, topic.sender)
     if key != name.encode():
-        raise DecodeError(FORGED_SENDER, f"the key is {_text(key)!r}, but the record is said to be of {name!r}")
+        text = None if key is None else key[:200].decode("utf-8", "backslashreplace")
+        raise DecodeError(FORGED_SENDER, f"the key is {text!r}, but the record is said to be of {name!r}")
     if isinstance(record, RunnersReport):
         for runner in record.runners:
             if not runner.runner.startswith(f"{name}/"):
@@ -87,7 +88,3 @@ def _type_of(value: bytes) -> type | None:
 
 def _names(writers: Iterable[str]) -> str:
     return " and ".join(sorted(writers)) or "nobody"
-
-
-def _text(key: bytes | None) -> str | None:
-    return None if key is None else key[:200].decode("utf-8", "backslashreplace")

@@ -13,7 +13,7 @@ request                        version  sources
 import hashlib
 import secrets
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
@@ -284,14 +284,10 @@ async def allowed(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str
     with kafka_errors("ask for rights"):
         answer = await ask(admin, DescribeTopics(topics, rights=True))
     return {
-        name: frozenset(_operations(bits))
+        name: frozenset(operation for operation in Operation if bits >> operation & 1)
         for error, name, _, _, _, bits, _ in answer.topics
         if not error and bits != _NOT_TOLD
     }
-
-
-def _operations(bits: int) -> Iterator[Operation]:
-    return (operation for operation in Operation if bits >> operation & 1)
 
 
 async def latest_versions(admin: AIOKafkaAdminClient) -> dict[int, int]:

@@ -150,7 +150,8 @@ class Child(Process):
                     )
                 except OSError as error:
                     raise ProcessError(f"cannot start {self.command[0]}: {error}") from error
-            answer = _read_all(read_end)
+            with os.fdopen(os.dup(read_end), "rb") as file:
+                answer = file.read()
         if not answer:
             raise ProcessError(f"cannot start {self.command[0]}: its guard ended with {self._guard.wait()}")
         self._pid = int(answer)
@@ -201,11 +202,6 @@ def tail(path: Path, lines: int = 20, *, limit_bytes: int = 64 * 1024) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""
-
-
-def _read_all(fd: int) -> bytes:
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read()
 
 
 def has_ended(pid: int) -> bool:
