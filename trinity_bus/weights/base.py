@@ -11,16 +11,11 @@ from typing import Final
 
 from trinity_bus.weights.errors import WeightTransferError
 
-BASE: Final = "base.sha256"
-"""Name of the tensor, uint8, that has the identity."""
+BASE: Final = "base.sha256"  # the tensor, uint8, that has the identity
 
 
 def identity(folder: Path) -> bytes:
-    """Return what tells the weights in a Hugging Face folder from others: a digest of its files, in order.
-
-    Raises:
-        WeightTransferError: There are none, or they cannot be read.
-    """
+    """Return what tells the weights in a Hugging Face folder from others: a digest of its files, in order."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightTransferError(f"{folder} has no safetensors, by which explorers and trainer would know their base")

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-ALIGNMENT = 16
-"""Bytes; at least the size of the largest element."""
+ALIGNMENT = 16  # Bytes; at least the size of the largest element
 
+# Bytes per element of each dtype that can travel, by torch's name.
 ITEM_SIZES = {
     "float64": 8,
     "float32": 4,
@@ -29,55 +29,38 @@ ITEM_SIZES = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes per element of each dtype that can travel, by torch's name."""
 
 
 MAX_NAME_LENGTH = 512
 MAX_DIMENSIONS = 8
-MAX_TOTAL_BYTES = 4 << 40
-"""Of a whole model, and so the most elements of one dimension."""
+MAX_TOTAL_BYTES = 4 << 40  # of a whole model, and so the most elements of one dimension
 
 
 class TensorMeta(Struct, frozen=True, array_like=True, gc=False):
     """Name, dtype and shape of one tensor as it travels: in JSON the list ``[name, dtype, shape]``."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
-    dtype: str
-    """A key of ``ITEM_SIZES``."""
+    dtype: str  # a key of ``ITEM_SIZES``
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)], ...], Meta(max_length=MAX_DIMENSIONS)]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
 class Slot(Struct, frozen=True, gc=False):
-    """Where a tensor lies in its bucket."""
-
     meta: TensorMeta
-    offset: int
-    """Bytes from the start of the bucket."""
+    offset: int  # bytes from the start of the bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One message of a transfer."""
-
     slots: tuple[Slot, ...]
     nbytes: int
 
 
 def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
-    """Lay tensors out in buckets, in order.
-
-    Args:
-        metas: The tensors.
-        bucket_bytes: Most bytes of a bucket that holds more than one tensor.
-
-    Raises:
-        ValueError: ``bucket_bytes`` is not positive.
-    """
+    """Lay tensors out in order; ``bucket_bytes`` bounds buckets of more than one tensor."""
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be positive")
     buckets: list[Bucket] = []

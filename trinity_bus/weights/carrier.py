@@ -21,32 +21,20 @@ if TYPE_CHECKING:
 
     from trinity_bus.weights.file_buckets import FileBuckets
 
-type Arrived = Callable[[int], None]
-"""Told the index of each buffer that is full, in order."""
+type Arrived = Callable[[int], None]  # Told the index of each buffer that is full, in order
 
 
 class Sender(Protocol):
-    """One end, which sends. One thread uses it."""
+    """One end, which sends. One thread uses it. ``LinkError``: the other end does not take what is sent."""
 
     def whole(self, parts: Sequence[Any]) -> None:
-        """Send buffers, one after the other, to who takes them as a whole.
-
-        Raises:
-            LinkError: They are not taken.
-        """
+        """Send buffers, one after the other, to who takes them as a whole."""
         ...
 
     def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
         """Send the chunks from ``first`` on, each as soon as it is proven. Return whether all are sent.
 
-        Args:
-            holding: What there is.
-            first: How many the other side has.
-            goes_on: Asked again and again, and told how many it has by then. If not, the other side is told that others
-                send the rest.
-
-        Raises:
-            LinkError: They are not taken, or cannot be had any more.
+        ``goes_on`` is called now and then with how many the other side has; if it says no, others send the rest.
         """
         ...
 
@@ -61,50 +49,29 @@ class Sender(Protocol):
 
 
 class Taker(Protocol):
-    """The other end. One thread uses it."""
+    """The other end. One thread uses it. ``LinkError``: the sender is gone or silent."""
 
     def meet(self, *, chunks: bool) -> None:
-        """Have ready what bytes come over, once the other side has said that it sends.
-
-        Args:
-            chunks: Whether they come as chunks, rather than as a whole.
-
-        Raises:
-            LinkError: It cannot be made.
-        """
+        """Have ready what bytes come over, once the other side has said that it sends."""
         ...
 
-    def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
-        """Fill buffers, one after the other.
-
-        Raises:
-            LinkError: The other side is gone or silent.
-        """
-        ...
+    def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None: ...
 
     def chunks(
         self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
     ) -> bool:
         """Take chunks and prove them. Return whether all are there; else, others send the rest.
 
-        Args:
-            holding: What is there so far.
-            buffers: Of all of it. One that something may still write to is replaced, before this raises.
-            arrived: See there.
-            limit_s: In which a whole chunk must come; unset: something must.
-
-        Raises:
-            WeightTransferError: Who sends is gone, or sends something else.
+        A buffer that something may still write to is replaced before this raises. ``limit_s``: in which a whole chunk
+        must come; unset: something must. ``WeightTransferError``: who sends is gone, or sends something else.
         """
         ...
 
-    def close(self) -> None:
-        """Let go of what this has made, without waiting for it; not of the channel."""
-        ...
+    def close(self) -> None: ...
 
 
 class Carrier(Protocol):
-    """Kind of connection by which bytes of versions come: makes both ends of one."""
+    """Makes both ends of a connection by which bytes of versions come."""
 
     @property
     def keeps(self) -> bool:
@@ -115,10 +82,6 @@ class Carrier(Protocol):
         """Return what a ``HeldVersion`` is to be attached to, and :meth:`Sender.whole` is given."""
         ...
 
-    def sender(self, channel: Channel) -> Sender:
-        """Make the end that sends."""
-        ...
+    def sender(self, channel: Channel) -> Sender: ...
 
-    def taker(self, channel: Channel) -> Taker:
-        """Make the other one."""
-        ...
+    def taker(self, channel: Channel) -> Taker: ...

@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 
 def carrier_of(method: Method, device: "torch.device | None" = None) -> Carrier:
-    """Return what carries the bytes of a version.
-
-    Args:
-        method: Other than ``checkpoint``, which has none.
-        device: The GPU on which they lie, for ``nccl``; by default, that of this thread.
-
-    Raises:
-        WeightTransferError: There is no such carrier, or no GPU for it.
-    """
+    """Return what carries the bytes of a version; over NCCL on ``device``, by default this thread's GPU."""
     if method == "memory":
         return FrameCarrier()
     if method == "gloo":

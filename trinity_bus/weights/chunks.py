@@ -17,33 +17,23 @@ from typing import Final
 import xxhash
 
 HASH_BYTES: Final = 16
-PIECE: Final = 4 << 20
-"""Bytes that are hashed at once for the checksum: no chunk is larger, and each divides it."""
-MAX_CHUNKS: Final = 1 << 20
-"""Of a version; one with more is passed on by nobody."""
-_FINEST: Final = 256 << 10
-"""Small, because a version is late by one chunk for each member that passes it on."""
+PIECE: Final = 4 << 20  # Hashed at once for the checksum: no chunk is larger, and each divides it
+MAX_CHUNKS: Final = 1 << 20  # of a version; one with more is passed on by nobody
+_FINEST: Final = 256 << 10  # Small, because a version is late by one chunk for each member that passes it on
+# Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so.
 _COARSER: Final = 1 << 17
-"""Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so."""
-_A_BUCKET: Final = 256
-"""Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``."""
+_A_BUCKET: Final = 256  # Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``
+# Of a version: a chain of links is late by one of them for each member, and each costs some 0.1 ms at both ends
 _PIECES: Final = 512
-"""Of a version: a chain of links is late by one of them for each member, and each costs some 0.1 ms at both ends."""
-_MOST: Final = 4 * PIECE
-"""Bytes of a piece at most: it is to move within seconds over a slow wire, too."""
+_MOST: Final = 4 * PIECE  # Bytes of a piece at most: it is to move within seconds over a slow wire, too
 
-type Span = tuple[int, int, int]
-"""A chunk: the index of its bucket, and where it begins and ends there."""
+type Span = tuple[int, int, int]  # the index of a bucket, and where the chunk begins and ends there
 
 
 def chunk_bytes(bucket_bytes: int, before: int) -> int:
-    """Return the size of a bucket's chunks; its last one may be smaller.
+    """Return the size of a bucket's chunks, with ``before`` bytes in those before it; the last may be smaller.
 
     It is known before the whole version is: buckets are hashed as they are made.
-
-    Args:
-        bucket_bytes: As the manifest says.
-        before: How many bytes the buckets before it have.
     """
     size = _FINEST
     while size < PIECE and (size * _A_BUCKET < bucket_bytes or size * _COARSER <= before):
@@ -52,12 +42,6 @@ def chunk_bytes(bucket_bytes: int, before: int) -> int:
 
 
 def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
-    """Return all chunks, in order.
-
-    Args:
-        sizes: Of the buckets.
-        bucket_bytes: As the manifest says.
-    """
     found: list[Span] = []
     before = 0
     for bucket, nbytes in enumerate(sizes):
@@ -68,23 +52,12 @@ def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
 
 
 def piece_bytes(nbytes: int) -> int:
-    """Return how much of a version goes over a link at once; a chunk may have more.
-
-    Args:
-        nbytes: Of the version.
-    """
+    """Return how much of a version goes over a link at once; a chunk may have more."""
     return min(_MOST, nbytes // _PIECES)
 
 
 def behind_piece(chunks: Sequence[Span], first: int, stop: int, nbytes: int) -> int:
-    """Return the number behind the last chunk that is sent together with ``first``: neighbours in its bucket.
-
-    Args:
-        chunks: All.
-        first: One of them.
-        stop: Before which it ends in any case.
-        nbytes: That it has at most, unless one chunk has more.
-    """
+    """Return the end of what is sent together with ``first``: its neighbours in its bucket, before ``stop``."""
     bucket, start, _ = chunks[first]
     end = first + 1
     while end < stop and chunks[end][0] == bucket and chunks[end][2] - start <= nbytes:
@@ -93,5 +66,4 @@ def behind_piece(chunks: Sequence[Span], first: int, stop: int, nbytes: int) -> 
 
 
 def chunk_hash(chunk: memoryview) -> bytes:
-    """Return the hash of one chunk."""
     return xxhash.xxh3_128_digest(chunk)

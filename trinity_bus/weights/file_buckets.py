@@ -59,19 +59,13 @@ class FileBucket:
 
 
 class FileBuckets(Sequence[FileBucket]):
-    """All buckets of a version. May be used from any thread.
-
-    Args:
-        folder: Where its tensors are, under the same names: a checkpoint, or a model.
-        layout: Of the version.
-    """
+    """All buckets of a version, whose tensors ``folder`` has under the same names. May be used from any thread."""
 
     def __init__(self, folder: Path, layout: Sequence[Bucket]) -> None:
         self._folder = folder
         self._buckets = [FileBucket(self, bucket) for bucket in layout]
         self._lock = threading.Lock()
-        self._open: dict[str, TensorFile] | None = None
-        """By the name of a tensor."""
+        self._open: dict[str, TensorFile] | None = None  # by the name of a tensor
         self._closing = contextlib.ExitStack()
 
     def __len__(self) -> int:

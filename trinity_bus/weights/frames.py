@@ -34,35 +34,28 @@ class FrameCarrier:
     keeps = False
 
     def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "list[_View]":
-        """See ``Carrier``."""
         return [_View(buffer) for buffer in buffers]
 
     def sender(self, channel: Channel) -> "FrameSender":
-        """See ``Carrier``."""
         return FrameSender(channel)
 
     def taker(self, channel: Channel) -> "FrameTaker":
-        """See ``Carrier``."""
         return FrameTaker(channel)
 
 
 class FrameSender:
-    """A ``Sender``."""
-
     still_reads = False
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def whole(self, parts: Sequence[Any]) -> None:
-        """See ``Sender``."""
         for part in parts:
             view = part if isinstance(part, _View) else memoryview(part)
             for start in range(0, len(view), PIECE):
                 send_piece(self._channel, view[start : start + PIECE])
 
     def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
-        """See ``Sender``."""
         return holding.send(self._channel, first, goes_on)
 
     def close(self) -> None:
@@ -70,8 +63,6 @@ class FrameSender:
 
 
 class FrameTaker:
-    """A ``Taker``."""
-
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
@@ -79,7 +70,6 @@ class FrameTaker:
         """Nothing is to be made."""
 
     def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
-        """See ``Taker``."""
         for i, buffer in enumerate(buffers):
             self._channel.read_into(memoryview(buffer.numpy()))
             arrived(i)
@@ -87,7 +77,6 @@ class FrameTaker:
     def chunks(
         self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
     ) -> bool:
-        """See ``Taker``. What has been read is there, so no buffer is ever replaced."""
         del buffers
         channel, chunks = self._channel, holding.chunks
         deadline = None if limit_s is None else awake.now() + limit_s

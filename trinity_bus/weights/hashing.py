@@ -22,16 +22,13 @@ from trinity_bus.weights.chunks import PIECE, chunk_bytes, chunk_hash
 if TYPE_CHECKING:
     import torch
 
-_MOST_THREADS = 4
-"""More would take cores from what computes, and the wire is slower than four of them."""
+_MOST_THREADS = 4  # More would take cores from what computes, and the wire is slower than four of them
 
 
 class ContentHash:
     """Digest over buffers, in the order in which they are put. Leaving the context waits until all are hashed.
 
-    Args:
-        threads: How many pieces are hashed at once; by default, as many as there are cores, up to four.
-        bucket_bytes: Of the version whose chunks are to be hashed as well; unset: none are.
+    With ``bucket_bytes``, of the version, its chunks are hashed as well.
     """
 
     def __init__(self, threads: int | None = None, *, bucket_bytes: int | None = None) -> None:
@@ -41,8 +38,7 @@ class ContentHash:
         self._bucket_bytes = bucket_bytes
         self._nbytes = 0
         self._hexdigest = ""
-        self.chunk_hashes = b""
-        """Of all chunks, one after the other; after the context was left."""
+        self.chunk_hashes = b""  # of all chunks, one after the other; after the context was left
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +61,6 @@ class ContentHash:
         return pieces
 
     def hexdigest(self) -> str:
-        """Return the digest of all buffers; after the context was left."""
         return self._hexdigest
 
 

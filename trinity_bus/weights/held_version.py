@@ -26,29 +26,19 @@ from trinity_bus.weights.errors import LinkError, WeightTransferError
 
 FRAME: Final = struct.Struct(">I")
 LEAVE: Final = (1 << 32) - 1
-PIECE: Final = 1 << 20
-"""Bytes that a member must take within the time limit."""
-BEAT_S: Final = 0.5
-"""Between two empty frames."""
+PIECE: Final = 1 << 20  # that a member must take within the time limit
+BEAT_S: Final = 0.5  # between two empty frames
 
 
 class HeldVersion:
-    """A version as far as it is proven here. All methods may be called from any thread.
-
-    Args:
-        version: Its number.
-        checksum: As announced.
-        chunks: All of it.
-        hashes: Of all chunks, one after the other; by which they are proven.
-    """
+    """A version as far as it is proven here. All methods may be called from any thread."""
 
     def __init__(self, version: int, checksum: str, chunks: list[Span], hashes: bytes = b"") -> None:
         self.version = version
         self.checksum = checksum
         self.chunks = chunks
         self._hashes = hashes
-        self.proven = 0
-        """How many chunks; from the first on."""
+        self.proven = 0  # how many chunks, from the first on
         self._buffers: Sequence[Any] = ()
         self._changed = threading.Condition()
         self._readers = 0
@@ -56,7 +46,6 @@ class HeldVersion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is proven."""
         return self.proven == len(self.chunks)
 
     def attach(self, buffers: Sequence[Any], *, proven: int = 0) -> None:
@@ -66,11 +55,7 @@ class HeldVersion:
             self._changed.notify_all()
 
     def prove(self, chunk: memoryview) -> None:
-        """Compare the next chunk with its hash, and note that it is proven.
-
-        Raises:
-            WeightTransferError: It is another one.
-        """
+        """Compare the next chunk with its hash, and note that it is proven."""
         number = self.proven
         if chunk_hash(chunk) != self._hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]:
             raise WeightTransferError(f"chunk {number} has other bytes than the trainer has told of")
@@ -79,7 +64,6 @@ class HeldVersion:
             self._changed.notify_all()
 
     def ends_bucket(self, number: int) -> bool:
-        """Whether a chunk is the last one of its bucket."""
         return number + 1 == len(self.chunks) or self.chunks[number + 1][0] != self.chunks[number][0]
 
     def retire(self) -> None:
@@ -90,13 +74,11 @@ class HeldVersion:
             self._changed.wait_for(lambda: not self._readers)
 
     def place(self, first: int, end: int) -> Any:
-        """Return the place of neighbouring chunks in one bucket, from ``first`` to before ``end``."""
         bucket, start, _ = self.chunks[first]
         return self._buffers[bucket][start : self.chunks[end - 1][2]]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep the buffers as they are, within the context."""
         with self._changed:
             self._readers += 1
         try:
@@ -107,11 +89,7 @@ class HeldVersion:
                 self._changed.notify_all()
 
     def grown(self, proven: int, limit_s: float) -> int:
-        """Wait a little for more than so many proven chunks; return how many there are.
-
-        Raises:
-            LinkError: It is retired.
-        """
+        """Wait a little for more than so many proven chunks; return how many there are."""
         with self._changed:
             grown = partial(self._changed.wait_for, lambda: self._retired or self.proven > proven)
             awake.wait_in_thread(grown, limit_s)
@@ -120,7 +98,6 @@ class HeldVersion:
             return self.proven
 
     def send(self, channel: Channel, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
-        """Send chunks as frames; see ``carrier.Sender``."""
         with self.reading():
             while first < len(self.chunks):
                 if not goes_on(first):
@@ -139,5 +116,4 @@ class HeldVersion:
 
 
 def send_piece(channel: Channel, piece: memoryview) -> None:
-    """Send a part of a version, within the connection's time limit."""
     channel.write(piece)

@@ -30,8 +30,6 @@ _DOMAIN = b"trinity-bus weights 1\n"
 
 
 class _Fields(msgspec.Struct):
-    """The JSON object, in the order in which it is written."""
-
     version: Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)]
     content: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
     bucket_bytes: Annotated[int, Meta(ge=1, le=MAX_TOTAL_BYTES)]
@@ -43,15 +41,11 @@ _DECODER = msgspec.json.Decoder(_Fields)
 
 @dataclass(frozen=True, slots=True)
 class TransferManifest:
-    """One version as it is about to travel."""
-
     version: int
-    content: str
-    """Digest of the buckets' bytes, hex; see ``hashing``."""
+    content: str  # of the buckets' bytes, hex; see ``hashing``
     bucket_bytes: int
     tensors: tuple[TensorMeta, ...]
-    checksum: str = field(init=False)
-    """Of layout and content, hex: what is announced."""
+    checksum: str = field(init=False)  # of layout and content, hex: what is announced
 
     def __post_init__(self) -> None:
         layout = msgspec.json.encode([self.bucket_bytes, self.tensors])
@@ -59,15 +53,9 @@ class TransferManifest:
         object.__setattr__(self, "checksum", digest.hexdigest())
 
     def buckets(self) -> list[Bucket]:
-        """Return the layout that both sides derive."""
         return plan(self.tensors, self.bucket_bytes)
 
     def to_json(self) -> bytes:
-        """As UTF-8 JSON.
-
-        Raises:
-            ManifestError: It is over ``MAX_MANIFEST_BYTES``.
-        """
         text = msgspec.json.encode(_Fields(self.version, self.content, self.bucket_bytes, self.tensors))
         if len(text) > MAX_MANIFEST_BYTES:
             raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
@@ -75,11 +63,7 @@ class TransferManifest:
 
     @classmethod
     def from_json(cls, text: bytes) -> "TransferManifest":
-        """Parse and check.
-
-        Raises:
-            ManifestError: It is malformed or over a limit; the message says which.
-        """
+        """Parse and check; ManifestError where it is malformed or over a limit."""
         if len(text) > MAX_MANIFEST_BYTES:
             raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
         try:

@@ -30,38 +30,24 @@ _DOMAIN = b"trinity-bus weights peer 1"
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What both sides know of one connection."""
-
-    who: str
-    """The member, as ``{trainer_incarnation}/{epoch}/{explorer}``."""
-    challenge: bytes
-    """The trainer's random bytes."""
-    nonce: bytes
-    """The member's."""
+    who: str  # ``{trainer_incarnation}/{epoch}/{explorer}``
+    challenge: bytes  # the trainer's random bytes
+    nonce: bytes  # the member's
 
     def proof(self, secret: bytes, side: Side) -> bytes:
-        """Return what a side that knows the secret says."""
         return _code(secret, [b"proof", side.encode(), self.who.encode(), self.challenge, self.nonce])
 
     def key(self, secret: bytes) -> bytes:
-        """Return the key of this connection's messages."""
         return _code(secret, [b"key", self.who.encode(), self.challenge, self.nonce])
 
 
 def message_code(key: bytes, sender: Side, number: int, body: bytes) -> bytes:
-    """Return the code of one message.
-
-    Args:
-        key: Of the connection.
-        sender: Who sends it.
-        number: How many that side has sent before.
-        body: The message.
-    """
+    """Return the code of a message; ``number`` is how many that side has sent before."""
     return _code(key, [b"message", sender.encode(), number.to_bytes(8), body])
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether two proofs or codes are equal, in a time that does not tell where they differ."""
+    """Compare in a time that does not tell where they differ."""
     return hmac.compare_digest(one, other)
 
 

@@ -38,35 +38,26 @@ from trinity_bus.weights.manifest import TransferManifest
 if TYPE_CHECKING:
     import torch
 
-DEFAULT_BUCKET_BYTES = 64 << 20
-"""Large, because each bucket costs a round trip."""
-HASHED_AT_ONCE = 4
-"""Buckets that wait for their hashes, where they are used again."""
+DEFAULT_BUCKET_BYTES = 64 << 20  # large, because each bucket costs a round trip
+HASHED_AT_ONCE = 4  # buckets that wait for their hashes, where they are used again
 
 
 @dataclass(slots=True)
 class Staged:
-    """A version in buffers."""
-
     manifest: TransferManifest
     layout: list[Bucket]
-    buffers: "Sequence[torch.Tensor] | FileBuckets"
-    """uint8, one for each bucket, of its size."""
+    buffers: "Sequence[torch.Tensor] | FileBuckets"  # uint8, one for each bucket, of its size
+    # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
-    """What the buffers are views of; a bucket need not fill it. Empty where they are in files."""
-    chunk_hashes: bytes = b""
-    """See ``chunks``."""
+    chunk_hashes: bytes = b""  # see ``chunks``
     leases: int = 0
-    spoiled: bool = False
-    """A broken link may still read the buffers."""
+    spoiled: bool = False  # a broken link may still read the buffers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buckets."""
         return sum(bucket.nbytes for bucket in self.layout)
 
     def chunks(self) -> list[Span]:
-        """Return how it is cut into chunks."""
         return spans((bucket.nbytes for bucket in self.layout), self.manifest.bucket_bytes)
 
 
@@ -74,7 +65,6 @@ class Staging:
     """Keeps the newest versions. All methods may be called from any thread.
 
     Args:
-        bucket_bytes: Size of one bucket.
         retain: How many of the newest versions can be leased, besides the one that is to be kept.
         dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
         chunks: Whether to hash each chunk, too, for members that pass versions on.
@@ -102,18 +92,10 @@ class Staging:
         """Copy a version into buffers, or find its hashes alone, replacing what was staged under the same number.
 
         Args:
-            version: Its number.
             named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order. They are
                 looked at one by one, each before the next is asked for.
             folder: Whose files have the very same tensors when the version is first read; None: there are none. Where
                 there is a GPU it is copied in any case: pinned memory is read faster than files.
-
-        Returns:
-            What there is to be said about it; its checksum covers names, dtypes, shapes and bytes.
-
-        Raises:
-            WeightTransferError: There are no tensors.
-            ManifestError: They are too many to be announced.
         """
         is_kept = folder is None or uses_gpu()
         packing = _Packing(self, is_kept=is_kept)
@@ -139,11 +121,7 @@ class Staging:
         return manifest
 
     def open(self, version: int) -> None:
-        """Open the files of a version that is in files: they can be had from now on, even if they are removed.
-
-        Raises:
-            TensorFileError, OSError: They are not there.
-        """
+        """Open the files of a version that is in files: they can be had from now on, even if they are removed."""
         with self._lock:
             staged = self._staged.get(version)
         if staged is not None and isinstance(staged.buffers, FileBuckets):
@@ -162,11 +140,7 @@ class Staging:
 
     @contextlib.contextmanager
     def lease(self, version: int, checksum: str) -> Iterator[Staged]:
-        """Provide a version whose buffers stay as they are within the context.
-
-        Raises:
-            VersionGoneError: It is not staged, or has another checksum.
-        """
+        """Provide a version whose buffers stay as they are within the context, or raise VersionGoneError."""
         with self._lock:
             staged = self._staged.get(version)
             if staged is None:
@@ -182,7 +156,7 @@ class Staging:
                 self._recycle(staged)
 
     def buffer(self, nbytes: int) -> "torch.Tensor":
-        """Memory of this size; used before where there is some, because fresh memory costs page faults."""
+        """Return memory of this size; used before where there is some, because fresh memory costs page faults."""
         with self._lock:
             # The last that came: it is the likeliest to be in a cache.
             for i in reversed(range(len(self._spare))):
@@ -191,17 +165,14 @@ class Staging:
         return host_buffer(nbytes)
 
     def give_back(self, memory: "torch.Tensor") -> None:
-        """Take what :meth:`buffer` gave for the next who asks."""
         with self._lock:
             self._spare.append(memory)
 
     @property
     def bucket_bytes(self) -> int:
-        """Size of one bucket."""
         return self._bucket_bytes
 
     def travelling_dtype(self, tensor: "torch.Tensor") -> "torch.dtype":
-        """As what a tensor travels."""
         import torch
 
         if self._dtype is None or not tensor.is_floating_point():
@@ -210,13 +181,13 @@ class Staging:
         return dtype
 
     def _retire(self) -> None:
-        """With the lock held: let go of versions that are neither among the newest nor to be kept."""
+        # With the lock held: lets go of versions that are neither among the newest nor to be kept.
         for number in list(self._staged)[: -self._retain]:
             if number != self._kept:
                 self._recycle(self._staged.pop(number))
 
     def _recycle(self, staged: Staged) -> None:
-        """With the lock held: give the buffers of a version back if nothing can lease or reads them any more."""
+        # With the lock held: the buffers are used again if nothing can lease or reads them any more.
         if staged.leases == 0 and not staged.spoiled and self._staged.get(staged.manifest.version) is not staged:
             self._spare += staged.memory
 
@@ -224,9 +195,7 @@ class Staging:
 class _Packing:
     """Tensors on their way into buckets: what ``buckets.plan`` says, found while they come.
 
-    Args:
-        staging: Gives memory.
-        is_kept: Whether the bytes are wanted when they are hashed.
+    ``is_kept``: whether the bytes are wanted when they are hashed.
     """
 
     def __init__(self, staging: Staging, *, is_kept: bool) -> None:
@@ -242,7 +211,6 @@ class _Packing:
         self._end = 0
 
     def add(self, name: str, tensor: "torch.Tensor", digest: ContentHash) -> None:
-        """Copy one tensor behind the last."""
         kind = self._staging.travelling_dtype(tensor)
         meta = TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
         self.metas.append(meta)
@@ -258,7 +226,6 @@ class _Packing:
         self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
 
     def close_bucket(self, digest: ContentHash) -> None:
-        """Note that the open bucket is whole: hash it beside what follows."""
         if self._open is None:
             return
         buffer = self._open[: self._end]

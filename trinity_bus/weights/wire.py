@@ -45,7 +45,6 @@ from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES
 from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES
 
 PROTOCOL: Final = 1
-"""Of what members and trainers, and members among each other, say about weights."""
 MAX_TEXT = 512
 MAX_ANSWER_BYTES = 2 * MAX_MANIFEST_BYTES
 
@@ -53,51 +52,35 @@ type _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who wants to be let in."""
-
     who: Annotated[str, msgspec.Meta(max_length=1024)]
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     proof: Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+    # that the member speaks; 0: one of before there were numbers
     protocol: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    """That the member speaks; 0: one of before there were numbers."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True):
-    """What a member asks for."""
-
     version: int
     checksum: _Text
-    held: _Text | None = None
-    """Checksum of the version that it holds, to which a delta may be sent."""
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    """Where it passes on what it takes; 0: it does not."""
-    first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0
-    """How many chunks it has: the rest is wanted."""
-    alone: bool = False
-    """It cannot reach others, and is to be sent the rest by the trainer."""
-    report: bool = False
-    """Nothing is asked for: ``first`` is how far it is."""
+    held: _Text | None = None  # of the version that it holds, to which a delta may be sent
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # where it passes on what it takes; 0: it does not
+    first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0  # How many chunks it has: the rest is wanted
+    alone: bool = False  # It cannot reach others, and is to be sent the rest by the trainer
+    report: bool = False  # nothing is asked for: ``first`` is how far it is
 
 
 class WeightsAnswer(msgspec.Struct, frozen=True):
-    """What the trainer says before the bytes."""
-
-    refusal: _Text
-    """Why nothing follows; empty where something does."""
-    manifest: bytes = b""
-    """As JSON; see ``manifest``."""
+    refusal: _Text  # why nothing follows; empty where something does
+    manifest: bytes = b""  # as JSON; see ``manifest``
+    # Where not None, what follows is the payload of a delta to what the member holds
     changes: tuple[Change, ...] | None = None
-    """Where not None, what follows is the payload of a delta to what the member holds."""
+    # Of all chunks, one after the other. Where there are any, what follows are chunks.
     hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS * HASH_BYTES)] = b""
-    """Of all chunks, one after the other. Where there are any, what follows are chunks."""
+    # Host and port of another member, who is to be asked for the chunks; unset: they follow here
     holder: tuple[_Text, Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
-    """Host and port of another member, who is to be asked for the chunks; unset: they follow here."""
-    reports: bool = False
-    """The trainer wants to know how far the member is, while that takes chunks from another."""
-    leave: bool = False
-    """There is a better holder than the present one: the member is to ask again."""
-    alive: bool = False
-    """Nothing is said but that its sender lives, while it sends over a link."""
+    reports: bool = False  # The trainer wants to know how far the member is, while that takes chunks from another
+    leave: bool = False  # there is a better holder than the present one: the member is to ask again
+    alive: bool = False  # nothing is said but that its sender lives, while it sends over a link
 
     @property
     def is_aside(self) -> bool:
@@ -106,19 +89,13 @@ class WeightsAnswer(msgspec.Struct, frozen=True):
 
 
 class StoreEntry(msgspec.Struct, frozen=True):
-    """What one end of a link tells the other's store."""
-
     key: _Text
     value: bytes
 
 
 class DeltaHead(msgspec.Struct, frozen=True):
-    """What a delta file says before its payload."""
-
-    base: str
-    """Checksum of what it is to be applied to."""
-    target: str
-    """Checksum of what it makes."""
+    base: str  # of what it is to be applied to
+    target: str  # of what it makes
     changes: tuple[Change, ...]
 
 
@@ -138,11 +115,7 @@ class _Wire[M](Dialect[M]):
             raise WireError(str(error)) from error
 
     def read(self, file: IO[bytes]) -> M:
-        """Return the message in a plain frame at the beginning of a file.
-
-        Raises:
-            WireError: There is none.
-        """
+        """Return the message in a plain frame at the beginning of a file."""
         try:
             body = read_frame(file, self.limit)
         except ProtocolError as error:

@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 
 def prove(transport: CheckpointTransport, source: Source, cancelled: threading.Event) -> TransferManifest:
-    """Read a whole version, and compare its digest with the announced one. Blocks.
+    """Read a whole version and compare its digest.
 
-    Args:
-        transport: New; it holds the checkpoint until it is closed, however this ends.
-        source: What was announced.
-        cancelled: Set by someone who wants this to end.
-
-    Raises:
-        WeightTransferError: It is gone, cannot be read, or is another one.
+    ``transport`` holds the checkpoint until it is closed, however this ends.
     """
     import torch
 

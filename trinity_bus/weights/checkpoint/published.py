@@ -29,24 +29,15 @@ WEIGHTS = "model.safetensors"
 
 
 def manifest_path(checkpoint: Path, version: int) -> Path:
-    """Where the manifest of a version lies, by the folder of its checkpoint."""
     return checkpoint.parent / FOLDER / f"{version:08d}.json"
 
 
 def delta_path(checkpoint: Path, version: int) -> Path:
-    """Where its delta lies, if there is one."""
     return manifest_path(checkpoint, version).with_suffix(".delta")
 
 
 def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta | None) -> None:
-    """Publish a version whose checkpoint is durable.
-
-    Args:
-        directory: The trainer's checkpoint directory.
-        manifest: Of the version.
-        base: Checksum of the version before; of no interest without a delta.
-        delta: What has changed since; None for nothing of the kind.
-    """
+    """Publish a version whose checkpoint is durable, with its ``delta`` to the version of checksum ``base``, if any."""
     folder = directory / FOLDER
     folder.mkdir(exist_ok=True)
     name = f"{manifest.version:08d}"
@@ -60,13 +51,7 @@ def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta |
 
 
 def prune(directory: Path, *, keep: int, spared: Collection[int]) -> None:
-    """Remove what belongs to old versions.
-
-    Args:
-        directory: The trainer's checkpoint directory.
-        keep: How many of the versions with the highest numbers to keep.
-        spared: Others to keep.
-    """
+    """Remove all but the ``keep`` newest versions and those that are ``spared``."""
     versions = {int(path.stem): path for path in (directory / FOLDER).glob("*.json") if path.stem.isdigit()}
     for version in sorted(versions)[:-keep]:
         if version not in spared:
@@ -75,12 +60,6 @@ def prune(directory: Path, *, keep: int, spared: Collection[int]) -> None:
 
 
 def read_manifest(checkpoint: Path, version: int) -> TransferManifest:
-    """Return the manifest of a version.
-
-    Raises:
-        VersionGoneError: There is none (any more).
-        ManifestError: It is malformed.
-    """
     path = manifest_path(checkpoint, version)
     try:
         with path.open("rb") as file:
@@ -90,11 +69,7 @@ def read_manifest(checkpoint: Path, version: int) -> TransferManifest:
 
 
 def read_delta_head(descriptor: int) -> tuple[DeltaHead, int]:
-    """Return the head of an open delta file, and where its payload begins.
-
-    Raises:
-        WireError: It is malformed.
-    """
+    """Return the head of an open delta file, and where its payload begins."""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(0)
         return DELTA.read(file), file.tell()

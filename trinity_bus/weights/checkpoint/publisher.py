@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointPublisher:
-    """Publishes versions beside their checkpoints. One thread at a time calls its methods.
-
-    Args:
-        directory: The trainer's checkpoint directory.
-        host: Of the trainer, for announcements.
-        bucket_bytes: Size of one bucket.
-        keep: How many published versions to keep; as many as checkpoints.
-        dtype: As what floating-point tensors travel; as they are if None.
-        deltas: Whether to write what has changed since the version before, where that is smaller.
-    """
+    """Publishes versions beside their checkpoints. One thread at a time calls its methods."""
 
     method: Method = "checkpoint"
 
@@ -55,13 +46,12 @@ class CheckpointPublisher:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port for ``ModelVersion``; nothing listens."""
         return self._host, 0
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
     ) -> str:
-        """Publish a version whose checkpoint will be durable; its checksum. See ``Staging.stage``."""
+        """Publish a version whose checkpoint will be durable. Return its checksum."""
         # A delta is made at once, when the files may not be there.
         manifest = self.staging.stage(version, named_tensors, None if self._deltas else folder)
         base = "" if self._last is None else self._last[1]
@@ -87,7 +77,6 @@ class CheckpointPublisher:
         """Nothing is open."""
 
     def _delta(self, version: int, checksum: str) -> Delta | None:
-        """Return what has changed since the version before; None where there is none, or all of it is smaller."""
         if self._last is None or self._last[0] == version:
             return None
         with self.staging.lease(*self._last) as base, self.staging.lease(version, checksum) as target:

@@ -34,8 +34,7 @@ from trinity_bus.weights.transport import Offer, Source
 if TYPE_CHECKING:
     import torch
 
-_PIECE = 16 << 20
-"""Bytes read between two looks at whether it is still wanted."""
+_PIECE = 16 << 20  # between two looks at whether it is still wanted
 
 
 class CheckpointTransport:
@@ -45,18 +44,10 @@ class CheckpointTransport:
         self._open = contextlib.ExitStack()
         self._layout: list[Bucket] = []
         self._file: TensorFile | None = None
-        self._delta: tuple[int, int] | None = None
-        """The file of the delta, and where its payload begins."""
+        self._delta: tuple[int, int] | None = None  # the delta's file, and where its payload begins
         self._cancelled = threading.Event()
 
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
-        """See ``WeightTransport``.
-
-        Raises:
-            VersionGoneError: The checkpoint is gone, or about to go.
-            ManifestError: It is of something else.
-            WeightTransferError: It cannot be read.
-        """
         self._cancelled = cancelled
         folder = Path(source.folder)
         if not source.folder or not folder.is_absolute():
@@ -79,7 +70,6 @@ class CheckpointTransport:
         return Offer(manifest)
 
     def fill(self, buffers: "Iterable[torch.Tensor]", arrived: Callable[[int], None]) -> None:
-        """See ``WeightTransport``."""
         try:
             if self._delta is not None:
                 (payload,) = buffers
@@ -100,12 +90,10 @@ class CheckpointTransport:
             raise WeightTransferError(f"the checkpoint cannot be read any more: {error}") from error
 
     def close(self) -> None:
-        """Close the files and let go of the checkpoint."""
         self._open.close()
         self._file = self._delta = None
 
     def _open_delta(self, folder: Path, source: Source, held: str) -> tuple[Change, ...] | None:
-        """Return the table of the delta from what the member holds; None where there is none of that."""
         try:
             descriptor = os.open(delta_path(folder, source.version), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

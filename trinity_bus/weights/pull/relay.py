@@ -35,15 +35,11 @@ from trinity_bus.weights.listener import AwaitedSecrets, PeerListener
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 
-_ANNOUNCEMENTS: Final = 8
-"""Of one version, whose members are let in: the newest ones."""
-_WAIT_S: Final = 2.0
-"""For a version that this member has been named as a holder of, and has not been told so yet."""
+_ANNOUNCEMENTS: Final = 8  # of one version, whose members are let in: the newest ones
+_WAIT_S: Final = 2.0  # For a version that this member has been named as a holder of, and does not know of yet
 
 
 class _Announcements(AwaitedSecrets):
-    """Whom a relay lets in: the members of the last announcements of one version."""
-
     def __init__(self) -> None:
         super().__init__()
         self._version = (-1, "")
@@ -83,19 +79,11 @@ class Relay:
         self._announcements = _Announcements()
         self._holding: HeldVersion | None = None
         self._carrier: Carrier = FrameCarrier()
+        # by whose end the trainer knows that ``_holding`` is not passed on any more
         self._trainer: Channel | None = None
-        """By whose end the trainer knows that ``_holding`` is not passed on any more."""
 
     def open(self, host: str, source: Source) -> int:
-        """Listen, where it does not yet. Return the port.
-
-        Args:
-            host: Address of this machine's interface that leads to the trainer.
-            source: The announcement whose members are let in from now on.
-
-        Raises:
-            LinkError: Nothing can listen there, or it is closed.
-        """
+        """Listen, where it does not yet, on the interface ``host`` that leads to the trainer. Return the port."""
         with self._opening:
             if self._closed:
                 raise LinkError("this member ends")
@@ -116,11 +104,7 @@ class Relay:
             return self._listener.address[1]
 
     def let_in(self, source: Source) -> None:
-        """Let the members of another announcement in, too, if it is of the version that is passed on.
-
-        Args:
-            source: As one of them would find it.
-        """
+        """Let the members of another announcement in, too, if it is of the version that is passed on."""
         with self._opening:
             self._announcements.let_in(source)
 
@@ -140,11 +124,7 @@ class Relay:
         trainer.close()
 
     def retire(self, holding: HeldVersion | None = None) -> None:
-        """Pass nothing on any more. Returns when nobody reads its bytes.
-
-        Args:
-            holding: Where given, nothing happens unless it is what is passed on.
-        """
+        """Pass nothing on any more, or only not ``holding``. Returns when nobody reads its bytes."""
         with self._changed:
             if holding is not None and holding is not self._holding:
                 return
@@ -159,7 +139,6 @@ class Relay:
             holding.retire()
 
     def close(self) -> None:
-        """Stop listening."""
         with self._opening:
             self._closed = True
             listener, self._listener = self._listener, None
@@ -168,7 +147,6 @@ class Relay:
         self.retire()
 
     def _attend(self, channel: Channel, who: str) -> bool:
-        """Serve one member, in a thread of its own; the connection is not kept."""
         request = REQUEST.decode(channel.receive(REQUEST.limit))
         deadline = awake.now() + _WAIT_S
         with self._changed:

@@ -28,8 +28,6 @@ class BeginTransfer(Struct, tag="begin", frozen=True):
 
 
 class AskProgress(Struct, tag="progress", frozen=True):
-    """Say how far it is."""
-
     token: int
 
 
@@ -40,8 +38,6 @@ class LetIn(Struct, tag="let_in", frozen=True):
 
 
 class TransferTold(Struct, frozen=True):
-    """How far it is."""
-
     token: int
     progress: TransferProgress
 

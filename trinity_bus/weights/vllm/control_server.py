@@ -39,12 +39,7 @@ _MAX_ERROR_CHARS = 4000
 
 
 class ControlServer:
-    """Serves one front end.
-
-    Args:
-        receiver: What transfers go into.
-        path: Of the socket; does not exist yet.
-    """
+    """Serves one front end on a socket at ``path``, which does not exist yet."""
 
     def __init__(self, receiver: WeightReceiver, path: Path) -> None:
         self._receiver = receiver
