@@ -37,23 +37,16 @@ class AnsweredChoice(msgspec.Struct):
 class ServerAnswer(msgspec.Struct):
     """The body of an answer, or of an event of a stream."""
 
-    choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_REPEAT_TIMES)] = []
-    """No request asks for more."""
+    choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_REPEAT_TIMES)] = []  # no request asks for more
 
 
-TOP: Final = 5
-"""Likeliest tokens that the first request asks for: as many as OpenAI's completions tell."""
+TOP: Final = 5  # Likeliest tokens that the first request asks for: as many as OpenAI's completions tell
+# what reading an answer raises where it is none
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading an answer raises where it is none."""
 _ANSWERS: Final = msgspec.json.Decoder(ServerAnswer)
 
 
 def read_answer(body: bytes) -> ServerAnswer:
-    """Read an answer.
-
-    Raises:
-        GenerationError: It is none.
-    """
     try:
         return _ANSWERS.decode(body)
     except UNREADABLE as error:
@@ -61,11 +54,6 @@ def read_answer(body: bytes) -> ServerAnswer:
 
 
 def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineCompletion:
-    """Return a whole response.
-
-    Raises:
-        GenerationError: It is not whole, or its tokens and log-probabilities differ in number.
-    """
     token_ids, logprobs = _drawn(choice)
     if choice.finish_reason not in {"stop", "length"}:
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {choice.finish_reason!r}")
@@ -73,7 +61,6 @@ def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> En
 
 
 def delta_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineDelta:
-    """Return what is new of a response; see ``completion_of``."""
     if choice.finish_reason not in {None, "stop", "length"}:
         raise GenerationError(f"a response ended with {choice.finish_reason!r}")
     ended = choice.finish_reason is not None
@@ -85,11 +72,7 @@ def delta_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineD
 
 
 def scores_of(answer: ServerAnswer, tokens: int, start: int) -> list[float]:
-    """Return the log-probability of each of a prompt's tokens from ``start`` on, from an answer that echoes it.
-
-    Raises:
-        GenerationError: One is missing.
-    """
+    """Return the log-probability of each of a prompt's tokens from ``start`` on, from an answer that echoes it."""
     said = answer.choices[0].logprobs if answer.choices else None
     found = [] if said is None else said.token_logprobs[start:tokens]
     scores = [logprob for logprob in found if logprob is not None]
@@ -109,12 +92,9 @@ def spread(answer: ServerAnswer) -> float:
 
 
 def load_of(text: str, metrics: Sequence[str], version: int) -> EngineLoad | None:
-    """Return the load that a server's metrics tell, in Prometheus' text form; None where one of them is missing.
+    """Return the load that a server's ``metrics`` tell, in Prometheus' text form; None where one is missing.
 
-    Args:
-        text: Of ``/metrics``.
-        metrics: Their names, in the order of ``EngineLoad``.
-        version: That is served.
+    They are named in the order of ``EngineLoad``.
     """
     found = dict.fromkeys(metrics, -1.0)
     for line in text.splitlines():
@@ -138,7 +118,6 @@ def _number(text: str) -> float:
 
 
 def _drawn(choice: AnsweredChoice) -> tuple[list[int], list[float]]:
-    """Return the tokens of a choice, and the log-probability of each."""
     if choice.token_ids is None:
         raise GenerationError("the server gave text and no token ids, though return_token_ids was asked for")
     found: Iterable[float | None] = [] if choice.logprobs is None else choice.logprobs.token_logprobs

@@ -28,12 +28,7 @@ _DATA: Final = b"data: "
 
 
 class ServerClient:
-    """Asks one server. It is opened within a running loop.
-
-    Args:
-        url: ``http://host:port``, without ``/v1``.
-        key: What it is shown; empty for nothing.
-    """
+    """Asks one server at ``http://host:port``, without ``/v1``. It is opened within a running loop."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
@@ -42,7 +37,6 @@ class ServerClient:
         self._http: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Make it usable."""
         self._http = aiohttp.ClientSession(
             # vLLM's server closes what is idle for 5 s; a POST on such a connection is lost.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
@@ -63,8 +57,7 @@ class ServerClient:
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float | None = None) -> bytes:
         """Return an answer: to a ``POST`` where there is a body, to a ``GET`` where there is none.
 
-        Raises:
-            RequestRefusedError, GenerationError: See the module; it is one too where ``limit_s`` has passed.
+        Raises: see the module.
         """
         try:
             async with awake.timeout(limit_s), self._answer(path, body) as response:
@@ -73,11 +66,7 @@ class ServerClient:
             raise GenerationError(f"{self.url}{path} gave no answer within {limit_s:g} s") from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the data of each event of a streamed answer.
-
-        Raises:
-            RequestRefusedError, GenerationError: See the module.
-        """
+        """Yield the data of each event of a streamed answer."""
         async with self._answer(path, body) as response:
             try:
                 async for line in response.content:
@@ -112,11 +101,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_json[T](body: bytes, kind: type[T]) -> T:
-    """Read an answer that is no response.
-
-    Raises:
-        GenerationError: It is another one.
-    """
+    """Read an answer that is no response."""
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:

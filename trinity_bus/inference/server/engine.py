@@ -53,12 +53,11 @@ from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.transport import Source
 
-_HEALTH_S: Final = 1.0
-"""How often it is looked after."""
+_HEALTH_S: Final = 1.0  # how often it is looked after
 _HEALTH_LIMIT_S: Final = 30.0
 _PATH: Final = "/v1/completions"
+# what ``sampling_arguments`` says to an engine in this process alone
 _OURS: Final = frozenset(["logprobs", "flat_logprobs", "detokenize"])
-"""What ``sampling_arguments`` says to an engine in this process alone."""
 _FILTERS: Final = ("top_p", "top_k", "min_p")
 
 
@@ -81,7 +80,6 @@ class ServerEngine:
     """An inference server as an explorer's engine.
 
     Args:
-        settings: The explorer's; ``engine_url`` is set.
         sync_timeout_s: Limit of each wait within a change of weights.
         first_version: Of the weights that it was started with; -1: none that is known.
     """
@@ -103,15 +101,10 @@ class ServerEngine:
         self._dead: EngineDeadError | None = None
         self._load: EngineLoad | None = None
         self.tokens_generated = 0
-        """Tokens drawn since the start, as they are told."""
 
     @property
     def bounds(self) -> Bounds:
-        """What its model can be trained on, by the configuration of ``explorer.model_path``.
-
-        Raises:
-            EngineError: It is not started.
-        """
+        """What its model can be trained on, by the configuration of ``explorer.model_path``."""
         if self._bounds is None:
             raise EngineError("the engine is not started")
         return self._bounds
@@ -127,12 +120,7 @@ class ServerEngine:
         return self._load
 
     async def start(self) -> None:
-        """Examine the server, and the configuration of the model that it is to serve.
-
-        Raises:
-            ConfigError: There is no model path.
-            EngineStartError: It cannot be an engine.
-        """
+        """Examine the server, and the configuration of the model that it is to serve; ConfigError, EngineStartError."""
         settings = self._settings
         path = required(settings.model_path, "mesh.model_path", "to know the server's model and its tokenizer")
         self._bounds = _bounds_of(path)
@@ -163,10 +151,7 @@ class ServerEngine:
     ) -> list[EngineCompletion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
 
-        Raises:
-            RequestRefusedError: The server does not take it, or cannot say how likely its tokens would be.
-            GenerationError: A response was begun and not finished.
-            EngineDeadError: The server is gone.
+        RequestRefusedError, too, where the server cannot say how likely its tokens would be.
         """
         arguments = self._arguments(sampling, n)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
@@ -188,7 +173,6 @@ class ServerEngine:
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; raises as ``generate``."""
         arguments = self._arguments(sampling, n)
         unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent):
@@ -210,7 +194,6 @@ class ServerEngine:
                 raise GenerationError(f"asked for {n} responses, {len(unfinished)} were not finished")
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return how likely each token of a sequence is from ``start`` on; see ``InferenceEngine.score``."""
         if not 1 <= start < len(token_ids):
             raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
         arguments = {"n": 1, "max_tokens": 1, "temperature": 1.0}
@@ -224,12 +207,7 @@ class ServerEngine:
         """Nothing: a server reads versions from checkpoints, and passes none on."""
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Have the server take over a version from its checkpoint; see the module.
-
-        Raises:
-            WeightTransferError: It did not come to it; the server serves what it served before.
-            EngineDeadError: The server is gone, or half way between two versions.
-        """
+        """Have the server take over a version from its checkpoint; see the module."""
         if announced.method != "checkpoint":
             raise WeightTransferError(
                 f"version {announced.version} comes by {announced.method}; a server takes versions from checkpoints: "
@@ -290,7 +268,7 @@ class ServerEngine:
         }
 
     async def _take(self, source: Source) -> float:
-        """Have the server take a folder's weights while nothing is drawn; the seconds of that."""
+        # While nothing is drawn; returns the seconds of that.
         kind = self._found.kind
         try:
             async with self._gate.shut(self._sync_timeout_s):
@@ -311,7 +289,6 @@ class ServerEngine:
         return time.perf_counter() - stopped_at
 
     async def _measure(self) -> EngineLoad | None:
-        """Return what the server's metrics tell of its load; None where it has none of those."""
         try:
             text = await self._client.ask("/metrics", limit_s=_HEALTH_LIMIT_S)
         except RequestRefusedError:
@@ -319,7 +296,7 @@ class ServerEngine:
         return load_of(text.decode(errors="replace"), self._found.kind.metrics, self._version)
 
     async def _look_after(self) -> None:
-        """Raise what shows that the server is not there any more, or not with the weights that it was given."""
+        # Raises what shows that the server is not there any more, or not with the weights that it was given.
         await self._client.ask("/health", limit_s=_HEALTH_LIMIT_S)
         self._load = await self._measure()
         path = self._found.kind.label_path
@@ -332,7 +309,7 @@ class ServerEngine:
 
 
 async def _proved(transport: CheckpointTransport, source: Source) -> int:
-    """Compare a checkpoint with what was announced, in a thread; its bytes. Cancelled, it waits for the thread."""
+    # In a thread. Cancelled, it waits for the thread.
     cancelled = threading.Event()
     proving = asyncio.ensure_future(asyncio.to_thread(prove, transport, source, cancelled))
     try:
@@ -345,11 +322,7 @@ async def _proved(transport: CheckpointTransport, source: Source) -> int:
 
 
 def _check(done: bytes, path: str) -> None:
-    """Look at what a route of the weights answered: SGLang says within a 200 that it failed.
-
-    Raises:
-        GenerationError: It did.
-    """
+    # SGLang says within a 200 that it failed.
     told = read_json(done, _Told)
     if not told.success:
         raise GenerationError(f"{path}: {told.message}")

@@ -39,11 +39,7 @@ class DrainGate:
 
     @asynccontextmanager
     async def shut(self, limit_s: float) -> AsyncIterator[None]:
-        """Wait until no request is under way; none begins within.
-
-        Raises:
-            TimeoutError: Some still are after ``limit_s`` seconds.
-        """
+        """Wait until no request is under way; none begins within. TimeoutError: some still are after ``limit_s``."""
         self._open.clear()
         try:
             async with awake.timeout(limit_s):

@@ -27,17 +27,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """One kind of server."""
-
     name: str
-    options: frozenset[str]
-    """Of a request, by vLLM's names."""
+    options: frozenset[str]  # of a request, by vLLM's names
+    # Where it says by which label it knows its weights, in ``weight_version``; None where it takes no others
     label_path: str | None = None
-    """Where it says by which label it knows its weights, in ``weight_version``; None where it takes no others."""
+    # Of ``/metrics``: share of the cache in use, requests computed, waiting, and preempted so far
     metrics: tuple[str, ...] = ()
-    """Of ``/metrics``: share of the cache in use, requests computed, waiting, and preempted so far."""
-    needs: str = ""
-    """How it is started so that it takes weights."""
+    needs: str = ""  # how it is started so that it takes weights
 
     def reload(self, folder: str, label: str) -> list[Call]:
         """Return what has it take the weights in a folder, forget what it has cached, and know them by a label."""

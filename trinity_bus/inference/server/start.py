@@ -25,8 +25,7 @@ from trinity_bus.inference.server.kinds import ServerKind, kind_of
 _AGAIN_S: Final = 0.5
 _PROBE_S: Final = 60.0
 _PROMPT: Final = [1, 2, 3]
-_SAME: Final = 1e-3
-"""Within this, two log-probabilities are taken to be equal."""
+_SAME: Final = 1e-3  # within this, two log-probabilities are taken to be equal
 
 
 class _Model(msgspec.Struct):
@@ -41,27 +40,13 @@ class _Models(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was found."""
-
-    model: str
-    """Its name, which requests say."""
+    model: str  # its name, which requests say
     kind: ServerKind
-    filters_told: bool
-    """Whether log-probabilities are those after ``top_p``, ``top_k`` and ``min_p``."""
+    filters_told: bool  # log-probabilities are those after ``top_p``, ``top_k`` and ``min_p``
 
 
 async def examine(client: ServerClient, *, max_model_len: int, follows: bool, limit_s: float) -> Served:
-    """Return what a server is.
-
-    Args:
-        client: Open.
-        max_model_len: How long its sequences have to be.
-        follows: Whether its weights are to move.
-        limit_s: How long it may take to answer at all.
-
-    Raises:
-        EngineStartError: It cannot be an engine.
-    """
+    """Return what a server is, or raise EngineStartError. ``follows``: its weights are to move."""
     try:
         model = await _model(client, limit_s)
         if model.max_model_len is not None and model.max_model_len < max_model_len:
