@@ -24,8 +24,7 @@ from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.threads import in_thread
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
 
-type Outcome = float | tuple[float, Mapping[str, float]]
-"""A reward, or a reward and metrics."""
+type Outcome = float | tuple[float, Mapping[str, float]]  # a reward, or a reward and metrics
 type Agent = Callable[[Task, Endpoint], Outcome | Awaitable[Outcome]]
 
 
@@ -36,18 +35,10 @@ class AgentWorkflow(SingleRunWorkflow):
     async def act(self, task: Task, model: Endpoint) -> Outcome:
         """Do the task, and say what that was worth.
 
-        Args:
-            task: What to do.
-            model: ``base_url`` and ``api_key`` for a client of OpenAI's.
+        ``model`` has ``base_url`` and ``api_key`` for a client of OpenAI's.
         """
 
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
-        """See ``SingleRunWorkflow.run_once``.
-
-        Raises:
-            WorkflowError: The agent asked the model nothing.
-            Exception: The agent's, or the engine's.
-        """
         del run_id
         session = Session(renderer_for(ctx.tokenizer))
         async with Endpoint(ctx, session, task.sampling) as model:
@@ -66,9 +57,6 @@ def agent(name: str) -> Callable[[Agent], Agent]:
 
     The function is called once for each run, with the task and the run's ``Endpoint``. One that is not ``async`` runs
     in a thread of its own.
-
-    Raises:
-        ValueError: Another workflow has the name.
     """
 
     def add(function: Agent) -> Agent:

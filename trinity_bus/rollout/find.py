@@ -21,11 +21,7 @@ GROUP: Final = "trinity_bus.workflows"
 
 
 def load_installed() -> None:
-    """Import what installed packages name, so that it registers its workflows.
-
-    Raises:
-        ConfigError: A module cannot be imported; with the package that names it.
-    """
+    """Import what installed packages name, so that it registers its workflows; ConfigError where that fails."""
     for entry in entry_points(group=GROUP):
         try:
             entry.load()
@@ -41,13 +37,8 @@ def load_installed() -> None:
 def find_workflow(wanted: str) -> str:
     """Return the name of a workflow, once it is registered.
 
-    Args:
-        wanted: Its name, or the module or the file that registers it.
-
-    Raises:
-        ConfigError: The module registers none, or several.
-        UnknownWorkflow: There is neither a workflow nor a module of this name.
-        Exception: Whatever the module raises while it is imported.
+    ``wanted`` is its name, or the module or the file that registers it. ConfigError: the module registers none, or
+    several. UnknownWorkflow: there is neither. What the module raises while it is imported is raised here.
     """
     load_installed()
     if wanted in REGISTRY:

@@ -29,38 +29,22 @@ _SHOWN: Final = 500
 
 
 class ProgramError(TrinityError, RuntimeError):
-    """A program did not do its task."""
+    pass
 
 
 class ProgramWorkflow(AgentWorkflow):
     """A workflow whose runs are done by a program. Register the subclass, with its ``command``."""
 
-    command: ClassVar[Sequence[str]]
-    """Program and arguments; no shell is involved."""
-    timeout_s: ClassVar[float] = 600.0
-    """Of one run."""
-    environment: ClassVar[Mapping[str, str]] = {}
-    """More variables for it, beside those of the runner."""
-    output_bytes: ClassVar[int] = 1 << 20
-    """How much is kept of what it prints."""
+    command: ClassVar[Sequence[str]]  # program and arguments; no shell is involved
+    timeout_s: ClassVar[float] = 600.0  # of one run
+    environment: ClassVar[Mapping[str, str]] = {}  # more variables for it, beside those of the runner
+    output_bytes: ClassVar[int] = 1 << 20  # how much is kept of what it prints
 
     @abstractmethod
     async def judge(self, task: Task, printed: str, ctx: RolloutContext) -> Outcome:
-        """Return what a run was worth.
-
-        Args:
-            task: What was to be done.
-            printed: What the program has written to standard output.
-            ctx: Of the run: what a reward asks other pools with.
-        """
+        """Return what a run was worth, by what the program has written to standard output."""
 
     async def act(self, task: Task, model: Endpoint) -> Outcome:
-        """See ``AgentWorkflow.act``.
-
-        Raises:
-            ProgramError: It cannot be started, has failed, or took too long.
-            Exception: What ``judge`` raises.
-        """
         environment = {
             **os.environ,
             **self.environment,

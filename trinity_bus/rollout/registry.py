@@ -9,20 +9,15 @@ from collections.abc import Callable
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import Workflow
 
-REGISTRY: dict[str, Workflow] = {}
-"""Name to workflow, filled by ``register``."""
+REGISTRY: dict[str, Workflow] = {}  # name to workflow, filled by ``register``
 
 
 class UnknownWorkflow(TrinityError, LookupError):  # noqa: N818 - reads as what it is where it is raised and caught
-    """No workflow of this name is registered; the message names those that are."""
+    pass
 
 
 def register[W: Workflow](name: str) -> Callable[[type[W]], type[W]]:
-    """Class decorator: put one instance of a workflow class, made without arguments, into the registry.
-
-    Raises:
-        ValueError: Another class has the name.
-    """
+    """Class decorator: put one instance of a workflow class, made without arguments, into the registry."""
 
     def add(cls: type[W]) -> type[W]:
         known = REGISTRY.get(name)
@@ -36,11 +31,6 @@ def register[W: Workflow](name: str) -> Callable[[type[W]], type[W]]:
 
 
 def get_workflow(name: str) -> Workflow:
-    """Return the workflow of this name.
-
-    Raises:
-        UnknownWorkflow: There is none.
-    """
     try:
         return REGISTRY[name]
     except KeyError:

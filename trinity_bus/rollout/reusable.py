@@ -29,8 +29,7 @@ from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.threads import BlockingContext, in_thread
 from trinity_bus.rollout.workflow import RolloutContext
 
-MAX_IDLE = 1024
-"""Instances that wait to be used again."""
+MAX_IDLE = 1024  # instances that wait to be used again
 
 type Rollouts = Rollout | Sequence[Rollout]
 
@@ -38,8 +37,7 @@ type Rollouts = Rollout | Sequence[Rollout]
 class Reusable(ABC):
     """A workflow whose instances are reset and used again: one run at a time, and then another."""
 
-    sequential = False
-    """Whether the runs of a task are done one after the other, rather than at once."""
+    sequential = False  # The runs of a task are done one after the other, rather than at once
 
     @abstractmethod
     def reset(self, task: Task) -> None:
@@ -47,24 +45,16 @@ class Reusable(ABC):
 
     @abstractmethod
     def run(self, ctx: Any, run_id: int) -> Rollouts | Awaitable[Rollouts]:
-        """Run the task that it was reset to; see ``SingleRunWorkflow.run_once``.
-
-        Args:
-            ctx: A ``RolloutContext``; where this is not ``async``, a ``BlockingContext``.
-            run_id: Which run of the task this is.
-        """
+        """Run the task that it was reset to; where this is not ``async``, ``ctx`` is a ``BlockingContext``."""
 
 
 class _Reusing(SingleRunWorkflow):
-    """Gives each run an instance."""
-
     make: Callable[[], Reusable]
 
     def __init__(self) -> None:
         self._idle: list[Reusable] = []
 
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollouts:
-        """See ``SingleRunWorkflow.run_once``."""
         instance = self._idle.pop() if self._idle else type(self).make()
         instance.reset(task)
         given: Any
@@ -80,11 +70,7 @@ class _Reusing(SingleRunWorkflow):
 
 
 def reused[R: Reusable](name: str) -> Callable[[type[R]], type[R]]:
-    """Class decorator: register a workflow whose runs have instances of this class, made without arguments.
-
-    Raises:
-        ValueError: Another class has the name.
-    """
+    """Class decorator: register a workflow whose runs have instances of this class, made without arguments."""
 
     def add(cls: type[R]) -> type[R]:
         given = {"make": cls, "sequential": cls.sequential, "__doc__": cls.__doc__, "__module__": cls.__module__}

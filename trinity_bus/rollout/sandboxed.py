@@ -5,8 +5,7 @@ from typing import Final
 from trinity_bus.rollout.tools import ToolError
 from trinity_bus.sandbox import Sandbox, SandboxError
 
-MAX_SHOWN: Final = 1 << 14
-"""Characters of what a program prints, and of what it complains of: the last of them."""
+MAX_SHOWN: Final = 1 << 14  # Characters of what a program prints, and of what it complains of: the last of them
 _PROGRAM: Final = "program.py"
 
 

@@ -28,28 +28,15 @@ class SingleRunWorkflow(ABC):
     """
 
     name: str
-    sequential: ClassVar[bool] = False
-    """Whether the runs of a task are done one after the other, rather than at once."""
+    sequential: ClassVar[bool] = False  # The runs of a task are done one after the other, rather than at once
+    # A run that takes longer breaks off, and costs no other; None: it may take as long as the attempt may
     run_timeout_s: ClassVar[float | None] = None
-    """A run that takes longer breaks off, and costs no other; None: it may take as long as the attempt may."""
 
     @abstractmethod
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
-        """Run the task once, and return its rollout, or those of its steps.
-
-        Args:
-            task: What to do.
-            ctx: What to do it with. Its ``repeat_times`` are of the group, not of this run.
-            run_id: Which run of the task this is.
-        """
+        """Run the task once, and return its rollout, or those of its steps. ``ctx.repeat_times`` are of the group."""
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        """See ``Workflow.run``.
-
-        Raises:
-            PartialRunsError: Some runs broke off; it carries the others.
-            Exception: The first error, where all did.
-        """
         ids = range(ctx.run_id_base, ctx.run_id_base + ctx.repeat_times)
         if self.sequential:
             ended = [one for run_id in ids for one in await _ended(self._timed(task, ctx, run_id))]
@@ -77,5 +64,4 @@ class SingleRunWorkflow(ABC):
 
 
 async def _ended(*runs: Coroutine[Any, Any, list[Rollout]]) -> list[list[Rollout] | BaseException]:
-    """Return what runs gave that were done at once, or raised."""
     return await asyncio.gather(*runs, return_exceptions=True)

@@ -24,5 +24,4 @@ class MathWorkflow:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        """See ``Workflow.run``."""
         return await run_single_turn(task, ctx, _reward)

@@ -18,32 +18,21 @@ from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sa
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One response, as it is judged."""
-
-    text: str
-    """What the model wrote, without special tokens."""
-    answer: str = ""
-    """The reference."""
-    ended: bool = True
-    """Whether the model ended it itself; False where a limit cut it."""
-    question: str = ""
-    """What it was asked: the prompt, or the contents of the messages, one after the other."""
+    text: str  # what the model wrote, without special tokens
+    answer: str = ""  # the reference
+    ended: bool = True  # the model ended it itself; False where a limit cut it
+    question: str = ""  # What it was asked: the prompt, or the contents of the messages, one after the other
+    # of its run: what a reward asks other pools with
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
-    """Of its run: what a reward asks other pools with."""
+    # what a reward tells of its parts; they become metrics of the run
     metrics: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
-    """What a reward tells of its parts; they become metrics of the run."""
 
 
 class Reward(Protocol):
-    """Judges one response."""
-
-    async def __call__(self, said: Answered) -> float:
-        """Return the reward of a response."""
-        ...
+    async def __call__(self, said: Answered) -> float: ...
 
 
 def question_of(task: Task) -> str:
-    """Return what a task asks, as text."""
     if task.prompt is not None:
         return task.prompt
     return "\n\n".join(str(message.content) for message in task.messages or () if message.content)
@@ -52,13 +41,7 @@ def question_of(task: Task) -> str:
 async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> list[Rollout]:
     """Ask for all runs of a task at once, so that the engine shares the prompt, and reward each response.
 
-    Args:
-        task: With ``answer``, and ``prompt`` or ``messages``.
-        ctx: Where to generate, and how many.
-        reward: Judges each response.
-
-    Raises:
-        WorkflowError: The task has no answer, or its prompt cannot be tokenized.
+    The task has ``answer``, and ``prompt`` or ``messages``; else WorkflowError.
     """
     if task.answer is None:
         raise WorkflowError(f"task {task.task_id!r} has no answer, which workflow {task.workflow!r} needs")
@@ -91,7 +74,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
 
 
 async def _drawn(task: Task, ctx: RolloutContext, prompt: list[int]) -> list[tuple[Sampling | None, Completion]]:
-    """Return a response for each run, and how it was asked for."""
+    # For each run, and how it was asked for.
     if not (task.data.get("greedy_baseline") is True and ctx.batch_type == "train" and ctx.run_id_base == 0):
         return [(task.sampling, one) for one in await ctx.generate(prompt, task.sampling, ctx.repeat_times)]
     greedy = (task.sampling or Sampling()).model_copy(update={"temperature": 0.0})
