@@ -4,12 +4,7 @@ import asyncio
 
 
 class ServedVersion:
-    """A version that only its owner changes, and anybody can wait for.
-
-    Args:
-        version: To begin with; -1 for none.
-        fixed: Whether it stays as it is, whatever anybody asks for.
-    """
+    """A version that only its owner changes, and anybody can wait for; -1 for none."""
 
     def __init__(self, version: int = -1, *, fixed: bool = False) -> None:
         self._version = version
@@ -18,7 +13,6 @@ class ServedVersion:
 
     @property
     def version(self) -> int:
-        """The version that is served now; -1 for none."""
         return self._version
 
     def set(self, version: int) -> None:

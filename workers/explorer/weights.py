@@ -39,15 +39,7 @@ _POLL_S = 1.0
 
 
 class WeightFollower:
-    """Keeps an engine at the announced version.
-
-    Args:
-        engine: Started.
-        producer: Connected.
-        who: This explorer.
-        served: Set whenever another version is served.
-        heartbeats: Told of state and version.
-    """
+    """Keeps an engine at the announced version."""
 
     def __init__(
         self,
@@ -68,11 +60,7 @@ class WeightFollower:
 
     @asynccontextmanager
     async def beside(self, announcements: Reader) -> AsyncIterator[asyncio.Task[None]]:
-        """Provide a task that follows; it ends with the block. That it has failed before is then a line in the log.
-
-        Args:
-            announcements: As for ``run``.
-        """
+        """Provide a task that follows; it ends with the block. That it has failed before is then a line in the log."""
         following = asyncio.create_task(self.run(announcements), name="weights")
         try:
             yield following
@@ -84,15 +72,7 @@ class WeightFollower:
                 _log.warning("versions were not followed to the end: %s", error)
 
     async def run(self, announcements: Reader) -> None:
-        """Follow until cancelled.
-
-        Args:
-            announcements: Of ``model-versions``, from the beginning.
-
-        Raises:
-            EngineDeadError: The engine died over a transfer.
-            BusError: The log is gone.
-        """
+        """Follow ``model-versions``, from the beginning, until cancelled; EngineDeadError, BusError."""
         try:
             while True:
                 await self._take(await self._next(announcements))
@@ -100,7 +80,7 @@ class WeightFollower:
             await self._end_sync()
 
     async def _next(self, announcements: Reader) -> list[Received[ModelVersion]]:
-        """Return the next announcements; meanwhile, what the transfer under way raises is raised here."""
+        # What the transfer under way raises meanwhile is raised here.
         reading = asyncio.ensure_future(announcements.batch(_POLL_S))
         try:
             if self._sync is not None:
