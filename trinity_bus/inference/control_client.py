@@ -1,4 +1,4 @@
-"""The front end's side of its workers' control sockets; see ``trinity_bus.weights.vllm.control_server``.
+"""The front end's side of its workers' control sockets; see ``trinity_bus.weights.vllm.control``.
 
 ::
 

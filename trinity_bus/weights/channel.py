@@ -1,4 +1,4 @@
-"""A connection between a member and its trainer, on which each has proven itself to the other: see ``proof``.
+"""A connection between a member and its trainer, on which each has proven itself to the other: see ``wire``.
 
 ::
 
@@ -18,6 +18,7 @@ the network, the other side or the time limit does, ``WireError`` for what is no
 
 import contextlib
 import errno
+import hmac
 import os
 import select
 import socket
@@ -27,11 +28,9 @@ import threading
 from collections.abc import Callable
 
 from trinity_bus import awake
-from trinity_bus.weights import proof
 from trinity_bus.weights.errors import LinkError, OtherProtocolError, WireError
-from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Handshake, Side
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.wire import HELLO, PROTOCOL, Hello
+from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROOF_BYTES, PROTOCOL, Handshake, Hello, Side, message_code
 
 _LENGTH = struct.Struct(">I")
 _GREETING = struct.Struct(">4sH")
@@ -76,7 +75,7 @@ class Channel:
         return half
 
     def send(self, body: bytes) -> None:
-        code = proof.message_code(self._key, self._side, self._sent, body)
+        code = message_code(self._key, self._side, self._sent, body)
         self._sent += 1
         self.write(_LENGTH.pack(len(body)) + code + body)
 
@@ -87,7 +86,7 @@ class Channel:
             raise WireError(f"a message of {length} bytes is over the limit of {limit}")
         code, body = self.read(PROOF_BYTES, deadline), self.read(length, deadline)
         sender: Side = "trainer" if self._side == "member" else "member"
-        if not proof.same(code, proof.message_code(self._key, sender, self._received, body)):
+        if not hmac.compare_digest(code, message_code(self._key, sender, self._received, body)):
             raise LinkError("a message is not of the other side: somebody is in between")
         self._received += 1
         return body
@@ -257,7 +256,7 @@ def _introduce(channel: Channel, source: Source, deadline: float) -> None:
     if protocol != PROTOCOL:
         # Only now, so that the other side can say it as well.
         raise OtherProtocolError(trainer, protocol, PROTOCOL)
-    if not proof.same(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
+    if not hmac.compare_digest(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
         raise LinkError("who answers does not know the secret of the announcement")
     channel.secure(meeting.key(secret), "member")
 
@@ -274,7 +273,9 @@ def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str
     if hello.protocol != PROTOCOL:
         raise OtherProtocolError(hello.who, hello.protocol, PROTOCOL)
     meeting = Handshake(hello.who, challenge, hello.nonce)
-    secret = find_secret(hello.who, lambda known: proof.same(hello.proof, meeting.proof(known, "member")), deadline)
+    secret = find_secret(
+        hello.who, lambda known: hmac.compare_digest(hello.proof, meeting.proof(known, "member")), deadline
+    )
     if secret is None:
         raise LinkError("it does not know the secret of an announcement that names it")
     channel.write(meeting.proof(secret, "trainer"))

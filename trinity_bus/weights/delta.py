@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, Slot
 from trinity_bus.weights.errors import DeltaError
+from trinity_bus.weights.layout import ITEM_SIZES, Bucket, Slot
 
 type Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

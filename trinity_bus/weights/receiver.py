@@ -13,7 +13,7 @@ memory that a member keeps is there in any case. With cores to spare, or on a sl
 while the next ones arrive; on one or two cores that would cost a fast wire what it saves, so the hashing waits for the
 last byte. Names,
 dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
-come: see ``manifest``.
+come: see ``layout``.
 
 Several workers of one engine have one copy of the version between them: the first receives it into memory that the
 others map (``SharedVersion``), so the bytes come once, and are kept once; they are not proven again.
@@ -21,7 +21,7 @@ others map (``SharedVersion``), so the bytes come once, and are kept once; they 
 What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
 (``pull.relay``); to those of later announcements, too, that are told of (``let_in``).
 
-A pull that breaks off leaves the chunks that were proven (``chunks``) in the buffers. If the same version is to be
+A pull that breaks off leaves the chunks that were proven (``layout``) in the buffers. If the same version is to be
 taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
 there. They are hashed as a whole in any case, and where that is wrong, all is received anew the next time.
 
@@ -44,13 +44,10 @@ from typing import TYPE_CHECKING, Literal
 from trinity_bus import awake
 from trinity_bus.runtime.device import SharedMemory, host_buffer, shared_memory
 from trinity_bus.weights import delta
-from trinity_bus.weights.buckets import Bucket
-from trinity_bus.weights.carriers import carrier_of
-from trinity_bus.weights.checkpoint.transport import CheckpointTransport
-from trinity_bus.weights.chunks import spans
+from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
-from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest, spans
+from trinity_bus.weights.link.carrier import carrier_of
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.transport import Method, Offer, Source, WeightTransport

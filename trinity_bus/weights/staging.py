@@ -11,32 +11,131 @@ iteration comes to it: gathering, converting and packing the next bucket overlap
 place at which weights change their dtype on the way to the engines.
 
 Where a version is in files as well, by the time that it is asked for (a durable checkpoint, the model that was begun
-with), no copy is kept: it is packed for its hashes alone, bucket after bucket in the same few buffers, and read from
-the files (``file_buckets``) for whoever takes it.
+with), no copy is kept: it is packed for its hashes alone, bucket after bucket in the same few buffers. ``FileBuckets``
+makes up what is asked for, no more than is wanted at once, in the dtype in which it travels; once open, the files can
+be had even where their folder has been removed. Whether the bytes are those that were announced, who takes them finds
+out.
 
 Failures: a version that is not staged, or has another checksum than was asked for, is refused with what there is. The
 buffers of a lease that ended badly are *spoiled*: pending operations may still read them, so they are given up.
+``TensorFileError`` where a file is not what it was; ``OSError`` where it is not there, or cannot be read.
 """
 
 import contextlib
+import json
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from trinity_bus.runtime.device import host_buffer, uses_gpu
-from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
-from trinity_bus.weights.chunks import Span, spans
-from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
-from trinity_bus.weights.file_buckets import FileBuckets
-from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.errors import TensorFileError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.layout import (
+    ALIGNMENT,
+    ITEM_SIZES,
+    Bucket,
+    ContentHash,
+    Slot,
+    Span,
+    TensorMeta,
+    TransferManifest,
+    spans,
+)
+from trinity_bus.weights.tensor_file import TensorFile
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+
+_INDEX: Final = "model.safetensors.index.json"
+_WEIGHTS: Final = "model.safetensors"
+
+
+class FileBucket:
+    """One bucket; slices of it are uint8 tensors that are read from the files."""
+
+    def __init__(self, files: "FileBuckets", bucket: Bucket) -> None:
+        self._files = files
+        self._bucket = bucket
+
+    def __len__(self) -> int:
+        return self._bucket.nbytes
+
+    def __getitem__(self, part: slice) -> "torch.Tensor":
+        import torch
+
+        start, end, _ = part.indices(len(self))
+        # Zeros are between tensors.
+        found = torch.zeros(end - start, dtype=torch.uint8)
+        for slot in self._bucket.slots:
+            first, last = max(start, slot.offset), min(end, slot.offset + slot.meta.nbytes)
+            if first < last:
+                self._files.read(slot, first - slot.offset, found[first - start : last - start])
+        return found
+
+    def __array__(self, *_: Any, **__: Any) -> "np.ndarray[Any, Any]":
+        whole: np.ndarray[Any, Any] = self[:].numpy()
+        return whole
+
+
+class FileBuckets(Sequence[FileBucket]):
+    """All buckets of a version, whose tensors ``folder`` has under the same names. May be used from any thread."""
+
+    def __init__(self, folder: Path, layout: Sequence[Bucket]) -> None:
+        self._folder = folder
+        self._buckets = [FileBucket(self, bucket) for bucket in layout]
+        self._lock = threading.Lock()
+        self._open: dict[str, TensorFile] | None = None  # by the name of a tensor
+        self._closing = contextlib.ExitStack()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    @overload
+    def __getitem__(self, index: int) -> FileBucket: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FileBucket]: ...
+    def __getitem__(self, index: int | slice) -> FileBucket | list[FileBucket]:
+        return self._buckets[index]
+
+    def __del__(self) -> None:
+        self._closing.close()
+
+    def open(self) -> "dict[str, TensorFile]":
+        """Open the files, unless they are; each by the names of its tensors."""
+        with self._lock:
+            if self._open is None:
+                names = {_WEIGHTS}
+                with contextlib.suppress(FileNotFoundError):
+                    names = set(json.loads((self._folder / _INDEX).read_bytes())["weight_map"].values())
+                # A name that leads out of the folder is not followed.
+                with contextlib.ExitStack() as opening:
+                    files = [opening.enter_context(TensorFile(self._folder / Path(name).name)) for name in names]
+                    self._open = {meta.name: file for file in files for meta in file.metas}
+                    # Not those of a try that fails: another one opens them anew.
+                    self._closing = opening.pop_all()
+            return self._open
+
+    def read(self, slot: Slot, offset: int, place: "torch.Tensor") -> None:
+        """Fill ``place`` with bytes of a tensor, from ``offset`` on, whole elements as it travels."""
+        import torch
+
+        meta = slot.meta
+        file = self.open().get(meta.name)
+        if file is None or file.meta(meta.name).shape != meta.shape:
+            raise TensorFileError(f"{self._folder} has no tensor {meta.name!r} of shape {meta.shape}")
+        kept = file.meta(meta.name).dtype
+        if kept == meta.dtype:
+            file.read_part(meta.name, offset, memoryview(place.numpy()))
+            return
+        width, kept_width = ITEM_SIZES[meta.dtype], ITEM_SIZES[kept]
+        raw = torch.empty(len(place) // width * kept_width, dtype=torch.uint8)
+        file.read_part(meta.name, offset // width * kept_width, memoryview(raw.numpy()))
+        place.view(getattr(torch, meta.dtype)).copy_(raw.view(getattr(torch, kept)))
+
 
 DEFAULT_BUCKET_BYTES = 64 << 20  # large, because each bucket costs a round trip
 HASHED_AT_ONCE = 4  # buckets that wait for their hashes, where they are used again
@@ -49,7 +148,7 @@ class Staged:
     buffers: "Sequence[torch.Tensor] | FileBuckets"  # uint8, one for each bucket, of its size
     # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
-    chunk_hashes: bytes = b""  # see ``chunks``
+    chunk_hashes: bytes = b""  # see ``layout``
     leases: int = 0
     spoiled: bool = False  # a broken link may still read the buffers
 

@@ -3,28 +3,27 @@
 The library maps the file into memory; a mapping of a file that is cut short, or that a network file system has lost,
 kills the process that touches it. Here every read is a call that can fail. The format is as documented by its makers:
 little-endian u64 length of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from
-the end of the header.
-
-Written, it takes memory for one tensor: the library wants all of them at once. Tensors of larger elements come first,
-so that each can be viewed in place.
+the end of the header. Tensors of larger elements are written first, so that each can be viewed in place, and one is in
+memory at a time: the library wants all of them at once.
 
 Failures: ``TensorFileError`` for a file that is not whole, not of this format, or whose name can be no file's. The
 table is checked as a whole when the file is opened, against the size of the file: what it names can be read.
 """
 
+import hashlib
 import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
 from msgspec import Meta
 
-from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
-from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.errors import TensorFileError, WeightTransferError
+from trinity_bus.weights.layout import ITEM_SIZES, TensorMeta
 
 if TYPE_CHECKING:
     import torch
@@ -208,3 +207,24 @@ def _write(descriptor: int, view: memoryview, at: int) -> None:
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done : done + _PIECE], at + done)
+
+
+# An adapter that is published alone means something beside the weights that it was trained beside, and is well formed
+# beside any others. So it travels with their identity, as one more tensor (uint8), which its checksum covers; whoever
+# is to serve it compares that with its own.
+BASE: Final = "base.sha256"
+
+
+def identity(folder: Path) -> bytes:
+    """Return what tells the weights in a Hugging Face folder from others: a digest of its files, in order."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightTransferError(f"{folder} has no safetensors, by which explorers and trainer would know their base")
+    whole = hashlib.sha256()
+    try:
+        for path in files:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise WeightTransferError(f"{folder} cannot be read: {error}") from error
+    return whole.digest()

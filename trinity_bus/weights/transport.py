@@ -6,15 +6,6 @@
                |                                          |
                +---- too late, broken, cancelled, refused, other content: WeightTransferError -------+
 
-====================  ==========================================================  ==================
-way                   where the bytes are                                         module
-====================  ==========================================================  ==================
-``gloo``, ``nccl``    asked of the trainer's server, or of members it names;      ``pull.transport``,
-                      they come over private links                                ``link.carrier``
-``memory``            likewise; they come over the connection                     ``pull.transport``
-``checkpoint``        a folder that both see                                      ``checkpoint.transport``
-====================  ==========================================================  ==================
-
 A transport is used by one thread. Each of its waits has a limit and ends soon after ``cancelled`` is set.
 """
 
@@ -25,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +32,7 @@ class Source:
     prefix: str  # ``{trainer_incarnation}/{epoch}/{explorer}``: names the member
     version: int
     checksum: str  # as announced; the manifest and the bytes must agree with it
-    secret: str = field(default="", repr=False)  # of the announcement, hex; see ``proof``; not for ``checkpoint``
+    secret: str = field(default="", repr=False)  # of the announcement, hex; see ``wire``; not for ``checkpoint``
     cafile: str = ""  # certificates to trust; where given, a pull is by TLS
     fan_out: bool = True  # This member may pass a version on to others of the announcement; never with TLS
     folder: str = ""  # of the checkpoint; for ``checkpoint`` alone

@@ -14,11 +14,10 @@ import torch
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from trinity_bus.weights import held_version
+from trinity_bus.weights import carrier
 from trinity_bus.weights.channel import OPENING_BYTES
-from trinity_bus.weights.proof import NONCE_BYTES
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.wire import HELLO, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
+from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.trainer.publication import Publisher, make_publisher
 
 SAID = {1: "9a728954d47985e2"}
@@ -109,5 +108,5 @@ def test_a_trainer_of_another_protocol_hears_the_members_and_nothing_is_taken(
 
 def test_who_changes_what_is_said_asks_whether_the_number_stays() -> None:
     messages = msgspec.json.schema_components([Hello, WeightsRequest, WeightsAnswer, StoreEntry])
-    shown = [msgspec.json.encode(messages, order="sorted"), held_version.FRAME.format.encode()]
+    shown = [msgspec.json.encode(messages, order="sorted"), carrier.FRAME.format.encode()]
     assert SAID[PROTOCOL] == hashlib.sha256(b"\n".join(shown)).hexdigest()[:16]

@@ -48,8 +48,7 @@ from trinity_bus.inference.server.start import Served, examine
 from trinity_bus.inference.tracing import request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, source_of, to_its_end
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.weights.checkpoint.proving import prove
-from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights.checkpoint import CheckpointTransport, prove
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.transport import Source
 

@@ -29,19 +29,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from trinity_bus import awake
-from trinity_bus.weights.carrier import Arrived
+from trinity_bus.runtime.device import uses_gpu
+from trinity_bus.weights.carrier import BEAT_S, Arrived, Carrier, FrameCarrier, HeldVersion
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import behind_piece, piece_bytes
-from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.held_version import BEAT_S, HeldVersion
+from trinity_bus.weights.errors import LinkError, WeightTransferError
+from trinity_bus.weights.layout import behind_piece, piece_bytes
 from trinity_bus.weights.link.link import Backend, Link, open_link
+from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, WeightsAnswer
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Work
 
-    from trinity_bus.weights.file_buckets import FileBuckets
+    from trinity_bus.weights.staging import FileBuckets
 
 AHEAD: Final = 4  # The way back for a piece, some milliseconds on a full wire, is hidden behind the others under way
 _PART: Final = 64 << 20  # moved at once of a version that goes as a whole
@@ -270,3 +271,23 @@ class LinkTaker(_End):
             if bucket == begun:
                 fresh[:start] = buffers[bucket][:start]
             buffers[bucket] = fresh
+
+
+def carrier_of(method: Method, device: "torch.device | None" = None) -> Carrier:
+    """Return what carries the bytes of a version; over NCCL on ``device``, by default this thread's GPU."""
+    if method == "memory":
+        return FrameCarrier()
+    if method == "gloo":
+        return LinkCarrier("gloo")
+    if method != "nccl":
+        raise WeightTransferError(f"nothing carries versions by {method}")
+    if device is None:
+        import torch
+
+        device = torch.device("cuda", torch.cuda.current_device()) if uses_gpu() else torch.device("cpu")
+    if device.type != "cuda":
+        raise WeightTransferError(
+            f"nccl carries versions from GPU to GPU, and here they would lie on {device.type}: "
+            "set synchronizer.sync_method to memory"
+        )
+    return LinkCarrier("nccl", device)

@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from trinity_bus.weights.chunks import Span
+from trinity_bus.weights.layout import Span
 
 TRAINER: Final = 0  # its number; members have 1, 2 and so on
 # Of members of one machine, that their holders have failed them. One that lies would leave nobody to be a holder.

@@ -26,11 +26,9 @@ from collections import deque
 from typing import Final
 
 from trinity_bus import awake
-from trinity_bus.weights.carrier import Carrier
+from trinity_bus.weights.carrier import Carrier, FrameCarrier, HeldVersion
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.frames import FrameCarrier
-from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.listener import AwaitedSecrets, PeerListener
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer

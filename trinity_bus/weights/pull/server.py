@@ -44,13 +44,12 @@ from schemas.model_version import ModelVersion
 from trinity_bus import awake
 from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
-from trinity_bus.weights.carrier import Sender
-from trinity_bus.weights.carriers import carrier_of
+from trinity_bus.weights.carrier import BEAT_S, HeldVersion, Sender
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.held_version import BEAT_S, HeldVersion
+from trinity_bus.weights.layout import HASH_BYTES, MAX_CHUNKS
+from trinity_bus.weights.link.carrier import carrier_of
 from trinity_bus.weights.listener import Keyring, PeerListener, member_name
 from trinity_bus.weights.pull.fan_out import TRAINER, FanOut
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging

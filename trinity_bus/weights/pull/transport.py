@@ -7,7 +7,7 @@
                         +--refused, late, cancelled---+--the trainer is gone or silent: LinkError
 
 With a ``relay``, the member passes on what it takes, and takes it from whom the trainer names: its *holder*, which is
-another member of the announcement or the trainer itself. Each chunk is proven as it comes (``chunks``), and passed on::
+another member of the announcement or the trainer itself. Each chunk is proven as it comes (``layout``), and passed on::
 
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
@@ -33,13 +33,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trinity_bus import awake
-from trinity_bus.weights.carrier import Carrier, Taker
+from trinity_bus.weights.carrier import BEAT_S, Carrier, FrameCarrier, HeldVersion, Taker
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import HASH_BYTES, spans
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.frames import FrameCarrier
-from trinity_bus.weights.held_version import BEAT_S, HeldVersion
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import HASH_BYTES, TransferManifest, spans
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest

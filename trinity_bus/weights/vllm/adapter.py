@@ -22,8 +22,8 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 
-from trinity_bus.weights.base import BASE, identity
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.tensor_file import BASE, identity
 
 # In every request. There can be no such folder, and a name that is not absolute would be looked up on a hub.
 REQUEST = LoRARequest("trinity", 1, "/dev/null/received")

@@ -1,7 +1,7 @@
 """vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
 
 A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
-begins that, and hears of its end, through its control server (``control_server``). On a CPU the same thread then loads
+begins that, and hears of its end, through its control server (``control``). On a CPU the same thread then loads
 the version into a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through
 vLLM's own phases at once: start; update, which finds the version; and finish, which is the only moment at which the
 model is touched: the shadow is exchanged with it, or, without one, the version is loaded. Where versions are adapters
@@ -39,10 +39,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.adapter import ServedAdapter
-from trinity_bus.weights.vllm.control_server import ControlServer
+from trinity_bus.weights.vllm.control import ControlServer
 from trinity_bus.weights.vllm.loading import Shadow, elements, load
 
 # How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms
