@@ -178,6 +178,8 @@ _PIECE = 16 << 20  # between two looks at whether it is still wanted
 class CheckpointTransport:
     """A ``WeightTransport`` from checkpoint folders. It is used for one version."""
 
+    proven = 0
+
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
         self._layout: list[Bucket] = []

@@ -128,11 +128,12 @@ class _Transfer:
         prepare: Prepare | None,
         limit_bytes: int | None,
         device: "torch.device | None",
-        shared: "bool | SharedVersion",
+        shared: bool,
+        found: SharedVersion | None,
         ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
-        self._shared = shared
+        self._shared, self._found = shared, found
         self._prepare = prepare
         self._limit_bytes = limit_bytes
         self._device = device
@@ -177,8 +178,8 @@ class _Transfer:
 
                 # Every thread begins with the machine's first GPU, whichever its process works on.
                 torch.cuda.set_device(self._device)
-            if isinstance(self._shared, SharedVersion):
-                progress = self._ready(self._map(self._shared), TransferProgress())
+            if self._found is not None:
+                progress = self._ready(self._map(self._found), TransferProgress())
             else:
                 transport = self._transport(source)
                 progress = self._receive(transport)
@@ -255,7 +256,7 @@ class _Transfer:
     def _told(self, manifest: TransferManifest) -> SharedVersion | None:
         # The manifest stands behind the bytes, for those who are to map them.
         memory = self.resources.memory
-        if memory is None or self._shared is not True:
+        if memory is None or self._found is not None or not self._shared:
             return None
         text = manifest.to_json()
         os.pwrite(memory.file, text, len(memory))
@@ -309,8 +310,7 @@ class _Transfer:
             try:
                 transport.fill(buffers, arrived)
             except WeightTransferError:
-                if isinstance(transport, PullTransport):
-                    resources.begun = (self.source.checksum, transport.proven)
+                resources.begun = (self.source.checksum, transport.proven)
                 raise
             received_at = time.perf_counter()
             self._waiting_since = None
@@ -413,7 +413,8 @@ class WeightReceiver:
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
             device=self._device,
-            shared=shared or self._shared,
+            shared=self._shared,
+            found=shared,
             ended=ended,
         )
         self._resources, self._ending = _Resources(), None

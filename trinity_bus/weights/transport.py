@@ -72,6 +72,11 @@ class WeightTransport(Protocol):
         """
         ...
 
+    @property
+    def proven(self) -> int:
+        """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
+        ...
+
     def close(self) -> None:
         """Let go of everything, without waiting for it."""
         ...

@@ -71,11 +71,6 @@ class PullTransport:
         self._reports = False
         self._has = has
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is worth while to use it for the next version, too."""
-        return self._carrier.keeps
-
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
         self._relay = self._own_relay if source.fan_out and not source.cafile else None
         self._holding = None
@@ -103,7 +98,6 @@ class PullTransport:
 
     @property
     def proven(self) -> int:
-        """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
         return 0 if self._holding is None else self._holding.proven
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
