@@ -54,8 +54,7 @@ from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
-from workers.explorer.weights import WeightFollower
+from workers.explorer.weights import ServedVersion, WeightFollower
 from workers.trainer.publication import Publication, Publisher, make_publisher
 
 type Phase = Literal["rendezvous", "bytes", "answer"]

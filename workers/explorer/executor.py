@@ -47,8 +47,8 @@ from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
 from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
 from workers.explorer.turns import TurnKeeper
+from workers.explorer.weights import ServedVersion
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")

@@ -48,7 +48,7 @@ from trinity_bus.inference.errors import EngineDeadError, GenerationError, Reque
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
 from trinity_bus.runtime.http import Room, in_thread, listening, read_body, shows_key
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 
 _CLOSE_S: Final = 0.1  # how long requests may still take when it is closed; 0 would be without end
 

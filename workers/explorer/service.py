@@ -74,9 +74,8 @@ from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.http_side import HttpSide
 from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
 from workers.explorer.turns import TurnKeeper
-from workers.explorer.weights import WeightFollower
+from workers.explorer.weights import ServedVersion, WeightFollower
 from workers.preconditions import ensure
 
 _log = logging.getLogger(__name__)

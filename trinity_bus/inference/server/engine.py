@@ -8,6 +8,7 @@
 
     sync_weights:  the checkpoint is read and its digest compared, beside generation
                    --> requests under way end, new ones wait --> the server takes the folder's weights --> they go on
+                            '--too late, cancelled--> new ones begin, with the weights as they were
 
 No response is of two versions: servers do not tell which of its tokens was drawn by which. The checkpoint's folder is
 read by this process and by the server, and held until both have. The server knows its weights by a label of this
@@ -20,8 +21,8 @@ server serves what it served before; one that it fails to load leaves nothing th
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ import msgspec
 from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
+from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
@@ -41,9 +43,15 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.sampling import sampling_arguments
-from trinity_bus.inference.server.answers import completion_of, delta_of, load_of, read_answer, scores_of
-from trinity_bus.inference.server.client import ServerClient, read_json
-from trinity_bus.inference.server.gate import DrainGate
+from trinity_bus.inference.server.client import (
+    ServerClient,
+    completion_of,
+    delta_of,
+    load_of,
+    read_answer,
+    read_json,
+    scores_of,
+)
 from trinity_bus.inference.server.start import Served, examine
 from trinity_bus.inference.tracing import request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, source_of, to_its_end
@@ -51,6 +59,43 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.checkpoint import CheckpointTransport, prove
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.transport import Source
+
+
+class DrainGate:
+    """Counts requests under way, and holds back new ones while it is shut. One shuts it at a time."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Wait until it is open; it is not shut within."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._running += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def shut(self, limit_s: float) -> AsyncIterator[None]:
+        """Wait until no request is under way; none begins within. TimeoutError: some still are after ``limit_s``."""
+        self._open.clear()
+        try:
+            async with awake.timeout(limit_s):
+                await self._empty.wait()
+            yield
+        finally:
+            self._open.set()
+
 
 _HEALTH_S: Final = 1.0  # how often it is looked after
 _HEALTH_LIMIT_S: Final = 30.0

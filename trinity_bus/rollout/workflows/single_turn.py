@@ -2,6 +2,10 @@
 
 With ``data={"greedy_baseline": true}`` the first run of a task that is trained on is drawn at temperature 0: what an
 advantage such as ReMax compares the others with.
+
+``math``: a question, a worked answer, and a check of the final answer.
+
+``sequence``: say these words in this order. Partial credit makes it learnable from random weights.
 """
 
 import dataclasses
@@ -13,6 +17,9 @@ from schemas.experience import Rollout
 from schemas.sampling import Sampling
 from schemas.task import Task
 from trinity_bus.chat import Completion
+from trinity_bus.rollout.equivalence import CHECKER
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.rewards import math_reward, sequence_reward
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling, prompt_tokens
 
 
@@ -85,3 +92,35 @@ async def _drawn(task: Task, ctx: RolloutContext, prompt: list[int]) -> list[tup
         others = await dataclasses.replace(ctx, run_id_base=1).generate(prompt, task.sampling, left)
         drawn += [(task.sampling, one) for one in others]
     return drawn
+
+
+async def _reward(said: Answered) -> float:
+    # A response that was cut at a limit may still hold its answer.
+    return await math_reward(said.text, said.answer, CHECKER.same)
+
+
+@register("math")
+class MathWorkflow:
+    """Rewards 1 for a response whose final answer equals the task's ``answer``, and 0 otherwise.
+
+    Where a number is wanted they are compared as exact numbers, formulas by ``math-verify``, and all else as text.
+    """
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return await run_single_turn(task, ctx, _reward)
+
+
+async def _reward(said: Answered) -> float:
+    return sequence_reward(said.text, said.answer, ended=said.ended)
+
+
+@register("sequence")
+class SequenceWorkflow:
+    """Rewards the share of the answer's words that the response has in their places; the demo's workflow."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return await run_single_turn(task, ctx, _reward)
