@@ -31,8 +31,6 @@ _STEPS: Final = 32  # in so many the limit goes from nothing to the most
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine tells of itself."""
-
     kv_usage: float  # share of the cache's blocks that requests hold, 0 to 1
     running: int  # requests that it computes
     waiting: int  # requests that wait for it

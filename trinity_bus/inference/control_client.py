@@ -67,7 +67,6 @@ class ControlClient:
 
     @classmethod
     async def open(cls, llm: "AsyncLLM") -> Self:
-        """Have the workers open their control sockets, and connect."""
         # Only its owner may enter it.
         folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="trinity-bus-")
         try:

@@ -108,14 +108,12 @@ class InferenceEngine:
 
     @property
     def bounds(self) -> Bounds:
-        """What its model can be trained on."""
         model = self.llm.model_config
         positions = getattr(model.hf_text_config, "max_position_embeddings", model.max_model_len)
         return Bounds(model.get_vocab_size(), positions)
 
     @property
     def dtype(self) -> str:
-        """In which type it computes, such as ``bfloat16``."""
         return str(self.llm.model_config.dtype).removeprefix("torch.")
 
     @property

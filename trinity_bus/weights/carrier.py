@@ -55,7 +55,6 @@ class HeldVersion:
         return self.proven == len(self.chunks)
 
     def attach(self, buffers: Sequence[Any], *, proven: int = 0) -> None:
-        """Say where the bytes are, or will be: in what can be sliced, by bytes."""
         with self._changed:
             self._buffers, self.proven = buffers, proven
             self._changed.notify_all()

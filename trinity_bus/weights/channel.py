@@ -97,7 +97,6 @@ class Channel:
         return bytes(data)
 
     def read_into(self, view: memoryview, deadline: float | None = None) -> None:
-        """Fill ``view``."""
         filled = 0
         silent_at = awake.now() + self._timeout_s
         try:

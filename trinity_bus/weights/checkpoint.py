@@ -92,7 +92,6 @@ def read_manifest(checkpoint: Path, version: int) -> TransferManifest:
 
 
 def read_delta_head(descriptor: int) -> tuple[DeltaHead, int]:
-    """Return the head of an open delta file, and where its payload begins."""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(0)
         return DELTA.read(file), file.tell()

@@ -31,14 +31,11 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be changed in one tensor."""
-
     tensor: int  # index in the layout
     count: int  # elements that change
     width: int  # bytes of each distance: 1, 2, 4 or 8
 
     def nbytes(self, item_size: int) -> int:
-        """Return the bytes of the tensor's part of the payload."""
         return self.count * (self.width + item_size)
 
 

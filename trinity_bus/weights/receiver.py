@@ -95,8 +95,6 @@ class TransferProgress:
 
 @dataclass(slots=True)
 class _Resources:
-    """What outlives a transfer that went well."""
-
     links: PullTransport | None = None  # and the method that it is for
     linked_by: Method = "gloo"
     buffers: "list[torch.Tensor]" = field(default_factory=list)

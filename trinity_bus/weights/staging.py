@@ -181,7 +181,6 @@ class Staging:
 
     @property
     def versions(self) -> list[int]:
-        """Versions that can be leased, oldest first."""
         with self._lock:
             return list(self._staged)
 

@@ -92,7 +92,6 @@ class TensorFile:
 
     @property
     def metas(self) -> list[TensorMeta]:
-        """Every tensor, in the order in which they lie."""
         return [meta for meta, _ in sorted(self._table.values(), key=lambda one: one[1])]
 
     def meta(self, name: str) -> TensorMeta:
@@ -114,7 +113,6 @@ class TensorFile:
         self.read_part(name, 0, place)
 
     def read_part(self, name: str, offset: int, place: memoryview) -> None:
-        """Read some of a tensor's bytes, from ``offset`` on."""
         meta, begin = self._find(name)
         if offset + len(place) > meta.nbytes:
             raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {offset + len(place)}")

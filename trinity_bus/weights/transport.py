@@ -49,8 +49,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a transport is about to deliver."""
-
     manifest: TransferManifest
     # Where not None, the bytes are the payload of a delta to what the member holds
     changes: tuple[Change, ...] | None = None
@@ -58,8 +56,6 @@ class Offer:
 
 
 class WeightTransport(Protocol):
-    """One way on which versions come."""
-
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
         """Meet the other side. ``held``: checksum of the whole version that the member has, if it has one."""
         ...
@@ -77,6 +73,4 @@ class WeightTransport(Protocol):
         """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
         ...
 
-    def close(self) -> None:
-        """Let go of everything, without waiting for it."""
-        ...
+    def close(self) -> None: ...

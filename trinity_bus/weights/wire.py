@@ -123,7 +123,6 @@ class WeightsAnswer(msgspec.Struct, frozen=True):
 
     @property
     def is_aside(self) -> bool:
-        """Whether it is no answer to a request."""
         return self.leave or self.alive
 
 

@@ -120,7 +120,6 @@ class RolloutExecutor:
         task.add_done_callback(lambda ended: self._ended(attempt, ended))
 
     def cancel(self, order: Cancel) -> None:
-        """Stop an attempt; it is not answered."""
         task = self._running.get(key_of(order))
         if task is not None:
             _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)

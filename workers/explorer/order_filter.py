@@ -14,8 +14,6 @@ REMEMBERED = 65_536  # attempts that are remembered, to know an order that comes
 
 
 class OrderFilter:
-    """Tells orders to carry out from orders to pass over."""
-
     def __init__(self, explorer: str, incarnation: str) -> None:
         self._explorer = explorer
         self._incarnation = incarnation

@@ -43,7 +43,6 @@ class TurnKeeper:
         self._looking = asyncio.Semaphore(_AT_ONCE)
 
     def first(self, attempt: AttemptKey) -> Position | None:
-        """Where the first turn lies that an attempt has completed."""
         return self._first.get(attempt)
 
     def forget(self, attempt: AttemptKey) -> None:

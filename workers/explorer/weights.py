@@ -86,8 +86,6 @@ _POLL_S = 1.0
 
 
 class WeightFollower:
-    """Keeps an engine at the announced version."""
-
     def __init__(
         self,
         engine: ExplorerEngine,

@@ -47,8 +47,6 @@ class AnsweredChoice(msgspec.Struct):
 
 
 class ServerAnswer(msgspec.Struct):
-    """The body of an answer, or of an event of a stream."""
-
     choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_REPEAT_TIMES)] = []  # no request asks for more
 
 
@@ -184,7 +182,6 @@ class ServerClient:
             raise GenerationError(f"{self.url}{path} gave no answer within {limit_s:g} s") from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the data of each event of a streamed answer."""
         async with self._answer(path, body) as response:
             try:
                 async for line in response.content:

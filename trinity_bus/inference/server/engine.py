@@ -251,7 +251,6 @@ class ServerEngine:
         """Nothing: a server reads versions from checkpoints, and passes none on."""
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Have the server take over a version from its checkpoint; see the module."""
         if announced.method != "checkpoint":
             raise WeightTransferError(
                 f"version {announced.version} comes by {announced.method}; a server takes versions from checkpoints: "

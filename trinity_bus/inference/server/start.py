@@ -81,7 +81,6 @@ KINDS: Final[Mapping[str, ServerKind]] = {
 
 
 def kind_of(owned_by: str) -> ServerKind:
-    """Return the kind of a server, by what it says of itself."""
     return KINDS.get(owned_by, ServerKind(owned_by or "unnamed", _OPENAI))
 
 

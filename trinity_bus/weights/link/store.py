@@ -26,8 +26,6 @@ _SEAL = "sealed"
 
 
 class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
-    """What two ends know of each other."""
-
     def __init__(self, channel: Channel, timeout_s: float) -> None:
         super().__init__()
         self._channel = channel
@@ -75,7 +73,6 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
                 continue
 
     def absorb(self, body: bytes) -> str:
-        """Take over what the other side has set. Return its key."""
         entry = ENTRY.decode(body)
         if len(self._entries) >= MAX_ENTRIES:
             raise WireError("an entry too many for a store")

@@ -85,7 +85,6 @@ class ChainPlace:
 
     @property
     def rate(self) -> float:
-        """Bytes a second, of all its reports; 0 where there are none."""
         began, had = self.began or (self.at, 0)
         return (self.proven - had) / (self.at - began) if self.at > began else 0.0
 

@@ -276,8 +276,6 @@ class _Deltas:
 
 @dataclass(slots=True)
 class _Joined:
-    """A member's place in the tree of its version."""
-
     trees: "_Trees"
     key: "_Key"
     number: int

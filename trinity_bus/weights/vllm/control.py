@@ -35,8 +35,6 @@ from trinity_bus.weights.transport import Source
 
 
 class BeginTransfer(Struct, tag="begin", frozen=True):
-    """Receive a version, or take the one that another worker of this engine has received."""
-
     token: int
     source: Source
     shared: SharedVersion | None = None

@@ -64,8 +64,6 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
 
 
 class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
-    """Receives whole versions beside generation."""
-
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
@@ -92,7 +90,6 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         return self._adapter is not None
 
     def serve_adapter(self, manager: Any) -> None:
-        """Take adapters from now on, beside the weights that were loaded at the start."""
         with set_current_vllm_config(self.vllm_config):
             self._adapter = ServedAdapter(manager, Path(self.model_config.model))
 
