@@ -14,7 +14,7 @@ the same; of its own tools those are not called again that go through ``Endpoint
 ``explorer.auxiliary_pools``, a judge say: its answer is text, drawn as the client asks, and no part of any sample.
 
 It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
-is sent when the answer is whole: what is streamed has been drawn.
+is sent when the answer is whole.
 
 Failures: a wrong key is 401; a model that is neither the trained one nor such a pool is 404; a request that cannot be
 taken, or that the engine refuses (a prompt that is too long), is 400 and the agent's to handle; an engine that fails is

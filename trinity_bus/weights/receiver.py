@@ -11,17 +11,13 @@ from version to version: fresh memory costs page faults, and what the buffers ho
 received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
 memory that a member keeps is there in any case. With cores to spare, or on a slow wire, other threads hash each bucket
 while the next ones arrive; on one or two cores that would cost a fast wire what it saves, so the hashing waits for the
-last byte. Names,
-dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
-come: see ``layout``.
+last byte.
 
 Several workers of one engine have one copy of the version between them: the first receives it into memory that the
 others map (``SharedVersion``), so the bytes come once, and are kept once; they are not proven again.
 
 What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
-(``pull.relay``); to those of later announcements, too, that are told of (``let_in``).
-
-A pull that breaks off leaves the chunks that were proven (``layout``) in the buffers. If the same version is to be
+(``pull.relay``). A pull that breaks off leaves the chunks that were proven in the buffers. If the same version is to be
 taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
 there. They are hashed as a whole in any case, and where that is wrong, all is received anew the next time.
 

@@ -11,9 +11,7 @@
                                                     +----------------> RolloutFinished durable: ANSWERED
 
 The result is sent only when the experiences are durable, so nobody ever sees a result whose experiences cannot be read.
-
-An attempt that is out of time, or cancelled, ends at once, whatever its workflow does: a runner that does not let go of
-it is the affair of the runners.
+An attempt that is out of time, or cancelled, ends at once, whatever its workflow does.
 
 Failures: what a workflow raises is the attempt's typed failure, and so is what cannot be trained on or cannot be sent.
 A broken connection to the log is the explorer's own end, told through ``fatal``.

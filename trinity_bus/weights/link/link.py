@@ -1,13 +1,11 @@
 """Links: one private two-rank process group between two who have met on a channel; rank 0 sends, rank 1 takes.
 
-One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. They are
-the trainer and a member, or two members of which one passes on (``carrier``). The two ends find each other over their
-channel (``channel``, ``store``), on which each has proven itself. gloo carries links between hosts' memories, NCCL
-(``nccl``) from GPU to GPU; the rest of the code does not know which. In both cases versions lie in host memory, pinned
-where there is a GPU: what NCCL carries is copied onto the GPU, and off the other, a piece at a time. So no GPU holds
-more of a version than what is under way, and no transfer waits for what a GPU computes. What links carry is neither
-encrypted nor authenticated by them: the bytes are proven by hash or checksum, and docs/security.md says what that
-leaves.
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. The two
+ends find each other over their channel (``store``), on which each has proven itself. gloo carries links between hosts'
+memories, NCCL (``nccl``) from GPU to GPU. In both cases versions lie in host memory, pinned where there is a GPU: what
+NCCL carries is copied onto the GPU, and off the other, a piece at a time. So no GPU holds more of a version than what
+is under way, and no transfer waits for what a GPU computes. Links neither encrypt nor authenticate: the bytes are
+proven by hash or checksum, and docs/security.md says what that leaves.
 
 ::
 

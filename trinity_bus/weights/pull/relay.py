@@ -9,10 +9,8 @@
     a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> chunks (``carrier``)
 
 It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
-``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on, so
-nobody else is let in: the one that names its own member, and later ones that name others, of which its member reads on
-the log as everybody does. No secret is said over a connection. It does not know their names, so all of them together
-have as many connections as one member has with the trainer: the newest ones.
+``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on. It
+does not know their names, so all of them together have as many connections as one member has with the trainer.
 
 A version that has come whole is passed on until the next one begins to come, and the connection to the trainer is kept
 for as long (``keep``): by its end, the trainer knows that there is a holder less.

@@ -18,13 +18,8 @@ and then for as long as the member has the version, so that those who come late 
 
 The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
 beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
-that is slow holds its version's buffers and one thread, nobody else; one that takes no more than nothing within the
-time limit is dropped, and so is one that was killed.
-
-Where the member holds a version that is still here, and what has changed since is smaller than the whole, only that is
-sent. A delta is made by the first who asks for it and kept as long as both versions are.
-
-Failures: see the drawing; none reaches training or another member.
+that is slow holds its version's buffers and one thread, nobody else. A delta is made by the first who asks for it and
+kept as long as both versions are. Failures: see the drawing; none reaches training or another member.
 """
 
 import contextlib
