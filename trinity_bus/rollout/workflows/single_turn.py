@@ -94,7 +94,7 @@ async def _drawn(task: Task, ctx: RolloutContext, prompt: list[int]) -> list[tup
     return drawn
 
 
-async def _reward(said: Answered) -> float:
+async def _final_answer(said: Answered) -> float:
     # A response that was cut at a limit may still hold its answer.
     return await math_reward(said.text, said.answer, CHECKER.same)
 
@@ -109,10 +109,10 @@ class MathWorkflow:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        return await run_single_turn(task, ctx, _reward)
+        return await run_single_turn(task, ctx, _final_answer)
 
 
-async def _reward(said: Answered) -> float:
+async def _words_in_place(said: Answered) -> float:
     return sequence_reward(said.text, said.answer, ended=said.ended)
 
 
@@ -123,4 +123,4 @@ class SequenceWorkflow:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        return await run_single_turn(task, ctx, _reward)
+        return await run_single_turn(task, ctx, _words_in_place)
