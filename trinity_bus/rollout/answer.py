@@ -31,9 +31,8 @@ def encode_answer(
 ) -> bytes:
     """Return what a workflow gave as an experience group's bytes.
 
-    Args:
-        version: Of the model when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
-        asked: How the workflow has asked the engine to draw, each way once.
+    ``version`` is the model's when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
+    ``asked``: how the workflow has asked the engine to draw, each way once.
 
     Raises:
         WorkflowError: It gave nothing, runs that it was not asked for, or more metrics than are sent.

@@ -75,7 +75,6 @@ class ConversationWorkflow(SingleRunWorkflow):
         """Provide who answers the model, for one run. It may say something first, in ``conversation.messages``."""
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
-        """Return the messages that a conversation begins with."""
         if task.messages is not None:
             return [message.model_dump(exclude_none=True) for message in task.messages]
         if task.prompt is None:
@@ -151,7 +150,6 @@ class ToolWorkflow(ConversationWorkflow):
         self.schemas = self._toolbox.schemas
 
     def make_sandbox(self, task: Task) -> Sandbox:
-        """Return what a run's tools get that want a sandbox."""
         del task
         return Sandbox()
 

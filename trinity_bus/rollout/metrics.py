@@ -133,7 +133,6 @@ def _reduced(key: str, values: list[float]) -> float:
 
 
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    """Return the metrics of a task from those of its runs, one map of each; see the module's table."""
     return _of_eval_task(metrics) if is_eval else aggregate_run_level_metrics(metrics)
 
 

@@ -1,4 +1,4 @@
-"""A base for workflows that are written for one run at a time.
+"""Bases for workflows that are written for one run at a time.
 
 ::
 
@@ -6,23 +6,14 @@
                                      |--some-------> PartialRunsError: those that succeeded, and the first error
                                      '--none-------> the first error
 
-Classes that keep the task that they work on, as workflows: each run has an instance to itself, which is used again.
-
-::
+A ``Reusable`` keeps the task that it works on (``self.task``, an environment, a client): each run has an instance to
+itself, though the one instance of a workflow in the registry serves all tasks of its kind at once::
 
     a run begins --> an idle instance, or a new one --> reset(task) --> run(ctx, run_id) --returned--> idle
                                                                              '--raised, cancelled--> dropped
 
-So what an instance keeps in itself (``self.task``, an environment, a client) is of one run at a time, though the one
-instance of a workflow in the registry serves all tasks of its kind at once.
-
-==================================  ==========================================
-the runs of a task are done         where
-==================================  ==========================================
-at once                             ``run`` is ``async``
-each in a thread of its own         ``run`` is not: it may block
-one after the other                 ``sequential`` is True, in either case
-==================================  ==========================================
+The runs of a task are done at once where ``run`` is ``async``; each in a thread of its own where it is not: it may
+block; one after the other where ``sequential`` is True, in either case.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ from trinity_bus.errors import TrinityError
 
 
 class UnknownSamplingError(TrinityError, ValueError):
-    """A workflow has asked the engine in several ways and does not say which sample was drawn how."""
+    pass
 
 
 def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:

@@ -7,8 +7,8 @@
                                                    '------------- not over yet --------------'
 
 Each step's reward is that of the model's turn; the run's is their sum. An attempt that goes on after its explorer's
-death makes the environment anew and takes the same steps in it, with what the model had said. That is exact where the
-environment follows from its seed, as Gymnasium's do; where it shows something else, the model is asked anew from there.
+death makes the environment anew and takes the same steps in it. That is exact where the environment follows from its
+seed, as Gymnasium's do; where it shows something else, the model is asked anew from there.
 
 Failures: what the environment raises is the failure of its run, as is one that takes longer for a call than it may
 (``EnvironmentTimeoutError``). Its methods may block: each call has a thread of its own.
@@ -73,7 +73,6 @@ class TextEnvWorkflow(ConversationWorkflow):
         return math.fsum(conversation.rewards)
 
     async def turn_reward(self, task: Task, conversation: Conversation) -> float | None:
-        """Return the environment's last; None where the model was cut, and nothing was done."""
         del task
         return conversation.rewards[-1] if len(conversation.rewards) == len(conversation.turns) else None
 

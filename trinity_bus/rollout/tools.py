@@ -11,11 +11,9 @@ whose function raises anything else         the failure of its run
 that takes longer than it may               the failure of its run: ``ToolTimeoutError``
 ==========================================  ==========================================================================
 
-A parameter whose type is ``RolloutContext`` or ``Sandbox`` is no part of what the model is told: the workflow gives it,
-the run's own.
-
-A function that is not ``async`` runs in a thread of its own (``trinity_bus.rollout.threads``); one that hangs there
-ends with its runner, which is replaced.
+A parameter whose type is ``RolloutContext`` or ``Sandbox`` is no part of what the model is told: it is the run's own. A
+function that is not ``async`` runs in a thread of its own; one that hangs there ends with its runner, which is
+replaced.
 """
 
 import inspect
@@ -120,7 +118,6 @@ class Toolbox:
         self.sandboxed = frozenset(tool.name for tool in tools if Sandbox in tool.given.values())
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout_s: float, given: Given = _NOTHING) -> str:
-        """Run a call; ToolError where there is no such tool, or as ``PythonTool.run``."""
         tool = self._tools.get(name)
         if tool is None:
             raise ToolError(f"there is no tool {name!r}; there are {', '.join(sorted(self._tools)) or 'none'}")

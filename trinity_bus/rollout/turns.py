@@ -12,9 +12,8 @@ A question is known by a digest: of the prompt's tokens, how many responses and 
 and arguments. The order in which questions come does not matter, and the same question asked twice gets two answers.
 
 Failures: what was answered and is in no completed turn is asked again by the next attempt: at most what was drawn since
-the last call, and the call under way. What cannot be written is told to whoever waits for it next.
-Where an attempt asks other questions than the one before, because its workflow is not the same any more, what it asks
-is simply not known.
+the last call, and the call under way. What cannot be written is told to whoever waits for it next. What an attempt of
+another workflow asks is simply not known.
 """
 
 import asyncio
@@ -35,8 +34,6 @@ from trinity_bus.chat import Completion
 
 @dataclass(frozen=True, slots=True)
 class KeptCompletion:
-    """A response that was drawn in an earlier attempt."""
-
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
@@ -87,7 +84,6 @@ class RunTurns:
         )
 
     def result(self, name: str, arguments: Any) -> tuple[Any] | None:
-        """Return what a call has returned before; None where it is to be made."""
         answer = self._take(question_of_call(name, arguments)) if self._known else None
         return None if answer is None or answer.result is None else (msgspec.json.decode(answer.result),)
 

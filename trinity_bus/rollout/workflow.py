@@ -71,9 +71,7 @@ class Pools(Protocol):
 
     async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str: ...
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return the log-probability of each token from ``start`` on."""
-        ...
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,18 +167,11 @@ class RolloutContext:
         self.state.set(values)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:
-        """Have the model of another pool answer a conversation, such as a judge; its own tokenizer writes it.
+        """Have the model of another pool, one of ``explorer.auxiliary_pools``, answer a conversation, such as a judge.
 
-        Args:
-            messages: OpenAI's shape.
-            pool: One of ``explorer.auxiliary_pools``.
-            sampling: How; an absent field takes the default of that pool's explorers.
-
-        Returns:
-            What it says, without its reasoning.
-
-        Raises:
-            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        ``messages`` have OpenAI's shape; the pool's own tokenizer writes them, and absent fields of ``sampling`` take
+        the default of its explorers. Return what it says, without its reasoning. TrinityError: nobody of the pool can
+        be asked, or answers in time, or it refuses.
         """
         asked = sampling or Sampling()
 
@@ -194,19 +185,9 @@ class RolloutContext:
     ) -> list[float]:
         """Have the model of another pool say how likely each token of a response is, such as a teacher.
 
-        The two models have the same tokens. What it says is for ``Rollout.teacher_logprobs``, and is asked again when a
-        run is gone on with.
-
-        Args:
-            prompt_token_ids: [prompt] at least one.
-            response_token_ids: [tokens] at least one, of tools too.
-            pool: One of ``explorer.auxiliary_pools``.
-
-        Returns:
-            [tokens] log-probabilities at temperature 1.
-
-        Raises:
-            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        The two models have the same tokens. Prompt and response are [tokens] of at least one, of tools too; what is
+        returned, for ``Rollout.teacher_logprobs``, are [tokens] log-probabilities at temperature 1. It is asked again
+        when a run is gone on with. TrinityError: as ``chat``.
         """
         return await self._pools.score(pool, [*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
 
@@ -224,21 +205,13 @@ class RolloutContext:
         *,
         pool: str | None = None,
     ) -> Sequence[Completion]:
-        """Draw ``n`` responses to one prompt.
+        """Draw ``n`` responses to one prompt of token ids, of as many runs, from ``run_id_base`` on.
 
         Where there is a seed, what is drawn follows from it, the task, the run, and how many requests this context has
         made before: not from the explorer, nor from what else it draws, nor from how the runs of a task are shared out.
-
-        Args:
-            prompt_token_ids: [tokens] the prompt.
-            sampling: The task's wishes; an absent field takes the explorer's default.
-            n: How many responses; of as many runs, from ``run_id_base`` on.
-            pool: Whose model draws them, one of ``explorer.auxiliary_pools``: what it draws is not the policy's, and
-                the defaults are those of that pool's explorers. None: the model whose task this is.
-
-        Raises:
-            WorkflowError: The engine gave another number of responses.
-            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        Absent fields of ``sampling`` take the explorer's default. What the model of another ``pool``, one of
+        ``explorer.auxiliary_pools``, draws is not the policy's, and the defaults are those of that pool's explorers.
+        WorkflowError: the engine gave another number of responses. TrinityError: as ``chat``.
         """
         if pool is not None:
             draw = partial(self._pools.generate_in, pool)

@@ -1,6 +1,4 @@
-"""A port for members: whoever connects proves itself first, and costs nobody else anything.
-
-It is the trainer's, or that of a member that passes versions on.
+"""A port for members, of the trainer or of a member that passes versions on: whoever connects proves itself first.
 
 ::
 
@@ -11,10 +9,8 @@ It is the trainer's, or that of a member that passes versions on.
 
 Strangers are bounded: beyond ``MAX_STRANGERS`` connections that have not proven themselves the oldest is cut, and each
 has some seconds. So are members: each has ``PER_MEMBER`` connections, the newest ones, in all epochs together.
-Failures: see the drawing; a line in the log names the address, once in a while.
-
-The *keyring* has the secrets of the last announcements, for the members that they name. A member may have read its
-announcement before the trainer has, and is then waited for.
+Failures: see the drawing; a line in the log names the address, once in a while. A member may have read its announcement
+before the trainer has, and is then waited for.
 """
 
 import logging

@@ -7,22 +7,20 @@
                         +--refused, late, cancelled---+--the trainer is gone or silent: LinkError
 
 With a ``relay``, the member passes on what it takes, and takes it from whom the trainer names: its *holder*, which is
-another member of the announcement or the trainer itself. Each chunk is proven as it comes (``layout``), and passed on::
+another member of the announcement or the trainer itself. Each chunk is proven as it comes, and passed on::
 
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
        +--the holder is gone, refuses, is silent for ``SILENCE_S``, sends no chunk for ``CHUNK_S``, or a wrong one: ask
-    |     the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
-    |     could not even be met
-    +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
+       |    |     the trainer for another holder, for the chunks from here on; for the trainer itself where a second one
+       |    |     could not even be met
+       +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
 
-A member that has begun to take the same version before, in whichever epoch and from whichever trainer, says how many
-chunks it has, and goes on from there; with all of them, nothing comes but the hashes.
-
-One connection for each version; where bytes come over links (``carrier``), it and the link are kept as long as trainer
-and epoch are the same. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
-it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
-cancelled. What the trainer itself sends wrong fails the transfer.
+A member that has begun to take the same version before says how many chunks it has, and goes on from there; with all of
+them, nothing comes but the hashes. One connection for each version; where bytes come over links (``carrier``), it and
+the link are kept as long as trainer and epoch are the same. Failures: a version that is gone is a ``VersionGoneError``;
+the explorer answers that it did not get it and is named again for the newest. What the trainer itself sends wrong fails
+the transfer.
 """
 
 import contextlib

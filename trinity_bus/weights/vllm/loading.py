@@ -11,12 +11,9 @@ the tensors, and whatever else loading has made, module by module: references, n
                |                          |
                +--failed: give it up      +--load: another version (the one before was never exchanged)
 
-Everything that loading does not touch is shared: configuration, attention's caches, and modules that are referred to in
-other ways than as submodules. A shadow costs one more copy of the weights, and exchanging gives the model's parameters
-other addresses, so it is not for models that are compiled or captured as graphs.
-
-Failures: ``load`` in place leaves a mix of two versions when it fails. A shadow that has failed is a mix, too, but
-nobody computes with it.
+A shadow costs one more copy of the weights; what loading does not touch is shared. Exchanging gives the model's
+parameters other addresses, so it is not for models that are compiled or captured as graphs. Failures: ``load`` in place
+leaves a mix of two versions when it fails. A shadow that has failed is a mix, too, but nobody computes with it.
 """
 
 import logging
