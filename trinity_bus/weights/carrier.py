@@ -174,7 +174,7 @@ class Taker(Protocol):
 
 
 class Carrier(Protocol):
-    """Makes both ends of a connection by which bytes of versions come."""
+    """What makes both ends of a connection by which bytes of versions come."""
 
     @property
     def keeps(self) -> bool:
