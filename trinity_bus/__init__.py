@@ -75,14 +75,13 @@ if TYPE_CHECKING:
         register,
         scores,
     )
-    from trinity_bus.rollout.agents import AgentWorkflow, agent
+    from trinity_bus.rollout.agents import AgentWorkflow, ProgramWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
-    from trinity_bus.rollout.programs import ProgramWorkflow
-    from trinity_bus.rollout.reusable import reused
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
-    from trinity_bus.rollout.sandboxed import sandboxed_python
+    from trinity_bus.rollout.single_runs import reused
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
     from trinity_bus.rollout.threads import BlockingContext
+    from trinity_bus.rollout.tools import sandboxed_python
     from trinity_bus.sandbox import ContainerSandbox, Sandbox, SandboxError, SandboxLimits
 
 # fmt: off
@@ -115,12 +114,11 @@ _NAMES = {
     "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
     "scores",
     "trinity_bus.chat": "Session renderer_for",
-    "trinity_bus.rollout.agents": "AgentWorkflow agent",
+    "trinity_bus.rollout.agents": "AgentWorkflow ProgramWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
-    "trinity_bus.rollout.programs": "ProgramWorkflow",
-    "trinity_bus.rollout.reusable": "reused",
+    "trinity_bus.rollout.single_runs": "reused",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
-    "trinity_bus.rollout.sandboxed": "sandboxed_python",
+    "trinity_bus.rollout.tools": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
     "trinity_bus.rollout.threads": "BlockingContext",
     "trinity_bus.sandbox": "ContainerSandbox Sandbox SandboxError SandboxLimits",

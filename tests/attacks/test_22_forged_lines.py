@@ -33,8 +33,8 @@ from trinity_bus.view import MeshState
 from workers.cli.versions import table as versions_table
 from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
 from workers.explorer.turns import TurnKeeper
+from workers.explorer.weights import ServedVersion
 from workers.watch.render import mesh
 
 EVIL = "x\r\n12:00:00 ERROR   workers.trainer: all is lost\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2028[red]y[/]"

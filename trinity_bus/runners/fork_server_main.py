@@ -33,7 +33,7 @@ from typing import NoReturn
 import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
-from trinity_bus.rollout.find import load_installed
+from trinity_bus.rollout.registry import load_installed
 from trinity_bus.rollout.tokenizer import without_torch
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.control import (

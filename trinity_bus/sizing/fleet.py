@@ -34,7 +34,7 @@ from trinity_bus.sizing.hardware import powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape
-from trinity_bus.weights.chunks import chunk_bytes, piece_bytes
+from trinity_bus.weights.layout import chunk_bytes, piece_bytes
 
 TASK_BYTES: Final = 109
 """Of a task besides its text; the same as JSON has some more."""

@@ -6,7 +6,7 @@ from string import Template
 from typing import Final
 
 from trinity_bus.errors import ConfigError
-from trinity_bus.rollout.find import GROUP
+from trinity_bus.rollout.registry import GROUP
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _PROJECT: Final = Template("""[build-system]

@@ -33,17 +33,11 @@ from trinity_bus.health.process import watching
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import UnknownPoolError
 
-_SILENCE_S: Final = 10.0
-"""After which an explorer is taken to be gone."""
+_SILENCE_S: Final = 10.0  # after which an explorer is taken to be gone
 
 
 class AuxiliaryPools:
-    """Asks explorers of other pools. An async context manager.
-
-    Args:
-        settings: Which pools, their key, and the limits.
-        bus: Connected.
-    """
+    """Asks explorers of other pools. An async context manager."""
 
     def __init__(self, settings: ExplorerSettings, bus: Bus) -> None:
         self._bus = bus
@@ -58,8 +52,8 @@ class AuxiliaryPools:
             for name, fleet in self._fleets.items()
         }  # fmt: skip
         self._stack = AsyncExitStack()
+        # raises what ends the following of heartbeats
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what ends the following of heartbeats."""
 
     async def __aenter__(self) -> Self:
         if self._fleets:
@@ -81,16 +75,13 @@ class AuxiliaryPools:
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> list[EngineCompletion]:
-        """See ``PoolEngines.generate``."""
         drawn = await self._of(pool).draw(prompt_token_ids, self._limited(sampling), n)
         return [EngineCompletion(one.token_ids, one.logprobs, one.finish_reason, one.versions) for one in drawn]
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        """See ``PoolEngines.chat``."""
         return await self._of(pool).chat(messages, self._limited(sampling))
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """See ``PoolEngines.score``."""
         return await self._of(pool).score(token_ids, start)
 
     def _of(self, pool: str) -> Explorers:

@@ -105,7 +105,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         ConfigError: The certificate of pulls or its key cannot be used.
         LinkError: Nothing can listen on the trainer's host.
     """
-    from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+    from trinity_bus.weights.checkpoint import CheckpointPublisher
     from trinity_bus.weights.pull.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s

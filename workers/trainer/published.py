@@ -15,10 +15,9 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE, folder_of
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.weights.base import BASE, identity
-from trinity_bus.weights.checkpoint.published import WEIGHTS
+from trinity_bus.weights.checkpoint import WEIGHTS
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.tensor_file import TensorFile
+from trinity_bus.weights.tensor_file import BASE, TensorFile, identity
 
 if TYPE_CHECKING:
     import torch

@@ -33,7 +33,7 @@ from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.tensor_file import TensorFile
 from trinity_bus.weights.wire import ANSWER, DELTA, ENTRY, REQUEST, DeltaHead, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
