@@ -12,8 +12,6 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 
 
 class ExplorerEngine(Protocol):
-    """Generates, takes over weights, and can die."""
-
     @property
     def bounds(self) -> Bounds:
         """What its model can be trained on."""
@@ -25,9 +23,7 @@ class ExplorerEngine(Protocol):
         ...
 
     @property
-    def tokens_generated(self) -> int:
-        """Since its start."""
-        ...
+    def tokens_generated(self) -> int: ...
 
     @property
     def load(self) -> EngineLoad | None:
@@ -42,9 +38,7 @@ class ExplorerEngine(Protocol):
 
     def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses, token by token."""
-        ...
+    ) -> AsyncGenerator[EngineDelta]: ...
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
@@ -58,9 +52,7 @@ class ExplorerEngine(Protocol):
         """Let the members of an announcement that names others take the version from here, where it has that one."""
         ...
 
-    async def wait_dead(self) -> EngineDeadError:
-        """Return when it is dead."""
-        ...
+    async def wait_dead(self) -> EngineDeadError: ...
 
 
 class PoolEngines(Protocol):
@@ -68,9 +60,7 @@ class PoolEngines(Protocol):
 
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[EngineCompletion]:
-        """Draw ``n`` responses to a prompt."""
-        ...
+    ) -> Sequence[EngineCompletion]: ...
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""

@@ -56,11 +56,7 @@ type Listener = Callable[[RunnerForked | RunnerExited | RunnersError], None]
 
 
 def runner_user(named: str | None) -> str | None:
-    """Return whom runners become: who is named, else of an explorer that is root the images' own user for it.
-
-    Args:
-        named: ``explorer.runner_user``.
-    """
+    """Return whom runners become: who is named, else of an explorer that is root the images' own user for it."""
     if named is not None or os.geteuid() != 0:
         return named
     try:
@@ -74,11 +70,8 @@ class ForkServer:
     """A fork server's process. Starting it takes seconds; it starts with this object, and is waited for in ``ready``.
 
     Args:
-        settings: The sections ``explorer``, ``coordinator`` (the model's name), ``kafka`` (its namespace) and
-            ``telemetry`` are used.
         channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
-        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path and
-                the options of its chat template.
+        tokenizer: What loads the tokenizer, as ``module:function``.
 
     Raises:
         ConfigError: ``explorer.runner_python`` is not fit for runners.
@@ -128,10 +121,7 @@ class ForkServer:
         self._listener: Listener | None = None
 
     async def ready(self) -> list[str]:
-        """Wait until runners can be forked.
-
-        Returns:
-            The names of the workflows that they know.
+        """Return the names of the workflows that runners know, once they can be forked.
 
         Raises:
             ConfigError: A module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot
@@ -164,28 +154,16 @@ class ForkServer:
                 raise RunnersError(f"the runners' fork server ended as it started ({other or code})")
 
     def listen(self, listener: Listener) -> None:
-        """Tell of starts and ends from now on. One listener at a time.
-
-        Args:
-            listener: Called in the running event loop; with an error when the fork server itself is gone.
-        """
+        """Tell one listener of starts and ends from now on; with an error when the fork server itself is gone."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hear)
 
     def unlisten(self) -> None:
-        """Tell nobody any more."""
         self._listener = None
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     def fork(self, serial: int) -> socket.socket:
-        """Have a runner started.
-
-        Args:
-            serial: Of no other living runner.
-
-        Returns:
-            The socket to it, which can be used at once.
-        """
+        """Have a runner started; return the socket to it, which can be used at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._send(ForkRunner(serial), theirs)
@@ -234,7 +212,6 @@ class ForkServer:
         loop.remove_writer(self._channel.fileno())
 
     def _receive(self) -> FromForkServer | None:
-        """Return the next message, which is there; None where it is gone."""
         try:
             datagram = self._channel.recv(FROM_FORK_SERVER.limit)
         except ConnectionError:

@@ -55,16 +55,11 @@ from trinity_bus.telemetry.logs import console
 
 _log = logging.getLogger(__name__)
 
+# Where the machine runs out of memory, the kernel is to take a runner rather than the engine.
 OOM_SCORE = 500
-"""Where the machine runs out of memory, the kernel is to take a runner rather than the engine."""
 
 
 def load(order: LoadWorkflows) -> Tokenizer:
-    """Import what the runners need.
-
-    Raises:
-        Exception: Whatever a module raises while it is imported.
-    """
     with importing():
         load_installed()
         for module in order.modules:
@@ -82,25 +77,15 @@ def load(order: LoadWorkflows) -> Tokenizer:
 
 
 class Forker:
-    """Forks runners, and tells of their deaths.
-
-    Args:
-        channel: To the explorer.
-        order: What all runners have in common.
-        tokenizer: Theirs.
-    """
-
     def __init__(self, channel: socket.socket, order: LoadWorkflows, tokenizer: Tokenizer) -> None:
         self._channel = channel
         self._order = order
         self._tokenizer = tokenizer
-        self._runners: dict[int, int] = {}
-        """Process id to serial."""
+        self._runners: dict[int, int] = {}  # process id to serial
         self._ended = HeardSignals(signal.SIGCHLD)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
-        """Serve until the explorer closes its end."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._ended, select.POLLIN)
@@ -164,7 +149,6 @@ class Forker:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Collect the dead, and kill what they have left behind."""
         dead: list[FromForkServer] = []
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -177,10 +161,7 @@ class Forker:
             self._tell(message)
 
     def _sweep(self) -> None:
-        """Kill all that belongs to no living runner.
-
-        When these die, their children become the fork server's in turn.
-        """
+        # When these die, their children become the fork server's in turn.
         while left := descendants(os.getpid(), without=self._runners):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -194,13 +175,11 @@ class Forker:
         self._channel.send(FROM_FORK_SERVER.encode(message))
 
     def end(self) -> None:
-        """Kill all runners and whatever they have started."""
         self._runners.clear()
         self._sweep()
 
 
 def how_it_ended(status: int) -> str:
-    """Return a wait status in words."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -217,7 +196,6 @@ def preload() -> None:
 
 
 def main() -> None:
-    """Load, then serve."""
     console(template="%(asctime)s %(levelname)-7s runner: %(message)s")
     faulthandler.enable()
     # Ctrl-C and SIGTERM to a whole group are the explorer's to answer.
@@ -228,11 +206,7 @@ def main() -> None:
 
 
 def serve(channel: socket.socket) -> None:
-    """Load what the explorer asks for, then fork runners until it is gone.
-
-    Raises:
-        ConnectionError: It is gone.
-    """
+    """Load what the explorer asks for, then fork runners until it is gone, which may be a ``ConnectionError``."""
     datagram = channel.recv(TO_FORK_SERVER.limit)
     # Nothing: the explorer is gone, before it was ever there perhaps.
     order = TO_FORK_SERVER.decode(datagram) if datagram else None

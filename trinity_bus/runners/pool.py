@@ -40,23 +40,19 @@ from dataclasses import dataclass, field
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.runners import pool_effects as do
 
+# Suspects that run at once, each alone in a process; the others wait.
 QUARANTINE = 16
-"""Suspects that run at once, each alone in a process; the others wait."""
+# Runners that may die one after the other before they have said anything.
 MAX_FAILED_STARTS = 3
-"""Runners that may die one after the other before they have said anything."""
+# After so long, one that was asked to abort is killed.
 KILL_AGAIN_S = 1.0
-"""After so long, one that was asked to abort is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """What the settings say."""
-
     runners: int
-    slots: int
-    """Jobs at once, all runners together."""
-    stuck_pings: int
-    """Pings without an answer after which a runner is stuck."""
+    slots: int  # jobs at once, all runners together
+    stuck_pings: int  # without an answer, after which a runner is stuck
     cancel_grace_s: float
     max_attempts: int | None
     max_rss_mib: int | None
@@ -81,7 +77,6 @@ def limits_of(settings: ExplorerSettings) -> tuple[PoolLimits, float]:
 @dataclass(slots=True)
 class _Job:
     serial: int | None = None
-    """The runner that has it."""
     alone: bool = False
     cancelled_at: float | None = None
 
@@ -89,8 +84,7 @@ class _Job:
 @dataclass(slots=True)
 class _Runner:
     serial: int
-    place: int | None
-    """None: it is leaving, or in quarantine."""
+    place: int | None  # None: it is leaving, or in quarantine
     alone: bool = False
     jobs: dict[int, None] = field(default_factory=dict)
     heard: bool = False
@@ -98,35 +92,24 @@ class _Runner:
     taken: int = 0
     ended: int = 0
     rss_mib: float = 0.0
-    ends_at: float | None = None
-    """When it was told to end, or killed."""
+    ends_at: float | None = None  # when it was told to end, or killed
     killed: str | None = None
-    blame: bool = True
-    """Whether its death makes suspects of its jobs."""
+    blame: bool = True  # whether its death makes suspects of its jobs
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerView:
-    """A runner as it is now."""
-
     serial: int
     place: int | None
-    state: str
-    """``starting``, ``idle``, ``busy`` or ``stopping``."""
+    state: str  # ``starting``, ``idle``, ``busy`` or ``stopping``
     jobs: tuple[int, ...]
-    ended: int
-    """Jobs that have ended in it."""
-    restarts: int
-    """Runners that had its place before."""
+    ended: int  # jobs that have ended in it
+    restarts: int  # runners that had its place before
     rss_mib: float
 
 
 class Pool:
-    """Decides; whoever owns it carries out what its methods return, in order.
-
-    Args:
-        limits: What the settings say.
-    """
+    """Decides; whoever owns it carries out what its methods return, in order."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
@@ -141,11 +124,9 @@ class Pool:
         self._running = 0
 
     def begin(self) -> list[do.PoolEffect]:
-        """Start the runners."""
         return [self._fork(place) for place in range(self._places)]
 
     def submit(self, job: int) -> list[do.PoolEffect]:
-        """Take a job that was not known and wants to run."""
         self._jobs[job] = _Job()
         self._waiting.append(job)
         return self._assign()
@@ -153,10 +134,7 @@ class Pool:
     def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[do.PoolEffect]:
         """Nobody wants a job any more; it counts as running until its runner lets go of it.
 
-        Args:
-            job: One that has not ended; nothing happens to any other.
-            now: The time.
-            at_once: Stop its runner instead of giving it time.
+        Nothing happens to one that has ended. ``at_once`` stops its runner instead of giving it time.
         """
         known = self._jobs.get(job)
         if known is None or known.cancelled_at is not None:
@@ -173,7 +151,6 @@ class Pool:
         return effects
 
     def ended(self, job: int, now: float) -> list[do.PoolEffect]:
-        """Note that a runner has said that a job has ended in it, however."""
         runner = self._runner_of(job)
         del self._jobs[job]
         del runner.jobs[job]
@@ -187,7 +164,6 @@ class Pool:
         return effects + self._assign()
 
     def heard(self, serial: int) -> None:
-        """Note that a runner has said something."""
         runner = self._runners.get(serial)
         if runner is not None:
             runner.unanswered = 0
@@ -206,12 +182,7 @@ class Pool:
         return [] if runner is None else self._kill(runner, why, now)
 
     def died(self, serial: int, how: str) -> list[do.PoolEffect]:
-        """Note that a runner is gone.
-
-        Args:
-            serial: Which one.
-            how: As in "was killed by signal 11".
-        """
+        """Note that a runner is gone; ``how`` as in "was killed by signal 11"."""
         runner = self._runners.pop(serial)
         effects: list[do.PoolEffect] = []
         how = how if runner.killed is None else f"{how}, because {runner.killed}"
@@ -226,12 +197,7 @@ class Pool:
         return effects + self._assign()
 
     def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[do.PoolEffect]:
-        """Note that some time has passed: ask the runners whether they are there, and look at what is overdue.
-
-        Args:
-            now: The time.
-            rss_mib: Memory of runners by serial, as far as it is known.
-        """
+        """Ask the runners whether they are there, and look at what is overdue; ``rss_mib`` by serial, if known."""
         effects: list[do.PoolEffect] = []
         for runner in list(self._runners.values()):
             runner.rss_mib = rss_mib.get(runner.serial, runner.rss_mib)
@@ -301,7 +267,6 @@ class Pool:
         return do.StartJob(runner.serial, job)
 
     def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[do.PoolEffect]:
-        """Note that the runner of a job is gone."""
         known = self._jobs[job]
         known.serial = None
         self._running -= 1
@@ -319,7 +284,6 @@ class Pool:
         return [do.CloseRunner(runner.serial)]
 
     def _leave(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
-        """Another takes its place."""
         place, runner.place = runner.place, None
         effects: list[do.PoolEffect] = [] if place is None else [self._fork(place)]
         return effects if runner.jobs else [*effects, *self._close(runner, now)]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartRunner:
-    """Start a runner."""
-
     serial: int
 
 
@@ -21,16 +19,12 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Have a runner cancel a job."""
-
     serial: int
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class PingRunner:
-    """Ask a runner whether it is there."""
-
     serial: int
 
 
@@ -43,8 +37,6 @@ class CloseRunner:
 
 @dataclass(frozen=True, slots=True)
 class KillRunner:
-    """Send a runner a signal that ends it."""
-
     serial: int
     number: signal.Signals
     why: str

@@ -74,21 +74,12 @@ from trinity_bus.telemetry.setup import destination_configured
 
 _log = logging.getLogger(__name__)
 
-MAX_ERROR_CHARS = 4000
-"""Of an error's message; the result keeps less."""
-_SETTLE_S = 5.0
-"""How long the last turns of runs that have failed may take to be written."""
+MAX_ERROR_CHARS = 4000  # of an error's message; the result keeps less
+_SETTLE_S = 5.0  # how long the last turns of runs that have failed may take to be written
 
 
 def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: LoadWorkflows) -> None:
-    """Serve until the explorer closes its end. Called in a freshly forked process.
-
-    Args:
-        link: To the explorer.
-        serial: This runner's.
-        tokenizer: The model's.
-        order: What all runners have in common.
-    """
+    """Serve until the explorer closes its end. Called in a freshly forked process."""
     import uvloop
 
     settings = TelemetrySettings.model_validate_json(order.telemetry)
@@ -114,12 +105,7 @@ async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflow
 
 
 class RemoteEngine:
-    """The engine, and those of other pools, for one job: every request goes to the explorer.
-
-    Args:
-        job: Whose it is.
-        send: Sends a message to the explorer.
-    """
+    """The engine, and those of other pools, for one job: every request goes to the explorer."""
 
     def __init__(self, job: int, send: Callable[[ToExplorer], None]) -> None:
         self._job = job
@@ -130,26 +116,20 @@ class RemoteEngine:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[EngineCompletion]:
-        """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
-
-        The engine's span is a child of the current one, where a workflow has started one.
-        """
+        # The engine's span is a child of the current one, where a workflow has started one.
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent() or traceparent, None)
 
     async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> list[EngineCompletion]:
-        """See ``Pools.generate_in``."""
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
 
     async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
-        """See ``Pools.chat``."""
         written, how = msgspec.json.encode(conversation), _how(sampling)
         text: str = await self._ask(lambda number: Chat(self._job, number, pool, written, how))
         return text
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """See ``Pools.score``."""
         tokens = messages.pack_vector(token_ids, INT32)
         logprobs: list[float] = await self._ask(lambda number: Score(self._job, number, pool, tokens, start))
         return logprobs
@@ -187,12 +167,10 @@ class RemoteEngine:
             del self._waiting[number]
 
     def close(self) -> None:
-        """Give up what is still asked for: the job has ended."""
         for answer in self._waiting.values():
             answer.cancel()
 
     def answered(self, message: Answered) -> None:
-        """Note that the explorer has answered a request."""
         answer = self._waiting.get(message.request)
         if answer is None or answer.done():
             return
@@ -218,12 +196,7 @@ class _Job:
 
 
 class Runner(asyncio.Protocol):
-    """Runs workflows for whoever is at the other end of its socket.
-
-    Args:
-        tokenizer: The model's.
-        common: What all runners have in common.
-    """
+    """Runs workflows for whoever is at the other end of its socket."""
 
     def __init__(self, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
         self._tokenizer = tokenizer
@@ -233,17 +206,15 @@ class Runner(asyncio.Protocol):
         self._frames = FrameReader(messages.TO_RUNNER.limit)
         self._jobs: dict[int, _Job] = {}
         self._writer = FrameWriter(messages.TO_EXPLORER)
+        # done when the explorer has closed its end
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the explorer has closed its end."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say that this runner is there."""
         # That of uvloop is not derived from it.
         self._writer.connected(cast("asyncio.WriteTransport", transport))
         self._writer.send(Pong({}))
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the explorer says."""
         try:
             for body in self._frames.feed(data):
                 self._handle(messages.TO_RUNNER.decode(body))
@@ -251,12 +222,10 @@ class Runner(asyncio.Protocol):
             self._finish(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the explorer is gone."""
         self._writer.close()
         self._finish(None)
 
     async def end(self) -> None:
-        """Cancel what runs; it is not waited for longer than the explorer has patience."""
         tasks = []
         for job in self._jobs.values():
             # Otherwise it would look like a workflow that has failed.
@@ -297,7 +266,6 @@ class Runner(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._tell, job)
 
     def _tell(self, job: int) -> None:
-        """Say what a workflow has set, if there is anything new."""
         known = self._jobs.get(job)
         if known is not None and known.state.changed:
             self._writer.send(Pong({job: known.state.take()}))
@@ -358,13 +326,7 @@ class Runner(asyncio.Protocol):
 
 
 class _TurnsOf:
-    """The turns of each run of an attempt.
-
-    Args:
-        order: The attempt.
-        done: What earlier ones have completed; of each run in order.
-        write: Where what this one completes goes.
-    """
+    """The turns of each run of an attempt; ``done`` by earlier attempts, in order."""
 
     def __init__(self, order: Dispatch, done: Sequence[Turn], write: Write) -> None:
         self._order = order
@@ -373,7 +335,6 @@ class _TurnsOf:
         self._given: list[RunTurns] = []
 
     def __call__(self, run_id: int) -> RunTurns:
-        """Return those of a run."""
         order = self._order
 
         def begin(number: int, after: int, answers: list[Answer]) -> Turn:

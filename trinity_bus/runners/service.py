@@ -68,26 +68,21 @@ from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
 _log = logging.getLogger(__name__)
 
+# After so long, a runner that has closed its socket and is not dead is killed.
 _HUNG_UP_S = 1.0
-"""After so long, a runner that has closed its socket and is not dead is killed."""
+# How long runners may take to end by themselves at the end.
 _POLITE_S = 1.0
-"""How long runners may take to end by themselves at the end."""
+# How long killed runners may take to be collected at the end.
 _CLOSE_S = 10.0
-"""How long killed runners may take to be collected at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What an attempt yielded."""
-
-    group: bytes
-    """An ``ExperienceGroup``, as the runner says; nobody has looked at it yet."""
-    error: str | None = None
-    """The first error, where some runs broke off."""
+    group: bytes  # an ``ExperienceGroup``, as the runner says; nobody has looked at it yet
+    error: str | None = None  # the first one, where some runs broke off
 
 
-type Keep = Callable[[bytes], Awaitable[None]]
-"""Makes a turn durable, which a runner says is over."""
+type Keep = Callable[[bytes], Awaitable[None]]  # makes a turn durable, which a runner says is over
 
 
 @dataclass(slots=True)
@@ -100,14 +95,7 @@ class _Pending:
 
 
 class Runners:
-    """Runs attempts in processes of their own.
-
-    Args:
-        fork_server: Ready; nobody else listens to it.
-        engine: Serves what workflows ask for.
-        settings: The explorer's.
-        pools: Serve what workflows ask of other pools.
-    """
+    """Runs attempts in processes of their own. Nobody else listens to its fork server, which is ready."""
 
     def __init__(
         self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: PoolEngines
@@ -127,12 +115,11 @@ class Runners:
         self._last: dict[int, JobStatus] = {}
         self._requests: dict[tuple[int, int, int], asyncio.Task[None]] = {}
         self._dying: set[int] = set()
+        # Whether the fork server is gone, and with it whoever tells of deaths.
         self._orphaned = False
-        """Whether the fork server is gone, and with it whoever tells of deaths."""
         self._closed = False
         self._changed = asyncio.Event()
-        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what ends the explorer."""
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the explorer
 
     def start(self) -> None:
         """Start the runners; attempts may be given to them at once."""
@@ -140,7 +127,6 @@ class Runners:
         self._do(self._pool.begin())
 
     async def run(self) -> None:
-        """Look after them until cancelled."""
         while True:
             await asyncio.sleep(self._tick_s)
             self._do(self._pool.tick(awake.now(), {serial: rss_mib(pid) for serial, pid in self._pids.items()}))
@@ -184,7 +170,6 @@ class Runners:
             self._pending[job].at_once = True
 
     def states(self) -> list[RunnerState]:
-        """Return the states of all runners, for people."""
         return runner_states(
             self._name, self._pool.views(), pids=self._pids, running=self._statuses, last=self._last, now=time.time()
         )
@@ -299,11 +284,6 @@ class Runners:
     # What runners say.
 
     def receive(self, link: RunnerLink, body: bytes) -> None:
-        """Note that a frame has come from a runner.
-
-        Raises:
-            ProtocolError: It must not say that.
-        """
         self._pool.heard(link.serial)
         match link.requests.receive(messages.to_explorer(body)):
             case ServeRequest(asked):
@@ -325,15 +305,11 @@ class Runners:
                     self._do(self._pool.worn(link.serial, awake.now()))
 
     def broken(self, link: RunnerLink, why: str) -> None:
-        """Note that a runner has said what it must not say, or has hung up."""
         if self._links.get(link.serial) is link:
             self._do(self._pool.broken(link.serial, why, awake.now()))
 
     def hung_up(self, link: RunnerLink) -> None:
-        """Note that a runner's end of the socket is closed.
-
-        Most likely it is dead, and the fork server is about to say so.
-        """
+        """Note that a runner's socket is closed: most likely it is dead, and the fork server is about to say so."""
         asyncio.get_running_loop().call_later(_HUNG_UP_S, self.broken, link, "it hung up")
 
     def _job_ended(self, serial: int, how: RunDone | RunFailed | messages.RunCancelled) -> None:

@@ -13,17 +13,7 @@ from trinity_bus.runners.messages import Chat, Chatted, Completions, Generate, S
 async def serve(
     asked: Generate | Chat | Score, engine: ExplorerEngine, pools: PoolEngines
 ) -> Completions | Chatted | Scored:
-    """Return the answer to a request.
-
-    Args:
-        asked: As the runner said it.
-        engine: The explorer's.
-        pools: Serve what is asked of others.
-
-    Raises:
-        ProtocolError, ValidationError: It cannot be read.
-        Exception: Whatever an engine raises.
-    """
+    """Return the answer to a request; raises ProtocolError, ValidationError, or whatever an engine raises."""
     match asked:
         case Generate(job, request):
             prompt = messages.unpack_vector(asked.prompt, INT32).tolist()
