@@ -15,14 +15,14 @@ import xxhash
 
 from trinity_bus.errors import TrinityError
 
+# ``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's.
 type ChatMessage = Mapping[str, Any]
-"""``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's."""
+# A function's name, description and parameters, as OpenAI's ``tools`` have them.
 type ToolSchema = Mapping[str, Any]
-"""A function's name, description and parameters, as OpenAI's ``tools`` have them."""
 
 _JSON = msgspec.json.Encoder(order="deterministic", enc_hook=str)
+# OpenAI's later and earlier names, which chat templates do not know.
 _ROLES = {"developer": "system", "function": "tool"}
-"""OpenAI's later and earlier names, which chat templates do not know."""
 
 
 class ChatError(TrinityError, ValueError):
@@ -30,11 +30,7 @@ class ChatError(TrinityError, ValueError):
 
 
 def text_of(message: ChatMessage) -> str:
-    """Return the text of a message.
-
-    Raises:
-        ChatError: It has a part that is no text, such as an image.
-    """
+    """Return the text of a message; raises ChatError for a part that is no text, such as an image."""
     content = message.get("content")
     if content is None:
         return ""
@@ -53,11 +49,7 @@ def _part(part: Any) -> str:
 
 
 def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
-    """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not.
-
-    Raises:
-        ChatError: They are no list, or a call has no name.
-    """
+    """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not."""
     calls = []
     written = message.get("tool_calls") or ()
     if not isinstance(written, Sequence):
@@ -76,11 +68,7 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
 
 
 def for_template(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings.
-
-    Raises:
-        ChatError: It has no role, or something that is no text.
-    """
+    """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings."""
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ChatError("a message without a role")
@@ -96,11 +84,7 @@ def for_template(message: ChatMessage) -> dict[str, Any]:
 
 
 class Digests:
-    """What a history is known by: a digest of everything up to each of its messages.
-
-    Args:
-        tools: A history with other tools is another one.
-    """
+    """What a history is known by: a digest of its tools, and everything up to each of its messages."""
 
     def __init__(self, tools: Sequence[ToolSchema] | None) -> None:
         self._hash = xxhash.xxh3_128(_canonical(tools or []))
@@ -112,11 +96,7 @@ class Digests:
         return following.digest()
 
     def add(self, message: ChatMessage) -> bytes:
-        """Return the digest of all that was added, and this message.
-
-        Raises:
-            ChatError: It cannot be prompted with.
-        """
+        """Return the digest of all that was added, and this message."""
         self._hash.update(_meaning(message))
         return self._hash.digest()
 

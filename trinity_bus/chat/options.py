@@ -9,9 +9,9 @@ from trinity_bus.chat.messages import ChatError
 type TemplateOptions = Mapping[str, bool | int | float | str]
 
 MAX_OPTIONS: Final = 32
-MAX_OPTION_CHARS: Final = 1024
-"""Of a name, and of a value that is text."""
+MAX_OPTION_CHARS: Final = 1024  # of a name, and of a value that is text
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What a tokenizer takes beside them: the template itself, say, which is a program.
 NOT_OPTIONS: Final = frozenset(
     {
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
@@ -20,15 +20,10 @@ NOT_OPTIONS: Final = frozenset(
         *("tokenizer_kwargs", "tools", "truncation"),
     }
 )
-"""What a tokenizer takes beside them: the template itself, say, which is a program."""
 
 
 def read_options(given: Any) -> TemplateOptions:
-    """Return options of a chat template as they came.
-
-    Raises:
-        ChatError: They are none, or too many, or one is what only this side may say.
-    """
+    """Return options of a chat template as they came; ChatError for what only this side may say."""
     if not isinstance(given, Mapping) or len(given) > MAX_OPTIONS:
         raise ChatError(f"options of the chat template are an object of at most {MAX_OPTIONS} fields")
     for name, value in given.items():

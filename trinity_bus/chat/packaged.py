@@ -21,16 +21,11 @@ from trinity_bus.chat.speech import Speech
 
 
 def knows(model: str) -> bool:
-    """Whether the package has a renderer for a model of this name."""
     return model in MODEL_RENDERER_MAP
 
 
 class PackagedRenderer:
-    """Writes messages with the package's renderer for a model.
-
-    Args:
-        tokenizer: Its ``name_or_path`` is one that the package knows, unless the settings name a renderer.
-        options: Of the chat template.
+    """Writes messages with the package's renderer for a model, which ``name_or_path`` or the settings name.
 
     Raises:
         ChatError: The model has no such option, or the package no such renderer.
@@ -48,20 +43,16 @@ class PackagedRenderer:
             raise ChatError(str(error)) from error
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """See ``Renderer.prompt``."""
         return self._render(self._written(messages, tools), tools, prompted=True)
 
     def configured(self, options: TemplateOptions) -> "PackagedRenderer":
-        """See ``Renderer.configured``."""
         return PackagedRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """See ``Renderer.turn``."""
         whole = self._render([OPENING, for_template(message)], tools, prompted=False)
         return after(self._render([OPENING], tools, prompted=True), whole)
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
-        """See ``Renderer.extension``."""
         before = [*drawn.prompt, *drawn.token_ids]
         whole = self._renderer.bridge_to_next_turn(
             list(drawn.prompt), list(drawn.token_ids), self._written(messages, tools), tools=self._given(tools)
@@ -71,7 +62,6 @@ class PackagedRenderer:
         return list(whole.token_ids[len(before) :])
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        """See ``Renderer.read``."""
         given = [dict(tool) for tool in tools or ()] or None
         read = self._renderer.parse_response(list(drawn.token_ids), tools=given, prompt_ids=list(drawn.prompt))
         calls, flaws, texts = [], [], [read.content] if read.content else []
@@ -88,7 +78,6 @@ class PackagedRenderer:
         return ParsedTurn("\n".join(texts), read.reasoning_content, calls, flaws)
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
-        """See ``Renderer.speech``. What the package reads as text is known at the end of a turn."""
         del prompt, stop, tools
         return Speech(self._encoder.model, whole=True)
 

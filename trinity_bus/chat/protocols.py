@@ -45,13 +45,9 @@ class Tokenizer(Protocol):
         """Tokens that are marks and no text, such as the end of a turn."""
         ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``."""
-        ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
-        ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
     def apply_chat_template(
         self,
@@ -72,5 +68,5 @@ class EndingTokenizer(Tokenizer, Protocol):
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token of that end; None where the model has none."""
+        """None where the model has none."""
         ...

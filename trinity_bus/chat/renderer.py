@@ -30,16 +30,12 @@ class DrawnTurn:
     """A turn that a model has drawn, and what it was drawn after."""
 
     prompt: Sequence[int]
-    """All before it."""
     token_ids: Sequence[int]
-    ended: bool
-    """Whether the model has ended it, and no limit has cut it."""
+    ended: bool  # whether the model has ended it, and no limit has cut it
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A turn as it reads."""
-
     content: str
     reasoning: str | None
     calls: Sequence[ParsedCall]
@@ -47,23 +43,16 @@ class ParsedTurn:
 
 
 class Renderer(Protocol):
-    """Writes messages as tokens, for one model."""
+    """Writes messages as tokens, for one model. What its template cannot write is a ChatError."""
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """Return a whole conversation, up to where the assistant is to speak.
-
-        Raises:
-            ChatError: The model's template cannot write it.
-        """
+        """Return a whole conversation, up to where the assistant is to speak."""
         ...
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """Return what follows a drawn turn: its end where that was not drawn, ``messages``, and the assistant's start.
 
         None where nothing can follow it, because this model writes what was before in another way from then on.
-
-        Raises:
-            ChatError: The model's template cannot write it.
         """
         ...
 
@@ -79,32 +68,20 @@ class Renderer(Protocol):
         ...
 
     def configured(self, options: TemplateOptions) -> "Renderer":
-        """Return the renderer with other options of its chat template.
-
-        Raises:
-            ChatError: The model has no such option.
-        """
+        """Return the renderer with other options of its chat template."""
         ...
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """Return what a model would have drawn to say a message of an assistant, and what follows its end if anything.
-
-        Raises:
-            ChatError: The model's template cannot write it, or not after what it prompts for an answer with.
-        """
+        """Return what a model would have drawn to say an assistant's message, and what follows its end if anything."""
         ...
 
 
+# Before a turn that is written by itself: templates want a user to begin.
 OPENING: Final = {"role": "user", "content": "."}
-"""Before a turn that is written by itself: templates want a user to begin."""
 
 
 def after[T: (str, list[int])](opening: T, whole: T) -> T:
-    """Return what a turn adds to the conversation that it answers.
-
-    Raises:
-        ChatError: The turn is not written after that conversation's prompt.
-    """
+    """Return what a turn adds to the conversation that it answers; ChatError where it is not written after that."""
     if whole[: len(opening)] != opening:
         raise ChatError("the model's chat template does not write an answer after what it prompts for one with")
     return whole[len(opening) :]
@@ -117,48 +94,26 @@ class PromptsOnly:
         self._tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """Refuse it.
-
-        Raises:
-            ChatError: Always.
-        """
         del messages, tools
         raise ChatError(_NO_TEMPLATE)
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
-        """Refuse it.
-
-        Raises:
-            ChatError: Always.
-        """
         del drawn, messages, tools
         raise ChatError(_NO_TEMPLATE)
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        """Return it as text."""
         del tools
         return ParsedTurn(self._tokenizer.decode(list(drawn.token_ids)), None, (), ())
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
-        """Show it as text."""
         del prompt, tools
         return Speech(self._tokenizer, stop=stop, plain=True)
 
     def configured(self, options: TemplateOptions) -> "PromptsOnly":
-        """Refuse it.
-
-        Raises:
-            ChatError: Always.
-        """
         del options
         raise ChatError(_NO_TEMPLATE)
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """Refuse it.
-
-        Raises:
-            ChatError: Always.
-        """
         del message, tools
         raise ChatError(_NO_TEMPLATE)
 

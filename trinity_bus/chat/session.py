@@ -46,25 +46,19 @@ class TokenSample:
 
     prompt_token_ids: list[int]
     response_token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    """[response] as the engine gave them; 0 where the token was not drawn."""
-    mask: list[bool] = field(default_factory=list)
-    """[response] True where the token was drawn."""
+    logprobs: list[float] = field(default_factory=list)  # [response] 0 where the token was not drawn
+    mask: list[bool] = field(default_factory=list)  # [response] True where the token was drawn
     versions: list[VersionSpan] = field(default_factory=list)
-    turn_starts: list[int] = field(default_factory=list)
-    """[turns] where in the response each drawn turn begins."""
+    turn_starts: list[int] = field(default_factory=list)  # [turns] where in the response each drawn turn begins
+    # [prompt + response - 1, layers, k] the experts that were chosen as each token was first run; None where the engine
+    # has not told those of the last turn.
     routes: UInt8 | None = None
-    """[prompt + response - 1, layers, k] the experts that were chosen as each token was first run; None where the
-    engine has not told those of the last turn."""
-    finish_reason: str = "stop"
-    """Of the last turn."""
-    number: int = 0
-    """Which of its session's."""
+    finish_reason: str = "stop"  # of the last turn
+    number: int = 0  # which of its session's
+    # How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it.
     sampling: Sampling | None = None
-    """How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it."""
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
-        """Return it as what ``build_group`` takes."""
         return Rollout(
             prompt_token_ids=self.prompt_token_ids,
             response_token_ids=self.response_token_ids,
@@ -115,11 +109,9 @@ class _Point:
     """The end of a drawn turn."""
 
     sample: TokenSample
-    turn: int
-    """How many turns of the sample there are up to here."""
+    turn: int  # how many turns of the sample there are up to here
     start: int
-    end: int
-    """[start, end) of the sample's tokens is the turn."""
+    end: int  # [start, end) of the sample's tokens is the turn
     ended: bool
 
     def drawn(self) -> DrawnTurn:
@@ -129,17 +121,12 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to ask the engine with."""
-
     token_ids: list[int]
     tools: Tools
-    renderer: Renderer
-    """That has written it, and reads its answers."""
-    known: bytes
-    """What its history is known by."""
+    renderer: Renderer  # that has written it, and reads its answers
+    known: bytes  # what its history is known by
     digests: Digests
-    after: _Point | None
-    """The turn that it continues."""
+    after: _Point | None  # the turn that it continues
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +136,12 @@ class ModelReply:
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ParsedCall, ...] = ()
-    flaws: tuple[str, ...] = ()
-    """Tool calls that could not be read, in words for the model."""
+    flaws: tuple[str, ...] = ()  # tool calls that could not be read, in words for the model
     finish_reason: str = "stop"
-    stopped_by: str | None = None
-    """Which of the texts has ended it that were to do so."""
+    stopped_by: str | None = None  # which of the texts has ended it that were to do so
     tokens: int = 0
-    sample: int = 0
-    """In which of the session's samples it is."""
-    turn: int = 0
-    """Which of that sample's turns."""
+    sample: int = 0  # in which of the session's samples it is
+    turn: int = 0  # which of that sample's turns
 
     @property
     def message(self) -> dict[str, Any]:
@@ -191,16 +174,12 @@ class Session:
         self._asked: set[bytes] = set()
         self._calls = 0
         self.samples: list[TokenSample] = []
-        self.rewrites = 0
-        """Samples that have begun because the history was not what had been said."""
-        self.branches = 0
-        """Samples that have begun at an earlier turn."""
-        self.flaws = 0
-        """Tool calls that could not be read."""
+        self.rewrites = 0  # samples that have begun because the history was not what had been said
+        self.branches = 0  # samples that have begun at an earlier turn
+        self.flaws = 0  # tool calls that could not be read
 
     @property
     def turns(self) -> int:
-        """How many were drawn."""
         return sum(len(sample.turn_starts) for sample in self.samples)
 
     @property
@@ -240,11 +219,7 @@ class Session:
         return Prompt(token_ids, tools, renderer, known[-1], digests, after)
 
     def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
-        """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten.
-
-        Raises:
-            ChatError: A message is none.
-        """
+        """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten."""
         digests, missed = Digests(tools), False
         for message in messages:
             known = digests.add(message)
@@ -271,9 +246,6 @@ class Session:
 
         Returns:
             What was taken, and what it says.
-
-        Raises:
-            ChatError: They cannot be written as tokens of this model.
         """
         taken: list[tuple[Completion, ModelReply]] = []
         digests = Digests(tools)
@@ -353,7 +325,6 @@ class Session:
         return self.samples[-1], []
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
-        """Return what shows the answer to a prompt while it is drawn."""
         return prompt.renderer.speech(prompt.token_ids, stop, prompt.tools)
 
     def _said(

@@ -16,8 +16,7 @@ from trinity_bus.chat.protocols import Tokenizer
 
 _THINK, _THOUGHT = "<think>", "</think>"
 _MARKS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
-_HALF: Final = "\ufffd"
-"""What half a character decodes to."""
+_HALF: Final = "\ufffd"  # what half a character decodes to
 
 
 class Speech:
@@ -48,14 +47,12 @@ class Speech:
         self._special = frozenset(tokenizer.all_special_ids)
         self._ends = (*_MARKS, *stop) if called and not plain else tuple(stop)
         self._object_is_call = object_is_call
-        self._reasons: bool | None = False if plain else True if opened else None
-        """None while it is not known."""
+        self._reasons: bool | None = False if plain else True if opened else None  # None while it is not known
         self._after_reasoning = False
         self._ids: list[int] = []
         self._trailing: list[int] = []
         self._read = self._decoded = 0
-        self._text = ""
-        """Not yet shown, and not yet passed over."""
+        self._text = ""  # not yet shown, and not yet passed over
         self._shown = ""
         self._silent = whole
 

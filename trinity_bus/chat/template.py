@@ -26,17 +26,12 @@ from trinity_bus.runtime.cpu_limit import limited
 
 _MARK: Final = f"turn-{secrets.token_hex(8)}-that-was-drawn"
 _OPEN: Final = "<think>"
+# Of the processor's time, for one text: a template is a program, and some never end.
 _LIMIT_S: Final = 10.0
-"""Of the processor's time, for one text: a template is a program, and some never end."""
 
 
 class TemplateRenderer:
-    """Writes messages with a model's chat template.
-
-    Args:
-        tokenizer: With a chat template.
-        options: Of the template.
-    """
+    """Writes messages with a model's chat template, and options of it."""
 
     def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:
         self._encoder = encoder_of(tokenizer)
@@ -46,11 +41,9 @@ class TemplateRenderer:
         self._read = format_of(str(self._tokenizer.chat_template))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """See ``Renderer.prompt``."""
         return self._encoder.encode(self._apply(self._written(messages, tools), tools))
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """See ``Renderer.extension``."""
         said = {"role": "assistant", "content": _MARK}
         text = self._apply([OPENING, said, *self._written(messages, tools)], tools)
         _, mark, following = text.rpartition(_MARK) if text.count(_MARK) == 1 else ("", "", "")
@@ -60,7 +53,6 @@ class TemplateRenderer:
         return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        """See ``Renderer.read``."""
         ids = list(drawn.token_ids)
         while ids and ids[-1] in self._special:
             ids.pop()
@@ -71,11 +63,10 @@ class TemplateRenderer:
         return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
 
     def configured(self, options: TemplateOptions) -> "TemplateRenderer":
-        """See ``Renderer.configured``."""
         return TemplateRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """See ``Renderer.turn``. Where the prompt opens reasoning, a turn begins in it, even where there is none."""
+        """Where the prompt opens reasoning, a turn begins in it, even where there is none."""
         opening = self._apply([OPENING], tools)
         whole = self._apply([OPENING, for_template(message)], tools, prompted=False)
         if whole.startswith(opening) or not opens_reasoning(opening):
@@ -87,7 +78,6 @@ class TemplateRenderer:
         return self._encoder.encode(f"{reasoning.strip()}\n</think>\n\n{said.lstrip()}")
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
-        """See ``Renderer.speech``."""
         if not tools:
             return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, called=False)
         object_is_call = self._read is read_llama

@@ -28,26 +28,17 @@ _ASSISTANT = "assistant"
 
 @dataclass(slots=True)
 class WrittenAnswer:
-    """One answer after its prompt."""
-
-    prompt: list[int]
-    """At least one token."""
+    prompt: list[int]  # at least one token
     response: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    """[response] True where the token is learned from."""
+    mask: list[bool] = field(default_factory=list)  # [response] True where the token is learned from
 
     def add(self, token_ids: Sequence[int], *, learned: bool) -> None:
-        """Append tokens to the response."""
         self.response += token_ids
         self.mask += [learned] * len(token_ids)
 
 
 class ExampleWriter:
-    """Writes examples as tokens, for one model.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """Writes examples as tokens, for one model."""
 
     def __init__(self, tokenizer: EndingTokenizer) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder_of(tokenizer)

@@ -14,6 +14,7 @@ from trinity_bus.chat.formats.xml import read_xml
 
 type Format = Callable[[str], Read]
 
+# What is in a chat template, and which format that means; the first that fits.
 _MARKS: tuple[tuple[str, Format], ...] = (
     ("<function=", read_xml),
     ("<tool_call>", read_hermes),
@@ -21,16 +22,13 @@ _MARKS: tuple[tuple[str, Format], ...] = (
     ("<|python_tag|>", read_llama),
     ("ipython", read_llama),
 )
-"""What is in a chat template, and which format that means; the first that fits."""
 
 
 def read_plain(text: str) -> Read:
-    """Read the text of a model that calls no tools."""
     return Read(text)
 
 
 def format_of(chat_template: str) -> Format:
-    """Return the format of a model's tool calls."""
     return next((reader for mark, reader in _MARKS if mark in chat_template), read_plain)
 
 

@@ -4,46 +4,29 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_CALLS = 128
-"""Of one turn; the others are a flaw."""
-MAX_FLAWS = 8
-"""Of one turn that are told; a model that has lost its way makes thousands."""
-MAX_SHOWN = 200
-"""Characters of a call that are shown where it cannot be read."""
-UNREADABLE = (ValueError, RecursionError)
-"""What the parser raises for text that is no JSON, or nested too deep."""
-OPENING_TOKENS = 16
-"""At the end of a prompt, in which reasoning may be opened."""
+MAX_CALLS = 128  # of one turn; the others are a flaw
+MAX_FLAWS = 8  # of one turn that are told; a model that has lost its way makes thousands
+MAX_SHOWN = 200  # characters of a call that are shown where it cannot be read
+UNREADABLE = (ValueError, RecursionError)  # text that is no JSON, or nested too deep
+OPENING_TOKENS = 16  # at the end of a prompt, in which reasoning may be opened
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool that a model wants called."""
-
     name: str
     arguments: dict[str, Any]
-    id: str = ""
-    """Which of a session's calls it is; a tool's answer names it."""
+    id: str = ""  # which of a session's calls it is; a tool's answer names it
 
 
 @dataclass(slots=True)
 class Read:
-    """What was read of a turn's text."""
-
     content: str
     calls: list[ParsedCall] = field(default_factory=list)
-    flaws: list[str] = field(default_factory=list)
-    """Calls that could not be read, in words for the model."""
+    flaws: list[str] = field(default_factory=list)  # calls that could not be read, in words for the model
 
     def add(self, name: Any, arguments: Any, written: str) -> bool:
-        """Take a call, or note what is wrong with it; return whether it is one.
-
-        Args:
-            name: Of the tool.
-            arguments: A mapping, or JSON of one.
-            written: What the model wrote.
-        """
+        """Take a call, its arguments a mapping or JSON of one, or note what is wrong; return whether it is one."""
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
@@ -89,12 +72,7 @@ def _unsendable(name: str, arguments: dict[str, Any]) -> str | None:
 
 
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
-    """Return a turn's reasoning, where there is some, and the rest.
-
-    Args:
-        text: Of the turn.
-        opened: Whether its prompt ended in reasoning already.
-    """
+    """Return a turn's reasoning, if any, and the rest; ``opened``: its prompt ended in reasoning already."""
     begun = text.lstrip()
     if not opened and not begun.startswith(_OPEN):
         return None, text
@@ -104,5 +82,4 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
 
 
 def opens_reasoning(prompt_end: str) -> bool:
-    """Whether a prompt ends in reasoning."""
     return prompt_end.rstrip().endswith(_OPEN)

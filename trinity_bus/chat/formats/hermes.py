@@ -9,7 +9,6 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def read_hermes(text: str) -> Read:
-    """Read a turn's text."""
     content, *blocks = text.split(_OPEN)
     read, texts = Read(content), [content]
     for block in blocks:

@@ -15,7 +15,6 @@ _TAG = "<|python_tag|>"
 
 
 def read_llama(text: str) -> Read:
-    """Read a turn's text."""
     before, tagged, rest = text.rpartition(_TAG)
     if not tagged and not text.lstrip().startswith("{"):
         return Read(text)

@@ -8,7 +8,6 @@ _MARK = "[TOOL_CALLS]"
 
 
 def read_mistral(text: str) -> Read:
-    """Read a turn's text."""
     content, marked, written = text.partition(_MARK)
     if not marked:
         return Read(text)

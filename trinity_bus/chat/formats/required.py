@@ -19,12 +19,7 @@ _THINK, _THOUGHT = "<think>", "</think>"
 
 
 def required_call(chat_template: str, functions: Sequence[Mapping[str, Any]], *, opened: bool) -> StructuredOutputs:
-    """Return what an answer looks like that calls one of these functions.
-
-    Args:
-        chat_template: Of the model.
-        functions: Each with ``name``, and ``parameters`` as a JSON schema.
-        opened: Whether the prompt ends in reasoning already.
+    """Return what an answer looks like that calls one of these functions; ``opened``: its prompt ends in reasoning.
 
     Raises:
         ChatError: The model's format has no such description.
