@@ -17,12 +17,7 @@ _ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_)([0-9a-f]{12})[0-9a-f]{20}")
 
 
 def new_answer_id(kind: str, now: float) -> str:
-    """Return an id that nothing else has.
-
-    Args:
-        kind: How it begins: ``chatcmpl-``, ``cmpl-`` or ``msg_``.
-        now: Seconds since the epoch.
-    """
+    """Return an id that nothing else has; ``kind`` is how it begins, ``now`` seconds since the epoch."""
     return f"{kind}{round(now * 1000):012x}{secrets.token_hex(10)}"
 
 

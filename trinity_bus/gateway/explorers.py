@@ -46,17 +46,12 @@ from trinity_bus.runtime.frames import Dialect, ProtocolError
 
 _log = logging.getLogger(__name__)
 
-_MOST_TRIES: Final = 4
-"""Of one request."""
-_LOOK_S: Final = 0.1
-"""How often it is looked for an explorer while there is none."""
-_BUSY_S: Final = 0.5
-"""How long an explorer is not asked whose engine bore no more."""
+_MOST_TRIES: Final = 4  # of one request
+_LOOK_S: Final = 0.1  # how often it is looked for an explorer while there is none
+_BUSY_S: Final = 0.5  # how long an explorer is not asked whose engine bore no more
 _CONNECT_S: Final = 5.0
-_PROVED_S: Final = 10.0
-"""How long it is believed what an explorer has proved."""
-_MOST_ANSWER: Final = 100
-"""Bytes of a proof that are read; it has 64."""
+_PROVED_S: Final = 10.0  # how long it is believed what an explorer has proved
+_MOST_ANSWER: Final = 100  # bytes of a proof that are read; it has 64
 
 
 class _CutOffError(Exception):
@@ -72,12 +67,9 @@ class _Tries:
     """Whom one request has been given to in vain."""
 
     failed: set[str] = field(default_factory=set)
-    lost: int = 0
-    """How often its explorer was lost."""
-    busy_since: float | None = None
-    """When an explorer was too busy first."""
-    moved: bool = False
-    """Whether another explorer was asked than one that was lost."""
+    lost: int = 0  # how often its explorer was lost
+    busy_since: float | None = None  # when an explorer was too busy first
+    moved: bool = False  # whether another explorer was asked than one that was lost
 
 
 @dataclass(slots=True)
@@ -86,15 +78,12 @@ class Drawing:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(first token, version)"""
-    finish_reason: str = ""
-    """Empty while it goes on."""
-    settled: int = 0
-    """How many of its tokens are of explorers that were cut off."""
+    versions: list[tuple[int, int]] = field(default_factory=list)  # (first token, version)
+    finish_reason: str = ""  # empty while it goes on
+    settled: int = 0  # how many of its tokens are of explorers that were cut off
+    # [prompt + tokens - 1, layers, k] the experts that were chosen, where its explorer records them; of one that was
+    # gone on with, those of the explorer that ended it, which has run all tokens before.
     routes: UInt8 | None = None
-    """[prompt + tokens - 1, layers, k] the experts that were chosen, where its explorer records them; of one that was
-    gone on with, those of the explorer that ended it, which has run all tokens before."""
 
     def add(self, frame: wire.DrawnFrame) -> list[int]:
         """Take what has come; return its tokens."""
@@ -115,8 +104,7 @@ class Drawing:
             self.versions.append((start, version))
 
 
-type OnDrawn = Callable[[int, list[int]], Awaitable[None]]
-"""Told which response has got which new tokens."""
+type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which response has got which new tokens
 
 
 class Explorers:
@@ -137,14 +125,12 @@ class Explorers:
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
+        # Who has proved to be there, by name, until they are lost: which arrival of theirs, and when.
         self._met: dict[str, tuple[int, float]] = {}
-        """Who has proved to be there, by name, until they are lost: which arrival of theirs, and when."""
+        # Who is not asked, by name, and until when: its engine bore no more.
         self._busy: dict[str, float] = {}
-        """Who is not asked, by name, and until when: its engine bore no more."""
-        self.busy = 0
-        """Requests that an explorer did not take, because its engine bore no more."""
-        self.moved = 0
-        """Requests that were given to another explorer because one failed."""
+        self.busy = 0  # requests that an explorer did not take, because its engine bore no more
+        self.moved = 0  # requests that were given to another explorer because one failed
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
@@ -165,7 +151,6 @@ class Explorers:
 
     @property
     def usable(self) -> list[ServingExplorer]:
-        """Those that can be asked now."""
         return self._fleet.usable(awake.now())
 
     @property
@@ -196,12 +181,7 @@ class Explorers:
         return drawings
 
     async def chat(self, messages: bytes, sampling: Sampling) -> str:
-        """Return the answer to a conversation; raises as ``draw`` does.
-
-        Args:
-            messages: OpenAI's shape, as JSON; the explorer's own tokenizer writes them.
-            sampling: How.
-        """
+        """Return the answer to a conversation, OpenAI's messages as JSON; raises as ``draw`` does."""
         ask = wire.ChatAsk(messages=messages, sampling=sampling.model_dump(exclude_none=True))
         frame = await self._one(wire.CHAT_PATH, _written(wire.CHATS, ask), [])
         if not isinstance(frame, wire.SaidFrame):
@@ -209,12 +189,7 @@ class Explorers:
         return frame.text
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return how likely each token of a sequence is, from ``start`` on; raises as ``draw`` does.
-
-        Args:
-            token_ids: The whole sequence.
-            start: At least 1.
-        """
+        """Return how likely each token of a sequence is, from ``start`` (at least 1) on; raises as ``draw`` does."""
         ask = wire.ScoreAsk(tokens=wire.token_bytes(token_ids), start=start)
         frame = await self._one(wire.SCORE_PATH, _written(wire.SCORES, ask), token_ids)
         logprobs = wire.logprobs_of(frame.logprobs) if isinstance(frame, wire.ScoredFrame) else []
@@ -223,7 +198,6 @@ class Explorers:
         return logprobs
 
     def heard(self, beat: ExplorerHeartbeat) -> None:
-        """Take a heartbeat into account."""
         self._fleet.heard(beat, awake.now(), own=self._requests[beat.explorer])
 
     @asynccontextmanager
@@ -238,11 +212,7 @@ class Explorers:
 
     @asynccontextmanager
     async def _asking(self, prompt: Sequence[int], tries: _Tries) -> AsyncIterator[ServingExplorer]:
-        """Provide whom to ask, and count it; one that is lost within, or too busy, is noted.
-
-        Raises:
-            NoEngineError: There is nobody, or all have been too busy for as long as a request waits.
-        """
+        """Provide whom to ask, and count it; one that is lost within, or too busy, is noted."""
         explorer = await self._choose(prompt, tries.failed)
         if tries.failed and explorer.name not in tries.failed and not tries.moved:
             tries.moved = True
@@ -271,7 +241,6 @@ class Explorers:
             self._requests[explorer.name] -= 1
 
     async def _one(self, path: str, body: bytes, prompt: Sequence[int]) -> wire.Frame:
-        """Return an answer of one frame."""
         tries = _Tries()
         async with self._in_time():
             while tries.lost < _MOST_TRIES:
@@ -358,12 +327,7 @@ class Explorers:
             raise _CutOffError("it ended amid the answer")
 
     async def _frames(self, explorer: ServingExplorer, path: str, body: bytes) -> AsyncGenerator[wire.Frame]:
-        """Yield what an explorer answers.
-
-        Raises:
-            RequestRefusedError, GenerationError: As ``draw``.
-            _CutOffError: It does not answer.
-        """
+        """Yield what an explorer answers."""
         if self._client is None:
             raise NoEngineError("this process is shutting down")
         frames = wire.frame_reader()
@@ -384,11 +348,7 @@ class Explorers:
             raise _CutOffError(str(error) or type(error).__name__) from error
 
     async def _meet(self, explorer: ServingExplorer, client: aiohttp.ClientSession) -> None:
-        """Have an explorer prove that it is there, unless it has just done so.
-
-        Raises:
-            _CutOffError: It does not.
-        """
+        """Have an explorer prove that it is there, unless it has just done so."""
         arrival, proved_at = self._met.get(explorer.name, (-1, 0.0))
         asked_at = awake.now()
         if arrival == explorer.arrival and asked_at - proved_at < _PROVED_S:
@@ -426,11 +386,7 @@ class Explorers:
 
 
 def _written[M](dialect: Dialect[M], ask: M) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        RequestRefusedError: It is larger than any may be.
-    """
+    """Return a request's body; raises RequestRefusedError where it is larger than any may be."""
     try:
         return dialect.encode(ask)
     except ProtocolError as error:

@@ -28,14 +28,11 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import Completion, Renderer, Session, TokenSample
 from trinity_bus.errors import TrinityError
 
-MOST_COUNTED: Final = 100_000
-"""Ids that are remembered to have had their reward."""
-MOST_SAMPLES: Final = 1024
-"""Of one conversation."""
-MOST_TOKENS: Final = 1 << 26
-"""Of all conversations: some 2.5 GB of memory."""
+MOST_COUNTED: Final = 100_000  # ids that are remembered to have had their reward
+MOST_SAMPLES: Final = 1024  # of one conversation
+MOST_TOKENS: Final = 1 << 26  # of all conversations: some 2.5 GB of memory
+# Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer.
 TOKEN_BYTES: Final = 40
-"""Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer."""
 
 
 class UnknownAnswerError(TrinityError, LookupError):
@@ -48,13 +45,10 @@ class ConversationFullError(TrinityError, ValueError):
 
 @dataclass(slots=True)
 class SampleReward:
-    """What a sample is worth."""
-
     value: float
     task_id: str
     run_id: int
-    turns: dict[int, float] = field(default_factory=dict)
-    """Of the turns that got one by themselves."""
+    turns: dict[int, float] = field(default_factory=dict)  # of the turns that got one by themselves
 
 
 @dataclass(slots=True, eq=False)
@@ -64,20 +58,14 @@ class Dialogue:
     owner: str
     name: str
     session: Session
-    sampling: Sampling
-    """How its answers are drawn."""
+    sampling: Sampling  # how its answers are drawn
     used_at: float
-    single: bool = False
-    """Whether it is one request by itself."""
-    tokens: int = 0
-    """Of all its samples, and what their routes count as."""
-    fruitless: int = 0
-    """How often answers of others were looked for in vain."""
-    part: int = 1
-    """Grows when it is gone on with after it was contributed."""
+    single: bool = False  # whether it is one request by itself
+    tokens: int = 0  # of all its samples, and what their routes count as
+    fruitless: int = 0  # how often answers of others were looked for in vain
+    part: int = 1  # grows when it is gone on with after it was contributed
     answers: list[str] = field(default_factory=list)
-    rewards: dict[int, SampleReward] = field(default_factory=dict)
-    """By sample."""
+    rewards: dict[int, SampleReward] = field(default_factory=dict)  # by sample
 
     @property
     def task_id(self) -> str:
@@ -88,8 +76,6 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The samples of one task."""
-
     task_id: str
     rollouts: Sequence[Rollout]
     conversations: Sequence[Dialogue]
@@ -112,26 +98,20 @@ class Sessions:
 
     def __init__(self, renderer: Renderer, sampling: Sampling, *, most: int, keep_s: float) -> None:
         self.renderer = renderer
-        """The model's."""
         self._sampling = sampling
         self._most = most
         self._keep_s = keep_s
-        self._open: OrderedDict[tuple[str, str], Dialogue] = OrderedDict()
-        """The one that was idle longest first."""
-        self._of: Counter[str] = Counter()
-        """How many of them each client has."""
-        self._tokens: Counter[str] = Counter()
-        """How many tokens are in those of each."""
+        self._open: OrderedDict[tuple[str, str], Dialogue] = OrderedDict()  # the one that was idle longest first
+        self._of: Counter[str] = Counter()  # how many of them each client has
+        self._tokens: Counter[str] = Counter()  # how many tokens are in those of each
+        # By owner and id of an answer: the sample and turn of each of its responses.
         self._places: dict[tuple[str, str], tuple[Dialogue, list[tuple[int, int]]]] = {}
-        """By owner and id of an answer: the sample and turn of each of its responses."""
+        # By owner and task, the run that each of its conversations is.
         self._runs: dict[tuple[str, str], dict[str, int]] = {}
-        """By owner and task, the run that each of its conversations is."""
         self._counted: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self.forgotten = 0
-        """Conversations with answers that were never rewarded."""
+        self.forgotten = 0  # conversations with answers that were never rewarded
 
     def __len__(self) -> int:
-        """Return how many conversations are known."""
         return len(self._open)
 
     @property
@@ -192,15 +172,7 @@ class Sessions:
         ]
 
     def take(self, owner: str, answer_id: str, prompt: Sequence[int], drawn: Sequence[Completion], now: float) -> None:
-        """Take in a request that was answered elsewhere, a conversation by itself, unless it is known.
-
-        Args:
-            owner: Whose it is.
-            answer_id: Of the answer.
-            prompt: Token ids.
-            drawn: Its responses.
-            now: Seconds of any steady clock.
-        """
+        """Take in a request that was answered elsewhere, a conversation by itself, unless it is known."""
         if self.missing(owner, [answer_id]):
             one = self.open(owner, answer_id, now, single=True)
             places = [(one.session.add_alone(prompt, each).number, 0) for each in drawn]
