@@ -24,17 +24,12 @@ _DONE: Final = b"[DONE]"
 
 
 class OpenAI:
-    """Answers OpenAI's clients.
-
-    Args:
-        context: What requests need.
-    """
+    """Answers OpenAI's clients."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer a conversation."""
         asked, request_run, prompt = await self._context.opened(request, "chatcmpl-", read_request)
         if asked.stream:
             return await self._stream_chat(request, request_run, asked, prompt)
@@ -46,7 +41,6 @@ class OpenAI:
         return json_response(answer.body())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer a prompt."""
         body, context = request.pop(BODY), self._context
         asked = await context.written(len(body), read_completion_request, body, context.sampling, context.tokenizer)
         del body

@@ -13,17 +13,12 @@ from workers.gateway.request_run import Events, RequestContext
 
 
 class Anthropic:
-    """Answers Anthropic's clients.
-
-    Args:
-        context: What requests need.
-    """
+    """Answers Anthropic's clients."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
-        """Answer a conversation."""
         asked, request_run, prompt = await self._context.opened(request, "msg_", read_messages_request)
         stop = asked.sampling.stop or ()
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
@@ -57,7 +52,6 @@ class Anthropic:
         return await events.send(ends)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
-        """Say how many tokens a conversation has."""
         body = request.pop(BODY)
         asked = read_messages_request(body, self._context.sampling)
         self._context.check_model(asked.model)

@@ -32,39 +32,27 @@ from workers.gateway.turns import TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
+# Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds.
 LARGE: Final = 32 << 10
-"""Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds."""
 
-type Hear = Callable[[int, list[int]], Iterable[Any]]
-"""Returns the events of new tokens of a response."""
+type Hear = Callable[[int, list[int]], Iterable[Any]]  # returns the events of new tokens of a response
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What all requests need."""
-
-    model: str
-    """What its clients call it."""
+    model: str  # what its clients call it
     tokenizer: Tokenizer
     explorers: Explorers
     sessions: Sessions
-    sampling: Sampling
-    """How all is drawn."""
+    sampling: Sampling  # how all is drawn
     turns: TurnLog
     recall: TurnFinder
-    tokens: Counter[str] = field(default_factory=Counter)
-    """Of prompts, and of responses."""
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a large one is written."""
+    tokens: Counter[str] = field(default_factory=Counter)  # of prompts, and of responses
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large one is written
+    # Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read.
     flaws: Counter[str] = field(default_factory=Counter)
-    """Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read."""
 
     def check_model(self, asked: str) -> None:
-        """Refuse another model than that which is served.
-
-        Raises:
-            UnknownModelError: It is another.
-        """
         if asked not in ("", self.model):
             raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self.model!r} is")
 
@@ -94,12 +82,7 @@ class RequestContext:
         return replace(asked, messages=()), request_run, prompt
 
     def begin(self, request: web.Request, kind: str) -> "RequestRun":
-        """Begin to answer a request; its id begins with ``kind``.
-
-        Raises:
-            ChatError: It is of a session that cannot be.
-            ConversationFullError: Its session has as many answers as it may have.
-        """
+        """Begin to answer a request; its id begins with ``kind``."""
         now = time.time()
         answer_id = new_answer_id(kind, now)
         name = request.match_info.get("session")
@@ -113,26 +96,14 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request under way."""
-
     context: RequestContext
-    id: str
-    """Of the answer."""
+    id: str  # of the answer
     created: int
     conversation: Dialogue
-    session: Session
-    """The conversation's, when the request came."""
+    session: Session  # the conversation's, when the request came
 
     async def prompt(self, size: int, asked: ChatRequest) -> Prompt:
-        """Return what the engine is asked with; what another gateway has answered of it is recalled first.
-
-        Args:
-            size: Of the request, in bytes.
-            asked: The whole conversation.
-
-        Raises:
-            ChatError: They cannot be written as tokens.
-        """
+        """Return what the engine is asked with; what another gateway has answered of it is recalled first."""
         of, context = self.conversation, self.context
         messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
@@ -144,7 +115,6 @@ class RequestRun:
         return await context.written(size, self.session.prompt, messages, tools, options)
 
     async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
-        """Return ``n`` responses; see ``Explorers.draw``."""
         return await self.context.explorers.draw(prompt, sampling, n)
 
     async def stream(
@@ -225,11 +195,9 @@ class Events:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was sent."""
         return self._response is not None
 
     async def send(self, events: Iterable[Any]) -> web.StreamResponse:
-        """Send events."""
         if self._response is None:
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
             self._response = web.StreamResponse(headers=headers)

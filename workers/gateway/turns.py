@@ -26,11 +26,9 @@ from trinity_bus.rollout.turns import question_of_prompt
 
 log = logging.getLogger("workers.gateway")
 
-MOST: Final = 1000
-"""Turns that wait to be sent."""
+MOST: Final = 1000  # turns that wait to be sent
 _TOKEN_BYTES: Final = INT32.itemsize + FLOAT32.itemsize
-MOST_BYTES: Final = 64 << 20
-"""Of their tokens and log-probabilities."""
+MOST_BYTES: Final = 64 << 20  # of their tokens and log-probabilities
 
 
 def question_of(prompt: Sequence[int]) -> str:
@@ -39,15 +37,6 @@ def question_of(prompt: Sequence[int]) -> str:
 
 
 class TurnLog:
-    """Sends turns.
-
-    Args:
-        producer: Started.
-        gateway: Its name.
-        incarnation: Of this process.
-        workflow: What stands in them.
-    """
-
     def __init__(self, producer: Producer, *, gateway: str, incarnation: str, workflow: str) -> None:
         self._producer = producer
         self._gateway = gateway
@@ -55,8 +44,7 @@ class TurnLog:
         self._workflow = workflow
         self._waiting: asyncio.Queue[tuple[Turn, int]] = asyncio.Queue(MOST)
         self._bytes = 0
-        self.passed_over = 0
-        """Turns that are not on the log."""
+        self.passed_over = 0  # turns that are not on the log
 
     def keep(
         self,
@@ -104,7 +92,6 @@ class TurnLog:
         self._bytes += size
 
     async def run(self) -> None:
-        """Send what is kept, until cancelled."""
         while True:
             turn, size = await self._waiting.get()
             try:
