@@ -49,11 +49,6 @@ def formatter_of(source: RowSource) -> Formatter:
 def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Task:
     """Return the task that these fields make, with what the source says of all its tasks.
 
-    Args:
-        source: Where they are from.
-        fields: Of the task.
-        default_id: Where the fields have no id.
-
     Raises:
         FormatError: They make none, or one that no record can hold.
     """
@@ -137,11 +132,7 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
 
 
 def value_at(path: str, row: Row) -> Any:
-    """Return the value of a column, or of a part of it: ``answers.text.0``.
-
-    Raises:
-        FormatError: There is no such column, or nothing in it.
-    """
+    """Return the value of a column, or of a part of it: ``answers.text.0``; FormatError where there is nothing."""
     name, _, inner = (path, "", "") if path in row else path.partition(".")
     if name not in row:
         raise FormatError(f"there is no column {name!r}; there are {', '.join(map(repr, row))}")

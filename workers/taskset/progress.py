@@ -17,8 +17,7 @@ from schemas import Position, TasksetPosition
 from workers.taskset.dataset import Dataset
 from workers.taskset.description import DatasetError
 
-type Offsets = dict[int, int]
-"""Partition to the offset to read next."""
+type Offsets = dict[int, int]  # partition to the offset to read next
 
 
 class TasksetProgress:
@@ -81,7 +80,6 @@ class TasksetProgress:
         return task_id is not None and task_id.startswith(prefix) and task_id[len(prefix) :].partition("/")[0].isdigit()
 
     def read_result(self, task_id: str, partition: int, offset: int, reward: float | None = None) -> None:
-        """Note that a result was read, with the mean reward of its runs if it has one."""
         self.results[partition] = offset + 1
         self.ended += self.is_ours(task_id)
         self.learn(task_id, reward)
@@ -97,11 +95,9 @@ class TasksetProgress:
         self.ended += self.is_ours(key)
 
     def is_eval_due(self, version: int) -> bool:
-        """Whether this version is to be examined."""
         return version > self.examined and version % self._eval_interval == 0
 
     def position(self) -> TasksetPosition:
-        """Return what to commit."""
         return TasksetPosition(
             taskset=self._name,
             fingerprint=self._dataset.fingerprint,
