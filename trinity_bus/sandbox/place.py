@@ -35,8 +35,7 @@ from trinity_bus.sandbox.removal import remove_tree
 
 _PREFIX: Final = "trinity-bus-sandbox-"
 _KEPT: Final = f"{_PREFIX}kept-"
-_NEW_S: Final = 60.0
-"""A new place is locked by its owner before it is as old."""
+_NEW_S: Final = 60.0  # a new place is locked by its owner before it is as old
 _KEPT_S: Final = 600.0
 _MOST_KEPT: Final = 64
 _FILES: Final = "files"
@@ -44,13 +43,7 @@ _CALLS: Final = "calls"
 
 
 class SandboxPlace:
-    """A folder that is owned. Any thread may release or remove it.
-
-    Args:
-        path: That there is.
-        lock: On it.
-        kept: Whether it has a name by which another owner finds it.
-    """
+    """A folder that is owned, and locked; ``kept`` by a name. Any thread may release or remove it."""
 
     def __init__(self, path: Path, lock: int, *, kept: bool) -> None:
         self.path = path
@@ -62,7 +55,6 @@ class SandboxPlace:
 
     @classmethod
     def make(cls) -> "SandboxPlace":
-        """Return a new one."""
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         return cls(path, _locked(path), kept=False)
 
@@ -86,7 +78,6 @@ class SandboxPlace:
             return []
 
     def note_calls(self, digests: Sequence[str]) -> None:
-        """Note which calls have filled it."""
         new = self.path / f"{_CALLS}.new"
         new.write_text("\n".join(digests))
         new.replace(self.path / _CALLS)
@@ -125,12 +116,7 @@ class SandboxPlace:
 
 
 class KeptPlaces:
-    """Those of an attempt's runs. A context manager, at whose end none is locked, whatever has become of its sandbox.
-
-    Args:
-        namespace: Of the mesh.
-        task_id: Of the task.
-    """
+    """Those of an attempt's runs. A context manager, at whose end none is locked, whatever becomes of its sandbox."""
 
     def __init__(self, namespace: str, task_id: str) -> None:
         self._task = f"{namespace}/{task_id}"
@@ -184,11 +170,7 @@ class LeftPlaces:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor that holds the lock of a folder of this user.
-
-    Raises:
-        OSError: Somebody else has it, or it is another user's, or gone.
-    """
+    """Return a descriptor that holds the lock of a folder of this user; OSError where it cannot be had."""
     with contextlib.ExitStack() as stack:
         file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, file)

@@ -20,11 +20,7 @@ _OWN: Final = 0o700
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a folder and all that is in it, as far as this user may. No link is followed; nothing is raised.
-
-    Args:
-        root: The folder. Nobody else uses it.
-    """
+    """Remove a folder that nobody else uses, as far as this user may. No link is followed; nothing is raised."""
     folders = [root]
     while folders:
         folder = folders.pop()
