@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from trinity_bus.chat.messages import ChatError
+from trinity_bus.chat.formats import THINK, THOUGHT
+from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema, for_template
 from trinity_bus.chat.protocols import Tokenizer
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
@@ -41,7 +42,7 @@ _LONGEST: Final = 128
 # Characters that a token may stand for at least, whatever the vocabulary: several blanks, an unknown word.
 _SHORTEST: Final = 16
 # To some tokenizers they are special; templates look for them in what assistants say.
-_REASONING: Final = frozenset({"<think>", "</think>"})
+_REASONING: Final = frozenset({THINK, THOUGHT})
 _HIDDEN: Final = f"mark{secrets.token_hex(8)}x"
 _HIDDEN_MARK: Final = re.compile(rf"{_HIDDEN}(\d+)x")
 # What marks are called that are to be tokens. Nobody else can know it, so nobody can write one.
@@ -99,8 +100,15 @@ class Encoder:
         marks = self._special if message.get("role") in ("system", "assistant") else self._all
         return {name: self._hide(value, marks) for name, value in message.items()}
 
-    def hidden_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the descriptions of tools as a chat template is to see them."""
+    def written(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] | None) -> list[dict[str, Any]]:
+        """Return messages as a chat template is to see them; ChatError where they and the tools are too long."""
+        self.check([messages, tools])
+        return [self.hidden(for_template(one)) for one in messages]
+
+    def hidden_tools(self, tools: Sequence[ToolSchema] | None) -> list[dict[str, Any]] | None:
+        """Return the descriptions of tools as a chat template is to see them; None where there are none."""
+        if not tools:
+            return None
         return [{name: self._hide(value, self._all) for name, value in tool.items()} for tool in tools]
 
     def check(self, value: Any) -> None:

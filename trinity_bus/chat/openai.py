@@ -17,12 +17,10 @@ from pydantic import ValidationError
 
 from schemas.record import Record
 from schemas.sampling import Sampling, StructuredOutputs
-from trinity_bus.chat.formats.call import OPENING_TOKENS, opens_reasoning
-from trinity_bus.chat.formats.required import required_call
+from trinity_bus.chat.formats import in_reasoning, required_call
 from trinity_bus.chat.messages import ChatError, ChatMessage
-from trinity_bus.chat.options import TemplateOptions, read_options
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import Tools
+from trinity_bus.chat.renderer import TemplateOptions, Tools, read_options
 from trinity_bus.chat.session import ModelReply
 from trinity_bus.errors import TrinityError
 
@@ -83,8 +81,7 @@ class ChatRequest:
         if not self.required:
             return self.sampling
         functions = [one for tool in self.tools or () if (one := tool.get("function", {})).get("name") in self.required]
-        opened = opens_reasoning(tokenizer.decode(list(prompt[-OPENING_TOKENS:])))
-        shape = required_call(str(tokenizer.chat_template), functions, opened=opened)
+        shape = required_call(str(tokenizer.chat_template), functions, opened=in_reasoning(tokenizer, prompt))
         return self.sampling.model_copy(update={"structured_outputs": shape})
 
     def of_another_model(self) -> Sampling:

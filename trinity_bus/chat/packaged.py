@@ -14,9 +14,8 @@ from renderers.configs import AutoRendererConfig, config_from_name
 from trinity_bus.chat.encoding import Encoder, encoder_of
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
-from trinity_bus.chat.options import TemplateOptions
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 
 
@@ -43,7 +42,7 @@ class PackagedRenderer:
             raise ChatError(str(error)) from error
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        return self._render(self._written(messages, tools), tools, prompted=True)
+        return self._render(self._encoder.written(messages, tools), tools, prompted=True)
 
     def configured(self, options: TemplateOptions) -> "PackagedRenderer":
         return PackagedRenderer(self._encoder, {**self._options, **options})
@@ -55,7 +54,10 @@ class PackagedRenderer:
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         before = [*drawn.prompt, *drawn.token_ids]
         whole = self._renderer.bridge_to_next_turn(
-            list(drawn.prompt), list(drawn.token_ids), self._written(messages, tools), tools=self._given(tools)
+            list(drawn.prompt),
+            list(drawn.token_ids),
+            self._encoder.written(messages, tools),
+            tools=self._encoder.hidden_tools(tools),
         )
         if whole is None or whole.token_ids[: len(before)] != before:
             return None
@@ -81,16 +83,13 @@ class PackagedRenderer:
         del prompt, stop, tools
         return Speech(self._encoder.model, whole=True)
 
-    def _written(self, messages: Sequence[ChatMessage], tools: Tools) -> list[dict[str, Any]]:
-        self._encoder.check([messages, tools])
-        return [self._encoder.hidden(for_template(one)) for one in messages]
-
-    def _given(self, tools: Tools) -> list[dict[str, Any]] | None:
-        return self._encoder.hidden_tools(tools) if tools else None
-
     def _render(self, messages: Sequence[ChatMessage], tools: Tools, *, prompted: bool) -> list[int]:
         try:
-            return list(self._renderer.render_ids(messages, tools=self._given(tools), add_generation_prompt=prompted))
+            return list(
+                self._renderer.render_ids(
+                    messages, tools=self._encoder.hidden_tools(tools), add_generation_prompt=prompted
+                )
+            )
         except (ValueError, TypeError, KeyError) as error:
             told = self._encoder.shown(f"{type(error).__name__}: {error}")
             raise ChatError(f"the model's renderer cannot write this: {told}") from error

@@ -12,9 +12,9 @@ together, is what the turn reads as; nothing is ever taken back.
 from collections.abc import Sequence
 from typing import Final
 
+from trinity_bus.chat.formats import THINK, THOUGHT
 from trinity_bus.chat.protocols import Tokenizer
 
-_THINK, _THOUGHT = "<think>", "</think>"
 _MARKS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
 _HALF: Final = "\ufffd"  # what half a character decodes to
 
@@ -70,7 +70,7 @@ class Speech:
         if self._reasons is None and not self._is_begun():
             return ""
         if self._reasons:
-            _, closed, rest = self._text.partition(_THOUGHT)
+            _, closed, rest = self._text.partition(THOUGHT)
             if not closed:
                 return ""
             self._reasons, self._after_reasoning, self._text = False, True, rest
@@ -95,10 +95,10 @@ class Speech:
     def _is_begun(self) -> bool:
         """Whether it is known by now if the turn begins with reasoning."""
         begun = self._text.lstrip()
-        if _THINK.startswith(begun):
-            self._reasons = True if begun == _THINK else None
+        if THINK.startswith(begun):
+            self._reasons = True if begun == THINK else None
         else:
-            self._reasons = begun.startswith(_THINK)
+            self._reasons = begun.startswith(THINK)
         return self._reasons is not None
 
     def _show(self) -> str:

@@ -21,7 +21,8 @@ from schemas.examples import Demonstration, Preference
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.messages import ChatError, ChatMessage
 from trinity_bus.chat.protocols import EndingTokenizer
-from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools, renderer_for
+from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
+from trinity_bus.chat.template import renderer_for
 
 _ASSISTANT = "assistant"
 

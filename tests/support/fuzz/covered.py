@@ -14,10 +14,7 @@ READS: Final = (
 
 FUZZED: Final[Mapping[str, str]] = {
     "schemas/plain.py": "records",
-    "trinity_bus/chat/formats/call.py": "tool calls of models",
-    "trinity_bus/chat/formats/llama.py": "tool calls of models",
-    "trinity_bus/chat/formats/mistral.py": "tool calls of models",
-    "trinity_bus/chat/formats/xml.py": "tool calls of models",
+    "trinity_bus/chat/formats.py": "tool calls of models",
     "trinity_bus/chat/messages.py": "requests to gateways",
     "trinity_bus/chat/openai.py": "requests to gateways",
     "trinity_bus/coordination/state/codec.py": "state of coordinators",
