@@ -1,38 +1,7 @@
-"""What conversations need of a tokenizer, and of what an engine gives back."""
+"""What conversations need of a tokenizer."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
-
-from schemas.experience import UInt8, VersionSpan
-
-
-class Completion(Protocol):
-    """One response of an engine, as token ids."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """[tokens] what was drawn, the end-of-sequence token included where one was drawn."""
-        ...
-
-    @property
-    def logprobs(self) -> Sequence[float]:
-        """[tokens] natural logarithm of each token's probability under the policy that drew it."""
-        ...
-
-    @property
-    def finish_reason(self) -> str:
-        """``stop`` at an end token or stop string, ``length`` at a limit."""
-        ...
-
-    @property
-    def versions(self) -> Sequence[VersionSpan]:
-        """Ascending; the first span starts at 0."""
-        ...
-
-    @property
-    def routes(self) -> UInt8 | None:
-        """[prompt + tokens - 1, layers, k] the experts that each MoE layer chose; None where nobody has noted them."""
-        ...
 
 
 class Tokenizer(Protocol):

@@ -35,12 +35,12 @@ from typing import Final, Self
 import aiohttp
 
 from schemas import ExplorerHeartbeat
-from schemas.experience import UInt8
 from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 from trinity_bus.runtime.frames import Dialect, ProtocolError
 
@@ -69,39 +69,31 @@ class _Tries:
     failed: set[str] = field(default_factory=set)
     lost: int = 0  # how often its explorer was lost
     busy_since: float | None = None  # when an explorer was too busy first
+    settled: int = 0  # how many tokens are of explorers that were cut off
     moved: bool = False  # whether another explorer was asked than one that was lost
 
 
-@dataclass(slots=True)
-class Drawing:
-    """A response, as far as it has been drawn."""
+def take_frame(drawing: Completion, frame: wire.DrawnFrame, settled: int = 0) -> list[int]:
+    """Take what has come of a response, whose first tokens are of explorers that were cut off; return its tokens.
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)  # (first token, version)
-    finish_reason: str = ""  # empty while it goes on
-    settled: int = 0  # how many of its tokens are of explorers that were cut off
-    # [prompt + tokens - 1, layers, k] the experts that were chosen, where its explorer records them; of one that was
-    # gone on with, those of the explorer that ended it, which has run all tokens before.
-    routes: UInt8 | None = None
+    Of one that was gone on with, the routes are those of the explorer that ended it, which has run all tokens before.
+    """
+    new = wire.tokens_of(frame.token_ids)
+    _note_version(drawing, len(drawing.token_ids), frame.version)
+    drawing.token_ids += new
+    drawing.logprobs += wire.logprobs_of(frame.logprobs)
+    if frame.finish_reason is not None:
+        drawing.finish_reason = frame.finish_reason
+        drawing.versions = [span for span in drawing.versions if span[0] < settled]
+        for start, version in frame.versions:
+            _note_version(drawing, settled + start, version)
+        drawing.routes = None if frame.routes is None else wire.routes_of(frame.routes)
+    return new
 
-    def add(self, frame: wire.DrawnFrame) -> list[int]:
-        """Take what has come; return its tokens."""
-        new = wire.tokens_of(frame.token_ids)
-        self._note(len(self.token_ids), frame.version)
-        self.token_ids += new
-        self.logprobs += wire.logprobs_of(frame.logprobs)
-        if frame.finish_reason is not None:
-            self.finish_reason = frame.finish_reason
-            self.versions = [span for span in self.versions if span[0] < self.settled]
-            for start, version in frame.versions:
-                self._note(self.settled + start, version)
-            self.routes = None if frame.routes is None else wire.routes_of(frame.routes)
-        return new
 
-    def _note(self, start: int, version: int) -> None:
-        if version >= 0 and (not self.versions or self.versions[-1][1] != version):
-            self.versions.append((start, version))
+def _note_version(drawing: Completion, start: int, version: int) -> None:
+    if version >= 0 and (not drawing.versions or drawing.versions[-1][1] != version):
+        drawing.versions.append((start, version))
 
 
 type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which response has got which new tokens
@@ -160,7 +152,7 @@ class Explorers:
 
     async def draw(
         self, prompt: Sequence[int], sampling: Sampling, n: int = 1, on_drawn: OnDrawn | None = None
-    ) -> list[Drawing]:
+    ) -> list[Completion]:
         """Return ``n`` responses to a prompt.
 
         Args:
@@ -175,7 +167,7 @@ class Explorers:
             RequestRefusedError: The engine does not take it.
             GenerationError: The engine failed on it.
         """
-        drawings = [Drawing() for _ in range(n)]
+        drawings = [_begun() for _ in range(n)]
         async with self._in_time():
             await self._draw(prompt, sampling, drawings, on_drawn)
         return drawings
@@ -255,7 +247,7 @@ class Explorers:
         raise _all_failed()
 
     async def _draw(
-        self, prompt: Sequence[int], sampling: Sampling, drawings: list[Drawing], on_drawn: OnDrawn | None
+        self, prompt: Sequence[int], sampling: Sampling, drawings: list[Completion], on_drawn: OnDrawn | None
     ) -> None:
         tries = _Tries()
         while tries.lost < _MOST_TRIES:
@@ -265,13 +257,13 @@ class Explorers:
                 if not _can_go_on(sampling, len(drawings)):
                     raise GenerationError("the explorer was lost amid the answer, which cannot be gone on with")
                 rest = sampling.model_copy(update={"max_tokens": (sampling.max_tokens or 1) - len(so_far)})
-                drawings[0].settled = len(so_far)
+                tries.settled = len(so_far)
             with suppress(_CutOffError):
                 async with self._asking([*prompt, *so_far], tries) as explorer:
-                    await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn)
+                    await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn, settled=tries.settled)
                     return
             if on_drawn is None:
-                drawings[:] = [Drawing() for _ in drawings]
+                drawings[:] = [_begun() for _ in drawings]
             if drawings[0].token_ids and len(drawings[0].token_ids) == sampling.max_tokens:
                 # Cut off between the last token and the word that it was the last.
                 drawings[0].finish_reason = "length"
@@ -297,8 +289,10 @@ class Explorers:
         explorer: ServingExplorer,
         prompt: Sequence[int],
         sampling: Sampling,
-        drawings: list[Drawing],
+        drawings: list[Completion],
         on_drawn: OnDrawn | None,
+        *,
+        settled: int,
     ) -> None:
         ask = wire.Ask(
             prompt=wire.token_bytes(prompt),
@@ -315,10 +309,10 @@ class Explorers:
                 if frame.index >= len(drawings):
                     raise GenerationError(f"a token of response {frame.index} of {len(drawings)}")
                 drawing = drawings[frame.index]
-                new = drawing.add(frame)
-                if len(drawing.token_ids) - drawing.settled > (sampling.max_tokens or 1):
+                new = take_frame(drawing, frame, settled)
+                if len(drawing.token_ids) - settled > (sampling.max_tokens or 1):
                     raise GenerationError(f"more than the {sampling.max_tokens} tokens that were asked for")
-                run = len(prompt) + len(drawing.token_ids) - drawing.settled - 1
+                run = len(prompt) + len(drawing.token_ids) - settled - 1
                 if drawing.routes is not None and len(drawing.routes) != run:
                     raise GenerationError(f"routes of {len(drawing.routes)} tokens, where the engine has run {run}")
                 if on_drawn is not None and new:
@@ -391,6 +385,10 @@ def _written[M](dialect: Dialect[M], ask: M) -> bytes:
         return dialect.encode(ask)
     except ProtocolError as error:
         raise RequestRefusedError(str(error)) from error
+
+
+def _begun() -> Completion:
+    return Completion([], [], "", [])
 
 
 def _all_failed() -> GenerationError:

@@ -14,9 +14,9 @@ UNKNOWN_VERSION = -1
 """Of tokens that were drawn before any version was announced."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCompletion:
-    """A response of the engine."""
+@dataclass(slots=True)
+class Completion:
+    """One response of an engine; still empty in parts while it is drawn."""
 
     token_ids: list[int]
     """[tokens] as drawn, the end token included where one was drawn."""
@@ -46,7 +46,7 @@ class EngineDelta:
     versions: list[tuple[int, int]]
     """Of the whole response, with the last of it."""
     routes: UInt8 | None = None
-    """Of prompt and whole response, with the last of it: see ``EngineCompletion``."""
+    """Of prompt and whole response, with the last of it: see ``Completion``."""
 
 
 def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None) -> EngineDelta:
@@ -72,9 +72,7 @@ def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: i
     return EngineDelta(output.index, token_ids, logprobs, output.finish_reason, versions, routes)
 
 
-def completion_of(
-    output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None
-) -> EngineCompletion:
+def completion_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None) -> Completion:
     """Convert one ``vllm.outputs.CompletionOutput``.
 
     Args:
@@ -90,7 +88,7 @@ def completion_of(
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {output.finish_reason!r}")
     versions = version_spans(output.weight_versions or (), first_version)
     routes = None if routed_prompt is None else _routes(output.routed_experts, routed_prompt + len(token_ids) - 1)
-    return EngineCompletion(token_ids, logprobs, output.finish_reason, versions, routes)
+    return Completion(token_ids, logprobs, output.finish_reason, versions, routes)
 
 
 def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:

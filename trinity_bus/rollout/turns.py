@@ -21,7 +21,6 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,19 +30,6 @@ from schemas.sampling import Sampling
 from schemas.turn import Answer, DrawnResponse, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.chat import Completion
-
-
-@dataclass(frozen=True, slots=True)
-class KeptCompletion:
-    """A response that was drawn in an earlier attempt."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    versions: list[tuple[int, int]]
-    routes: None = None
-    """They are not kept: a turn that an engine draws behind it tells them for all tokens before."""
-
 
 type Write = Callable[[Turn], Coroutine[Any, Any, None]]
 """Returns when a turn is durable."""
@@ -176,9 +162,9 @@ def _response(given: Completion) -> DrawnResponse:
     )
 
 
-def kept_completion(kept: DrawnResponse) -> KeptCompletion:
-    """Return a response that was kept, as it was drawn."""
-    return KeptCompletion(
+def kept_completion(kept: DrawnResponse) -> Completion:
+    """Return a response that was kept, without routes: a turn drawn behind it tells them for all tokens before."""
+    return Completion(
         np.frombuffer(kept.token_ids, INT32).tolist(),
         np.frombuffer(kept.logprobs, FLOAT32).tolist(),
         kept.finish_reason,

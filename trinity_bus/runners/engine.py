@@ -5,7 +5,7 @@ from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
-from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -32,7 +32,7 @@ class ExplorerEngine(Protocol):
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> Sequence[EngineCompletion]:
+    ) -> Sequence[Completion]:
         """Draw ``n`` responses; cancelled, the engine stops drawing them."""
         ...
 
@@ -60,7 +60,7 @@ class PoolEngines(Protocol):
 
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[EngineCompletion]: ...
+    ) -> Sequence[Completion]: ...
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""

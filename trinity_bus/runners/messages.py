@@ -37,7 +37,7 @@ from schemas.errors import DecodeError
 from schemas.experience import ExperienceGroup
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.weight import SMALL, Scales, weigh_msgpack
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 
 MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)  # the largest is a record, with a little around it
@@ -245,7 +245,7 @@ class _Cuts:
             raise ProtocolError(f"vectors of {self._at} elements in a buffer of {len(self._vector)}")
 
 
-def pack_completions(job: int, request: int, completions: Sequence[EngineCompletion]) -> Completions:
+def pack_completions(job: int, request: int, completions: Sequence[Completion]) -> Completions:
     token_ids, logprobs, routes = VectorColumn(INT32), VectorColumn(FLOAT32), VectorColumn(UINT8)
     drawn = []
     for one in completions:
@@ -258,12 +258,12 @@ def pack_completions(job: int, request: int, completions: Sequence[EngineComplet
     return Completions(job, request, token_ids.buffer, logprobs.buffer, drawn, routes.buffer)
 
 
-def unpack_completions(message: Completions) -> list[EngineCompletion]:
+def unpack_completions(message: Completions) -> list[Completion]:
     """Return responses as lists of plain numbers; raises ProtocolError where a buffer is not as long as its parts."""
     token_ids, logprobs = _Cuts(message.token_ids, INT32), _Cuts(message.logprobs, FLOAT32)
     routes = _Cuts(message.routes, UINT8)
     completions = [
-        EngineCompletion(
+        Completion(
             token_ids.next(one.tokens).tolist(),
             logprobs.next(one.tokens).tolist(),
             one.finish_reason,

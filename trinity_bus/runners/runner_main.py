@@ -35,7 +35,7 @@ from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference import errors as engine_errors
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
@@ -115,13 +115,13 @@ class RemoteEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         # The engine's span is a child of the current one, where a workflow has started one.
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent() or traceparent, None)
 
     async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
 
     async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
@@ -136,9 +136,9 @@ class RemoteEngine:
 
     async def _draw(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, parent: str | None, pool: str | None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         prompt, how = messages.pack_vector(prompt_token_ids, INT32), _how(sampling)
-        drawn: list[EngineCompletion] = await self._ask(
+        drawn: list[Completion] = await self._ask(
             lambda number: Generate(self._job, number, prompt, how, n, parent, pool)
         )
         return drawn

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from schemas import Sampling
 from schemas.vectors import FLOAT32, INT32
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runners import messages
 from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
 from trinity_bus.runners.messages import Chat, Chatted, Completions, Generate, Score, Scored
@@ -18,7 +18,7 @@ async def serve(
         case Generate(job, request):
             prompt = messages.unpack_vector(asked.prompt, INT32).tolist()
             sampling = Sampling.model_validate_json(asked.sampling)
-            drawn: Sequence[EngineCompletion]
+            drawn: Sequence[Completion]
             if asked.pool is None:
                 drawn = await engine.generate(prompt, sampling, asked.n, asked.traceparent)
             else:

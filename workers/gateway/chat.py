@@ -16,7 +16,7 @@ from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_b
 from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
-from trinity_bus.gateway.explorers import Drawing
+from trinity_bus.inference.completion import Completion
 from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
 from workers.gateway.request_run import Events, RequestContext, RequestRun
 
@@ -73,7 +73,7 @@ class OpenAI:
             if text := speeches[index].hear(token_ids):
                 yield stream.more(index, text)
 
-        def last(index: int, said: ModelReply, drawing: Drawing) -> Iterable[Any]:
+        def last(index: int, said: ModelReply, drawing: Completion) -> Iterable[Any]:
             yield from first(index)
             yield from stream.last(index, said, speeches[index].end(said.content), self._logprobs(asked, drawing))
 
@@ -110,16 +110,16 @@ class OpenAI:
             ends.append(shape.usage(_drawn(drawings)))
         return await events.send([*ends, _DONE])
 
-    def _text(self, asked: CompletionRequest, drawing: Drawing) -> str:
+    def _text(self, asked: CompletionRequest, drawing: Completion) -> str:
         return text_of_completion(self._context.tokenizer, drawing.token_ids, asked.sampling.stop or ())
 
-    def _logprobs(self, asked: ChatRequest, drawing: Drawing) -> list[tuple[str, float]] | None:
+    def _logprobs(self, asked: ChatRequest, drawing: Completion) -> list[tuple[str, float]] | None:
         if not asked.logprobs:
             return None
         return token_texts(self._context.tokenizer, drawing.token_ids, drawing.logprobs)
 
 
-def _drawn(drawings: Iterable[Drawing]) -> int:
+def _drawn(drawings: Iterable[Completion]) -> int:
     return sum(len(one.token_ids) for one in drawings)
 
 

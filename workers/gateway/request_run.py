@@ -23,8 +23,9 @@ from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.answer_ids import new_answer_id
-from trinity_bus.gateway.explorers import Drawing, Explorers
+from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.http import in_thread
 from workers.gateway.request_gate import BODY, OWNER, PLACE
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder
@@ -114,12 +115,12 @@ class RequestRun:
                     context.sessions.answered(of, self.session, one.id, [one.place])
         return await context.written(size, self.session.prompt, messages, tools, options)
 
-    async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
+    async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
         return await self.context.explorers.draw(prompt, sampling, n)
 
     async def stream(
         self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
-    ) -> list[Drawing] | None:
+    ) -> list[Completion] | None:
         """Draw, and send events as tokens come; None where it failed amid it, and the client has been told.
 
         Raises:
@@ -138,7 +139,7 @@ class RequestRun:
             await events.send([events.failure(error)])
             return None
 
-    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[ModelReply]:
+    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion]) -> list[ModelReply]:
         """Take the answers to a prompt into the conversation."""
         session = self.session
         before = session.rewrites, session.branches
@@ -150,7 +151,7 @@ class RequestRun:
         self._note(prompt.token_ids, drawings, places, kept=not sampling.altered_by)
         return said
 
-    def completed(self, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
+    def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:
         """Take the completions of a prompt that is no conversation."""
         places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]
         self._note(prompt, drawings, places)
@@ -158,7 +159,7 @@ class RequestRun:
     def _note(
         self,
         prompt: Sequence[int],
-        drawings: Sequence[Drawing],
+        drawings: Sequence[Completion],
         places: Iterable[tuple[int, int]],
         *,
         kept: bool = True,

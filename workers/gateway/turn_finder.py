@@ -35,7 +35,7 @@ from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.errors import BusError
 from trinity_bus.gateway.answer_ids import asked_at
 from trinity_bus.gateway.wire import tokens_of
-from trinity_bus.rollout.turns import KeptCompletion, kept_completion
+from trinity_bus.rollout.turns import kept_completion
 from workers.gateway.turns import question_of
 
 log = logging.getLogger("workers.gateway")
@@ -51,8 +51,8 @@ _CLOCKS_S: Final = 60.0  # by so much the clocks of two gateways, or of one and 
 _AGAIN_S: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found(KeptCompletion):
+@dataclass(slots=True, kw_only=True)
+class _Found(Completion):
     answer_id: str | None
 
 
@@ -61,7 +61,7 @@ class RecalledRequest:
     """A request that was a conversation by itself, at another gateway."""
 
     prompt: list[int]
-    responses: Sequence[KeptCompletion]
+    responses: Sequence[Completion]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from schemas.vectors import FLOAT32, INT32
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError
 from trinity_bus.gateway import wire
-from trinity_bus.gateway.explorers import Drawing
+from trinity_bus.inference.completion import Completion
 from trinity_bus.rollout.turns import question_of_prompt
 
 log = logging.getLogger("workers.gateway")
@@ -51,7 +51,7 @@ class TurnLog:
         task_id: str,
         number: int,
         prompt: Sequence[int],
-        drawings: Sequence[Drawing],
+        drawings: Sequence[Completion],
         *,
         answer_id: str,
         alone: bool,

@@ -31,7 +31,7 @@ from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -160,7 +160,7 @@ class ServerEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
 
         Raises:
