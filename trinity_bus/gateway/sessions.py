@@ -18,6 +18,8 @@ An id that has had its reward is remembered longer, so that a second one is know
 """
 
 import math
+import re
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,9 @@ MOST_SAMPLES: Final = 1024  # of one conversation
 MOST_TOKENS: Final = 1 << 26  # of all conversations: some 2.5 GB of memory
 # Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer.
 TOKEN_BYTES: Final = 40
+# Ids of answers: which kind of client asked, when (there another gateway begins to look on the log), 80 random bits:
+# chatcmpl-019ab3c4d5e6f00dfeedbeefcafe0123 has milliseconds since the epoch, 12 digits, and 20 random ones.
+_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_)([0-9a-f]{12})[0-9a-f]{20}")
 
 
 class UnknownAnswerError(TrinityError, LookupError):
@@ -320,3 +325,14 @@ def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward, 
     made = sample.rollout(reward=reward.value, metrics=metrics, run_id=reward.run_id)
     by_turn = len(turns) > 1 and bool(reward.turns)
     return replace(made, sampling=sample.sampling or conversation.sampling, turn_rewards=turns if by_turn else None)
+
+
+def new_answer_id(kind: str, now: float) -> str:
+    """Return an id that nothing else has; ``kind`` is how it begins, ``now`` seconds since the epoch."""
+    return f"{kind}{round(now * 1000):012x}{secrets.token_hex(10)}"
+
+
+def asked_at(answer_id: str) -> float | None:
+    """Return when an answer was asked for, seconds since the epoch; None where no gateway gives such an id."""
+    found = _ID.fullmatch(answer_id)
+    return None if found is None else int(found[1], 16) / 1000

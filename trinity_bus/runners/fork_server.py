@@ -26,22 +26,9 @@ from typing import Self
 from schemas import Sampling
 from trinity_bus import awake
 from trinity_bus.config import Settings, env_name
-from trinity_bus.errors import ConfigError
+from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runners import control
 from trinity_bus.runners.confinement import environment
-from trinity_bus.runners.control import (
-    FROM_FORK_SERVER,
-    TO_FORK_SERVER,
-    ForkRunner,
-    FromForkServer,
-    LoadFailed,
-    LoadWorkflows,
-    RunnerExited,
-    RunnerForked,
-    SignalRunner,
-    ToForkServer,
-    WorkflowsLoaded,
-)
-from trinity_bus.runners.errors import RunnersError
 from trinity_bus.runners.interpreter import interpreter
 from trinity_bus.runtime.process import Child
 
@@ -52,7 +39,11 @@ _IMAGES_USER = "workflows"
 TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
 _STOP_S = 2.0
 
-type Listener = Callable[[RunnerForked | RunnerExited | RunnersError], None]
+type Listener = Callable[[control.RunnerForked | control.RunnerExited | RunnersError], None]
+
+
+class RunnersError(TrinityError):
+    """The explorer's own end: runners cannot be started, or the process that starts them is gone."""
 
 
 def runner_user(named: str | None) -> str | None:
@@ -99,8 +90,8 @@ class ForkServer:
         sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens, seed=explorer.seed)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._channel.send(
-            TO_FORK_SERVER.encode(
-                LoadWorkflows(
+            control.TO_FORK_SERVER.encode(
+                control.LoadWorkflows(
                     tokenizer=tokenizer,
                     model_path=explorer.model_path or "",
                     model=explorer.served_model,
@@ -141,10 +132,10 @@ class ForkServer:
         finally:
             loop.remove_reader(self._channel.fileno())
         match self._receive():
-            case WorkflowsLoaded(workflows):
+            case control.WorkflowsLoaded(workflows):
                 self._workflows = workflows
                 return workflows
-            case LoadFailed(why):
+            case control.LoadFailed(why):
                 raise ConfigError(
                     f"runners cannot be prepared: {why}; see {env_name('explorer.workflow_modules')}, "
                     f"{env_name('explorer.model_path')} and {env_name('explorer.runner_user')}"
@@ -166,12 +157,12 @@ class ForkServer:
         """Have a runner started; return the socket to it, which can be used at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
-        self._send(ForkRunner(serial), theirs)
+        self._send(control.ForkRunner(serial), theirs)
         return ours
 
     def signal(self, serial: int, number: signal.Signals) -> None:
         """Have a runner sent a signal; nothing happens where it is dead."""
-        self._send(SignalRunner(serial, number), None)
+        self._send(control.SignalRunner(serial, number), None)
 
     def close(self) -> None:
         """End it and all runners. Safe to call twice."""
@@ -191,8 +182,8 @@ class ForkServer:
     ) -> None:
         self.close()
 
-    def _send(self, message: ToForkServer, passed: socket.socket | None) -> None:
-        self._unsent.append((TO_FORK_SERVER.encode(message), passed))
+    def _send(self, message: control.ToForkServer, passed: socket.socket | None) -> None:
+        self._unsent.append((control.TO_FORK_SERVER.encode(message), passed))
         self._flush()
 
     def _flush(self) -> None:
@@ -211,19 +202,19 @@ class ForkServer:
                     passed.close()
         loop.remove_writer(self._channel.fileno())
 
-    def _receive(self) -> FromForkServer | None:
+    def _receive(self) -> control.FromForkServer | None:
         try:
-            datagram = self._channel.recv(FROM_FORK_SERVER.limit)
+            datagram = self._channel.recv(control.FROM_FORK_SERVER.limit)
         except ConnectionError:
             return None
-        return FROM_FORK_SERVER.decode(datagram) if datagram else None
+        return control.FROM_FORK_SERVER.decode(datagram) if datagram else None
 
     def _hear(self) -> None:
         message = self._receive()
         listener = self._listener
         if listener is None:
             return
-        if isinstance(message, RunnerForked | RunnerExited):
+        if isinstance(message, control.RunnerForked | control.RunnerExited):
             listener(message)
             return
         self.unlisten()

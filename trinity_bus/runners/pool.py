@@ -38,7 +38,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.runners import pool_effects as do
 
 # Suspects that run at once, each alone in a process; the others wait.
 QUARANTINE = 16
@@ -46,6 +45,62 @@ QUARANTINE = 16
 MAX_FAILED_STARTS = 3
 # After so long, one that was asked to abort is killed.
 KILL_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartRunner:
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Give a job to a runner, which may not have said anything yet."""
+
+    serial: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    serial: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class PingRunner:
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRunner:
+    """Have a runner end; it has nothing to do."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillRunner:
+    serial: int
+    number: signal.Signals
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """A job is to blame for the death of its runner."""
+
+    job: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No runner comes up."""
+
+    why: str
+
+
+type PoolEffect = StartRunner | StartJob | CancelJob | PingRunner | CloseRunner | KillRunner | FailJob | GiveUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +178,15 @@ class Pool:
         self._failed_starts = 0
         self._running = 0
 
-    def begin(self) -> list[do.PoolEffect]:
+    def begin(self) -> list[PoolEffect]:
         return [self._fork(place) for place in range(self._places)]
 
-    def submit(self, job: int) -> list[do.PoolEffect]:
+    def submit(self, job: int) -> list[PoolEffect]:
         self._jobs[job] = _Job()
         self._waiting.append(job)
         return self._assign()
 
-    def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[do.PoolEffect]:
+    def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[PoolEffect]:
         """Nobody wants a job any more; it counts as running until its runner lets go of it.
 
         Nothing happens to one that has ended. ``at_once`` stops its runner instead of giving it time.
@@ -145,18 +200,18 @@ class Pool:
             return []
         known.cancelled_at = now
         runner = self._runner_of(job)
-        effects: list[do.PoolEffect] = [do.CancelJob(runner.serial, job)]
+        effects: list[PoolEffect] = [CancelJob(runner.serial, job)]
         if at_once:
             effects += self._kill(runner, f"job {job} was to be stopped at once", now, blame=False)
         return effects
 
-    def ended(self, job: int, now: float) -> list[do.PoolEffect]:
+    def ended(self, job: int, now: float) -> list[PoolEffect]:
         runner = self._runner_of(job)
         del self._jobs[job]
         del runner.jobs[job]
         runner.ended += 1
         self._running -= 1
-        effects: list[do.PoolEffect] = []
+        effects: list[PoolEffect] = []
         if runner.alone or (runner.place is None and not runner.jobs):
             effects += self._close(runner, now)
         elif self._limits.max_attempts is not None and runner.taken >= self._limits.max_attempts:
@@ -171,34 +226,34 @@ class Pool:
                 runner.heard = True
                 self._failed_starts = 0
 
-    def worn(self, serial: int, now: float) -> list[do.PoolEffect]:
+    def worn(self, serial: int, now: float) -> list[PoolEffect]:
         """Note that a runner has said that something goes on in it that only its end stops."""
         runner = self._runners.get(serial)
         return [] if runner is None or runner.place is None else self._leave(runner, now)
 
-    def broken(self, serial: int, why: str, now: float) -> list[do.PoolEffect]:
+    def broken(self, serial: int, why: str, now: float) -> list[PoolEffect]:
         """Note that a runner has said what it must not say, or has closed its socket."""
         runner = self._runners.get(serial)
         return [] if runner is None else self._kill(runner, why, now)
 
-    def died(self, serial: int, how: str) -> list[do.PoolEffect]:
+    def died(self, serial: int, how: str) -> list[PoolEffect]:
         """Note that a runner is gone; ``how`` as in "was killed by signal 11"."""
         runner = self._runners.pop(serial)
-        effects: list[do.PoolEffect] = []
+        effects: list[PoolEffect] = []
         how = how if runner.killed is None else f"{how}, because {runner.killed}"
         if not runner.heard and runner.blame and (runner.killed is not None or runner.ends_at is None):
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
-                return [do.GiveUp(f"{self._failed_starts} runners in a row died as they started; the last one {how}")]
+                return [GiveUp(f"{self._failed_starts} runners in a row died as they started; the last one {how}")]
         for job in reversed(runner.jobs):
             effects += self._requeue_or_fail(job, how, suspect=runner.heard and runner.blame)
         if runner.place is not None:
             effects.append(self._fork(runner.place))
         return effects + self._assign()
 
-    def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[do.PoolEffect]:
+    def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[PoolEffect]:
         """Ask the runners whether they are there, and look at what is overdue; ``rss_mib`` by serial, if known."""
-        effects: list[do.PoolEffect] = []
+        effects: list[PoolEffect] = []
         for runner in list(self._runners.values()):
             runner.rss_mib = rss_mib.get(runner.serial, runner.rss_mib)
             effects += self._look(runner, now)
@@ -219,8 +274,8 @@ class Pool:
             for runner in sorted(self._runners.values(), key=lambda one: (one.place is None, one.place, one.serial))
         ]
 
-    def _assign(self) -> list[do.PoolEffect]:
-        effects: list[do.PoolEffect] = []
+    def _assign(self) -> list[PoolEffect]:
+        effects: list[PoolEffect] = []
         alone = sum(runner.alone for runner in self._runners.values()) if self._suspects else 0
         while self._running < self._limits.slots:
             if self._suspects and alone < QUARANTINE:
@@ -251,41 +306,41 @@ class Pool:
         share, left = divmod(self._limits.slots, self._places)
         return share + (place < left)
 
-    def _fork(self, place: int | None) -> do.StartRunner:
+    def _fork(self, place: int | None) -> StartRunner:
         serial = self._next_serial
         self._next_serial += 1
         self._runners[serial] = _Runner(serial, place, alone=place is None)
         if place is not None:
             self._forked[place] += 1
-        return do.StartRunner(serial)
+        return StartRunner(serial)
 
-    def _start(self, runner: _Runner, job: int) -> do.StartJob:
+    def _start(self, runner: _Runner, job: int) -> StartJob:
         self._jobs[job].serial = runner.serial
         runner.jobs[job] = None
         runner.taken += 1
         self._running += 1
-        return do.StartJob(runner.serial, job)
+        return StartJob(runner.serial, job)
 
-    def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[do.PoolEffect]:
+    def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[PoolEffect]:
         known = self._jobs[job]
         known.serial = None
         self._running -= 1
         if known.cancelled_at is not None or (known.alone and suspect):
             del self._jobs[job]
-            return [] if known.cancelled_at is not None else [do.FailJob(job, how)]
+            return [] if known.cancelled_at is not None else [FailJob(job, how)]
         known.alone = known.alone or suspect
         (self._suspects if known.alone else self._waiting).appendleft(job)
         return []
 
-    def _close(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
+    def _close(self, runner: _Runner, now: float) -> list[PoolEffect]:
         if runner.ends_at is not None:
             return []
         runner.ends_at = now
-        return [do.CloseRunner(runner.serial)]
+        return [CloseRunner(runner.serial)]
 
-    def _leave(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
+    def _leave(self, runner: _Runner, now: float) -> list[PoolEffect]:
         place, runner.place = runner.place, None
-        effects: list[do.PoolEffect] = [] if place is None else [self._fork(place)]
+        effects: list[PoolEffect] = [] if place is None else [self._fork(place)]
         return effects if runner.jobs else [*effects, *self._close(runner, now)]
 
     def _kill(
@@ -296,18 +351,18 @@ class Pool:
         *,
         number: signal.Signals = signal.SIGKILL,
         blame: bool = True,
-    ) -> list[do.PoolEffect]:
+    ) -> list[PoolEffect]:
         if runner.killed is not None:
             return []
         runner.killed, runner.ends_at, runner.blame = why, now, blame
-        return [do.KillRunner(runner.serial, number, why)]
+        return [KillRunner(runner.serial, number, why)]
 
-    def _look(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
+    def _look(self, runner: _Runner, now: float) -> list[PoolEffect]:
         limits = self._limits
         if runner.ends_at is not None:
             grace_s = KILL_AGAIN_S if runner.killed is not None else limits.cancel_grace_s
             late = now - runner.ends_at > grace_s
-            return [do.KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
+            return [KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
         for job in runner.jobs:
             since = self._jobs[job].cancelled_at
             if since is not None and now - since >= limits.cancel_grace_s:
@@ -316,7 +371,7 @@ class Pool:
         if runner.unanswered >= limits.stuck_pings:
             return self._kill(runner, "it was stuck: it answered nothing", now, number=signal.SIGABRT)
         runner.unanswered += 1
-        effects: list[do.PoolEffect] = [do.PingRunner(runner.serial)]
+        effects: list[PoolEffect] = [PingRunner(runner.serial)]
         if limits.max_rss_mib is not None:
             if runner.rss_mib > 2 * limits.max_rss_mib:
                 why = f"it used {runner.rss_mib:.0f} MiB of memory, more than twice of {limits.max_rss_mib}"

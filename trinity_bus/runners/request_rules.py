@@ -26,19 +26,7 @@ the same request number twice at once         ``ProtocolError``
 
 from dataclasses import dataclass, field
 
-from trinity_bus.runners.messages import (
-    AbandonRequest,
-    Asked,
-    Chat,
-    Generate,
-    KeepTurn,
-    Pong,
-    RunCancelled,
-    RunDone,
-    RunFailed,
-    Score,
-    ToExplorer,
-)
+from trinity_bus.runners import messages
 from trinity_bus.runtime.frames import ProtocolError
 
 # Engine requests of one job at once: what a workflow gone wild can make the explorer hold.
@@ -49,12 +37,12 @@ type RequestKey = tuple[int, int]  # job and number of the request
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    asked: Asked
+    asked: messages.Asked
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    asked: Asked
+    asked: messages.Asked
     why: str
 
 
@@ -65,13 +53,13 @@ class DropRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    how: RunDone | RunFailed | RunCancelled
+    how: messages.RunDone | messages.RunFailed | messages.RunCancelled
     drop: tuple[RequestKey, ...]  # requests of it that nobody waits for any more
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerAnswered:
-    answer: Pong
+    answer: messages.Pong
 
 
 type Reaction = ServeRequest | RefuseRequest | DropRequest | JobEnded | RunnerAnswered
@@ -117,23 +105,23 @@ class RequestRules:
         self._jobs.clear()
         return dropped
 
-    def receive(self, message: ToExplorer) -> Reaction | None:
+    def receive(self, message: messages.ToExplorer) -> Reaction | None:
         """Return what a message means, None if nothing any more; raises ProtocolError where it must not be said."""
         match message:
-            case Generate() | Chat() | Score() | KeepTurn():
+            case messages.Generate() | messages.Chat() | messages.Score() | messages.KeepTurn():
                 return self._asked(message)
-            case AbandonRequest(job, number):
+            case messages.AbandonRequest(job, number):
                 return DropRequest((job, number)) if self.answer((job, number)) else None
-            case RunDone(job) | RunFailed(job) | RunCancelled(job):
+            case messages.RunDone(job) | messages.RunFailed(job) | messages.RunCancelled(job):
                 known = self._known(job)
-                if isinstance(message, RunCancelled) and not known.cancelled:
+                if isinstance(message, messages.RunCancelled) and not known.cancelled:
                     raise ProtocolError(f"it cancelled job {job}, which it was not told to")
                 del self._jobs[job]
                 return JobEnded(message, self._forget_requests(job, known))
-            case Pong():
+            case messages.Pong():
                 return RunnerAnswered(message)
 
-    def _asked(self, asked: Asked) -> Reaction | None:
+    def _asked(self, asked: messages.Asked) -> Reaction | None:
         known = self._known(asked.job)
         if known.cancelled:
             return None

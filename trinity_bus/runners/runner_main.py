@@ -44,28 +44,6 @@ from trinity_bus.rollout.turns import RunTurns, Write
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.frame_writer import FrameWriter
-from trinity_bus.runners.messages import (
-    AbandonRequest,
-    Answered,
-    Asked,
-    CancelRun,
-    Chat,
-    Chatted,
-    Completions,
-    EngineFailed,
-    Generate,
-    KeepTurn,
-    Ping,
-    Pong,
-    Run,
-    RunCancelled,
-    RunDone,
-    RunFailed,
-    Score,
-    Scored,
-    ToExplorer,
-    TurnKept,
-)
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.telemetry import parent_context, setup_telemetry
@@ -107,7 +85,7 @@ async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflow
 class RemoteEngine:
     """The engine, and those of other pools, for one job: every request goes to the explorer."""
 
-    def __init__(self, job: int, send: Callable[[ToExplorer], None]) -> None:
+    def __init__(self, job: int, send: Callable[[messages.ToExplorer], None]) -> None:
         self._job = job
         self._send = send
         self._numbers = itertools.count()
@@ -126,12 +104,12 @@ class RemoteEngine:
 
     async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
         written, how = msgspec.json.encode(conversation), _how(sampling)
-        text: str = await self._ask(lambda number: Chat(self._job, number, pool, written, how))
+        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, written, how))
         return text
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
         tokens = messages.pack_vector(token_ids, INT32)
-        logprobs: list[float] = await self._ask(lambda number: Score(self._job, number, pool, tokens, start))
+        logprobs: list[float] = await self._ask(lambda number: messages.Score(self._job, number, pool, tokens, start))
         return logprobs
 
     async def _draw(
@@ -139,7 +117,7 @@ class RemoteEngine:
     ) -> list[Completion]:
         prompt, how = messages.pack_vector(prompt_token_ids, INT32), _how(sampling)
         drawn: list[Completion] = await self._ask(
-            lambda number: Generate(self._job, number, prompt, how, n, parent, pool)
+            lambda number: messages.Generate(self._job, number, prompt, how, n, parent, pool)
         )
         return drawn
 
@@ -151,9 +129,9 @@ class RemoteEngine:
             EngineError: The explorer does not keep it.
         """
         packed = encode(turn)
-        await self._ask(lambda number: KeepTurn(self._job, number, packed))
+        await self._ask(lambda number: messages.KeepTurn(self._job, number, packed))
 
-    async def _ask(self, request: Callable[[int], Asked]) -> Any:
+    async def _ask(self, request: Callable[[int], messages.Asked]) -> Any:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -161,7 +139,7 @@ class RemoteEngine:
             self._send(request(number))
             return await answer
         except asyncio.CancelledError:
-            self._send(AbandonRequest(self._job, number))
+            self._send(messages.AbandonRequest(self._job, number))
             raise
         finally:
             del self._waiting[number]
@@ -170,20 +148,20 @@ class RemoteEngine:
         for answer in self._waiting.values():
             answer.cancel()
 
-    def answered(self, message: Answered) -> None:
+    def answered(self, message: messages.Answered) -> None:
         answer = self._waiting.get(message.request)
         if answer is None or answer.done():
             return
         match message:
-            case Completions():
+            case messages.Completions():
                 answer.set_result(messages.unpack_completions(message))
-            case Chatted():
+            case messages.Chatted():
                 answer.set_result(message.text)
-            case Scored():
+            case messages.Scored():
                 answer.set_result(messages.unpack_vector(message.logprobs, FLOAT32).tolist())
-            case TurnKept():
+            case messages.TurnKept():
                 answer.set_result(None)
-            case EngineFailed():
+            case messages.EngineFailed():
                 answer.set_exception(_engine_error(message))
 
 
@@ -212,7 +190,7 @@ class Runner(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # That of uvloop is not derived from it.
         self._writer.connected(cast("asyncio.WriteTransport", transport))
-        self._writer.send(Pong({}))
+        self._writer.send(messages.Pong({}))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -246,20 +224,26 @@ class Runner(asyncio.Protocol):
 
     def _handle(self, message: messages.ToRunner) -> None:
         match message:
-            case Run(job):
+            case messages.Run(job):
                 known = _Job(RemoteEngine(job, self._writer.send), RunState(lambda: self._tell_soon(job)))
                 self._jobs[job] = known
                 known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
-            case CancelRun(job):
+            case messages.CancelRun(job):
                 if (running := self._jobs.get(job)) is not None and running.task is not None:
                     running.cancelled = True
                     running.task.cancel()
-            case Completions(job) | Chatted(job) | Scored(job) | TurnKept(job) | EngineFailed(job):
+            case (
+                messages.Completions(job)
+                | messages.Chatted(job)
+                | messages.Scored(job)
+                | messages.TurnKept(job)
+                | messages.EngineFailed(job)
+            ):
                 if (asking := self._jobs.get(job)) is not None:
                     asking.engine.answered(message)
-            case Ping():
+            case messages.Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
-                self._writer.send(Pong(news, given_up() > 0))
+                self._writer.send(messages.Pong(news, given_up() > 0))
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.
@@ -268,30 +252,30 @@ class Runner(asyncio.Protocol):
     def _tell(self, job: int) -> None:
         known = self._jobs.get(job)
         if known is not None and known.state.changed:
-            self._writer.send(Pong({job: known.state.take()}))
+            self._writer.send(messages.Pong({job: known.state.take()}))
 
-    async def _work(self, job: Run, known: _Job) -> None:
-        answer: RunDone | RunFailed | RunCancelled
+    async def _work(self, job: messages.Run, known: _Job) -> None:
+        answer: messages.RunDone | messages.RunFailed | messages.RunCancelled
         try:
             answer = await self._run(job, known)
         # A workflow may raise anything, and may ask to exit: it is this attempt's failure, and nobody else's.
         except BaseException as error:  # noqa: BLE001
-            answer = RunFailed(job.job, type(error).__name__[:MAX_ERROR_CHARS], _message(error))
+            answer = messages.RunFailed(job.job, type(error).__name__[:MAX_ERROR_CHARS], _message(error))
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         self._tell(job.job)
         known.engine.close()
         del self._jobs[job.job]
         if known.cancelled:
-            answer = RunCancelled(job.job)
+            answer = messages.RunCancelled(job.job)
         self._writer.send(answer)
 
-    async def _run(self, job: Run, known: _Job) -> RunDone:
+    async def _run(self, job: messages.Run, known: _Job) -> messages.RunDone:
         order = decode(job.order, Dispatch)
         with KeptPlaces(self._namespace, order.task.task_id) as places:
             return await self._run_in(places, order, job, known)
 
-    async def _run_in(self, places: KeptPlaces, order: Dispatch, job: Run, known: _Job) -> RunDone:
+    async def _run_in(self, places: KeptPlaces, order: Dispatch, job: messages.Run, known: _Job) -> messages.RunDone:
         turns = _TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep)
         # This task's own context: there is nothing to detach.
         attach(parent_context(job.traceparent))
@@ -318,7 +302,7 @@ class Runner(asyncio.Protocol):
         except Exception:
             await turns.settle()
             raise
-        done = RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
+        done = messages.RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
         if error is None:
             # Else another attempt goes on with them.
             await asyncio.to_thread(places.remove)
@@ -396,6 +380,6 @@ _ENGINE_ERRORS: dict[str, type[EngineError]] = {
 }
 
 
-def _engine_error(message: EngineFailed) -> Exception:
+def _engine_error(message: messages.EngineFailed) -> Exception:
     kind: Any = _ENGINE_ERRORS.get(message.kind)
     return EngineError(f"{message.kind}: {message.message}") if kind is None else kind(message.message)

@@ -31,7 +31,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from trinity_bus import awake
-from trinity_bus.sandbox.removal import remove_tree
 
 _PREFIX: Final = "trinity-bus-sandbox-"
 _KEPT: Final = f"{_PREFIX}kept-"
@@ -40,6 +39,7 @@ _KEPT_S: Final = 600.0
 _MOST_KEPT: Final = 64
 _FILES: Final = "files"
 _CALLS: Final = "calls"
+_OWN: Final = 0o700
 
 
 class SandboxPlace:
@@ -194,3 +194,42 @@ def _remove(path: Path, *, older_than_s: float) -> bool:
     remove_tree(path)
     os.close(lock)
     return True
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a folder that nobody else uses: however deep it is, and whatever strangers forbid in it.
+
+    ``shutil.rmtree`` calls itself for each folder within a folder, so a thousand of them are a ``RecursionError``,
+    which is no ``OSError`` and not among what it ignores; and a folder that its owner may not write to keeps what is in
+    it. Here folders are taken out of each other, so that none lies deeper than another::
+
+        root/a/b/c/...  -->  root/a, root/1 (was b: c/...)  -->  root/1, root/2 (was c: ...)  -->  ...  -->  gone
+
+    No link is followed; nothing is raised: what another user owns stays, and all folders around it. One that is killed
+    amid it is gone on with by the next one.
+    """
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        with contextlib.suppress(OSError):
+            _allow(folder)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        if not entry.is_dir(follow_symlinks=False):
+                            Path(entry.path).unlink()
+                        elif folder == root:
+                            folders.append(root / entry.name)
+                        else:
+                            # To be taken out of another folder, it must be writable itself.
+                            _allow(Path(entry.path))
+                            folders.append(Path(entry.path).rename(root / uuid.uuid4().hex))
+            if folder != root:
+                folder.rmdir()
+    with contextlib.suppress(OSError):
+        root.rmdir()
+
+
+def _allow(folder: Path) -> None:
+    if folder.stat(follow_symlinks=False).st_mode & _OWN != _OWN:
+        folder.chmod(_OWN)

@@ -23,7 +23,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/inference/server/client.py": "answers of servers",
     "trinity_bus/runners/control.py": "datagrams of a fork server",
     "trinity_bus/runners/messages.py": "frames of runners",
-    "trinity_bus/runners/serving.py": "frames of runners",
+    "trinity_bus/runners/service.py": "frames of runners",
     "trinity_bus/runtime/frames.py": "pieces of frames",
     "trinity_bus/training/checkpoint/manifest.py": "manifests of checkpoints",
     "trinity_bus/weights/tensor_file.py": "tensor files",
