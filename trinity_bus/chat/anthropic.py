@@ -165,7 +165,6 @@ class MessageShape:
         return {"type": "content_block_delta", "index": self._text_at, "delta": {"type": "text_delta", "text": text}}
 
     def last(self, said: ModelReply, rest: str) -> Iterator[dict[str, Any]]:
-        """Say what has not been said, and how it ended."""
         if self._text_at is None:
             yield from self.begin(said.reasoning)
         text_at = self._text_at or 0

@@ -66,7 +66,6 @@ class CompletionShape:
     prompt_tokens: int
 
     def body(self, choices: Sequence[tuple[str, str]], drawn: int) -> dict[str, Any]:
-        """As one object, of the text and finish reason of each choice."""
         told = [_choice(i, text, reason) for i, (text, reason) in enumerate(choices)]
         return {**self._frame(), "choices": told, "usage": usage(self.prompt_tokens, drawn)}
 

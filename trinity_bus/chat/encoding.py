@@ -51,8 +51,6 @@ _RENAMED: Final = f"mark{secrets.token_hex(8)}y"
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How conversations are written for a model, as the settings of a mesh say it."""
-
     max_tokens: int | None = None  # of the longest prompt; None: no text is refused
     parse_special_tokens: bool = False  # whether marks in what users and tools say are tokens
     # Name of the package's renderer; None: the chat template, or what the model's name says.
@@ -117,7 +115,6 @@ class Encoder:
             self._fits(_characters(value))
 
     def shown(self, text: str) -> str:
-        """Return a text without placeholders."""
         return _HIDDEN_MARK.sub(lambda hidden: self._marks[int(hidden[1])], text)
 
     def _hide(self, value: Any, marks: re.Pattern[str]) -> Any:
@@ -163,7 +160,6 @@ class Encoder:
 
     @cached_property
     def _added(self) -> list[Any]:
-        """Tokens that are found in text before anything else, as the tokenizer has them."""
         return list(getattr(self._tokenizer, "added_tokens_decoder", {}).values())
 
     @cached_property

@@ -96,7 +96,6 @@ class Digests:
         return following.digest()
 
     def add(self, message: ChatMessage) -> bytes:
-        """Return the digest of all that was added, and this message."""
         self._hash.update(_meaning(message))
         return self._hash.digest()
 

@@ -85,11 +85,7 @@ class ChatRequest:
         return self.sampling.model_copy(update={"structured_outputs": shape})
 
     def of_another_model(self) -> Sampling:
-        """Return how a model draws that is not trained, whose answer is one text.
-
-        Raises:
-            ChatError: It asks for what such a model does not give, or cannot be drawn so.
-        """
+        """Return how a model draws that is not trained, whose answer is one text; ChatError for what it has not."""
         not_had = {"tools": self.tools, "n": self.n > 1, "logprobs": self.logprobs, OPTIONS: self.options}
         for name, asked in not_had.items():
             if asked:
@@ -169,16 +165,7 @@ def read_shape(shape: Any, field: str) -> StructuredOutputs | None:
 
 
 def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return a request's fields, without those that are null.
-
-    Args:
-        body: JSON.
-        taken: Fields that may be there.
-        neutral: Fields that may be there with these values.
-
-    Raises:
-        ChatError: It is no request, or asks for what cannot be had.
-    """
+    """Return a request's fields but null: those ``taken``, and ``neutral`` ones of these values; else ChatError."""
     asked = read_json(body)
     if not isinstance(asked, dict):
         raise ChatError("the request is no JSON object")
@@ -215,7 +202,6 @@ def read_flag(asked: Mapping[str, Any], name: str) -> bool:
 
 
 def read_include_usage(asked: Mapping[str, Any]) -> bool:
-    """Return whether the end of a stream is to say how many tokens it took."""
     options = asked.get("stream_options", {})
     if not isinstance(options, dict):
         raise ChatError("stream_options is an object")
@@ -266,7 +252,6 @@ class ChatStream:
     def last(
         self, index: int, said: ModelReply, rest: str, tokens: Sequence[tuple[str, float]] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Say what has not been said of a choice, and how it ended."""
         delta = {**said.message, "content": rest}
         del delta["role"]
         if said.tool_calls:
@@ -322,7 +307,6 @@ class ChatAnswer:
         }
 
     def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """As the chunks of a stream: who speaks, what is said, how it ended, for each choice."""
         stream = ChatStream(self.id, self.created, self.model)
         for i, (said, tokens) in enumerate(self.choices):
             yield stream.first(i)

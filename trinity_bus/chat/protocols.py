@@ -33,8 +33,6 @@ class Tokenizer(Protocol):
 
 
 class EndingTokenizer(Tokenizer, Protocol):
-    """A tokenizer that also says how a response to a plain prompt ends."""
-
     @property
     def eos_token_id(self) -> int | None:
         """None where the model has none."""

@@ -68,9 +68,7 @@ class Renderer(Protocol):
         """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
         ...
 
-    def configured(self, options: TemplateOptions) -> "Renderer":
-        """Return the renderer with other options of its chat template."""
-        ...
+    def configured(self, options: TemplateOptions) -> "Renderer": ...
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
         """Return what a model would have drawn to say an assistant's message, and what follows its end if anything."""

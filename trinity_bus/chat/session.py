@@ -74,7 +74,6 @@ class TokenSample:
         )
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
-        """Add what was told to the model since, and what it drew then."""
         drawn = list(completion.token_ids)
         self.response_token_ids += told
         self.logprobs += [0.0] * len(told)
@@ -105,8 +104,6 @@ def _continued_routes(known: UInt8 | None, told: UInt8 | None) -> UInt8 | None:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The end of a drawn turn."""
-
     sample: TokenSample
     turn: int  # how many turns of the sample there are up to here
     start: int
@@ -130,8 +127,6 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What a model has said, to show and to execute."""
-
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ParsedCall, ...] = ()
@@ -183,7 +178,6 @@ class Session:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What every sample of it tells."""
         return {
             "turns": float(self.turns),
             "rewrites": float(self.rewrites),
@@ -236,15 +230,8 @@ class Session:
     ) -> list[tuple[Completion, ModelReply]]:
         """Take the answers of a history that were given elsewhere, up to the first that is not what was drawn there.
 
-        Args:
-            messages: The history, and more.
-            tools: What the model may call.
-            stop: Texts that ended answers.
-            drawn: Returns what was drawn elsewhere after a prompt.
-            options: Of the model's chat template.
-
-        Returns:
-            What was taken, and what it says.
+        ``stop`` ended answers; ``drawn`` returns what was drawn elsewhere after a prompt. Returns what was taken, and
+        what it says.
         """
         taken: list[tuple[Completion, ModelReply]] = []
         digests = Digests(tools)
@@ -267,8 +254,6 @@ class Session:
         """Take an answer to a prompt: once for each response that was asked for.
 
         Args:
-            prompt: What the engine was asked with.
-            completion: What it drew.
             stop: Texts that have ended it; what is said ends before them.
             sampling: How it was drawn, where that is to be told of each sample.
         """
@@ -293,7 +278,6 @@ class Session:
         return self.samples[-1]
 
     def _would_be(self, prompt: Prompt, completion: Completion, stop: Sequence[str]) -> bytes:
-        """Return what a history would be known by after an answer."""
         calls = self._calls
         said = self._said(prompt, completion, stop, sample=0, turn=0)
         self._calls = calls

@@ -93,7 +93,6 @@ class Speech:
         return now[len(before) :]
 
     def _is_begun(self) -> bool:
-        """Whether it is known by now if the turn begins with reasoning."""
         begun = self._text.lstrip()
         if THINK.startswith(begun):
             self._reasons = True if begun == THINK else None

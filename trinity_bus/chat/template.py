@@ -47,8 +47,6 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateRenderer:
-    """Writes messages with a model's chat template, and options of it."""
-
     def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:
         self._encoder = encoder_of(tokenizer)
         self._tokenizer = self._encoder.model

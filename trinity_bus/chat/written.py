@@ -39,19 +39,13 @@ class WrittenAnswer:
 
 
 class ExampleWriter:
-    """Writes examples as tokens, for one model."""
-
     def __init__(self, tokenizer: EndingTokenizer) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder_of(tokenizer)
         self._special = frozenset(tokenizer.all_special_ids)
         self._renderer: Renderer | None = None
 
     def write(self, example: Demonstration | Preference) -> list[WrittenAnswer]:
-        """Return the answers of an example: of a preference the chosen one, then the rejected one.
-
-        Raises:
-            ChatError: It cannot be written, or nothing would be left to learn from.
-        """
+        """Return the answers, of a preference the chosen one first; ChatError where nothing is left to learn from."""
         if isinstance(example, Preference):
             chosen, rejected = (self._answer(example, text) for text in (example.chosen, example.rejected))
             if chosen.response == rejected.response:

@@ -32,8 +32,6 @@ _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Who is said to answer at an address."""
-
     explorer: str
     incarnation: str
     pool: str | None

@@ -64,8 +64,6 @@ class _BusyError(_CutOffError):
 
 @dataclass(slots=True)
 class _Tries:
-    """Whom one request has been given to in vain."""
-
     failed: set[str] = field(default_factory=set)
     lost: int = 0  # how often its explorer was lost
     busy_since: float | None = None  # when an explorer was too busy first
@@ -147,7 +145,6 @@ class Explorers:
 
     @property
     def requests(self) -> dict[str, int]:
-        """How many requests of this gateway each works on."""
         return {name: count for name, count in self._requests.items() if count}
 
     async def draw(
@@ -158,7 +155,6 @@ class Explorers:
         Args:
             prompt: Token ids.
             sampling: How; ``max_tokens`` is named.
-            n: How many.
             on_drawn: Told of tokens as they come; None where they are wanted at the end alone.
 
         Raises:
@@ -321,7 +317,6 @@ class Explorers:
             raise _CutOffError("it ended amid the answer")
 
     async def _frames(self, explorer: ServingExplorer, path: str, body: bytes) -> AsyncGenerator[wire.Frame]:
-        """Yield what an explorer answers."""
         if self._client is None:
             raise NoEngineError("this process is shutting down")
         frames = wire.frame_reader()

@@ -106,7 +106,6 @@ class ServingFleet:
         self._doubted.add(name)
 
     def usable(self, now: float) -> list[ServingExplorer]:
-        """Return those that can be asked, by name."""
         for name in [name for name, (_, until) in self._known.items() if now > until]:
             del self._known[name]
             self._doubted.discard(name)

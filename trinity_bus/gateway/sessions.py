@@ -58,8 +58,6 @@ class SampleReward:
 
 @dataclass(slots=True, eq=False)
 class Dialogue:
-    """What one client says in one session."""
-
     owner: str
     name: str
     session: Session
@@ -125,11 +123,9 @@ class Sessions:
         return sum(len(one.rewards) for one in self._open.values())
 
     def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Dialogue:
-        """Return a conversation, a new one where there is none of this name.
+        """Return a conversation of this name (the answer's id, where no session), a new one where there is none.
 
         Args:
-            owner: Who speaks.
-            name: Of the session; of the answer, where there is none.
             now: Seconds of any steady clock.
             single: Whether nobody can go on with it.
 
@@ -169,7 +165,6 @@ class Sessions:
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
     def missing(self, owner: str, answers: Iterable[str]) -> list[str]:
-        """Return those ids of answers that are not known here."""
         return [
             one
             for one in dict.fromkeys(answers)
@@ -196,9 +191,6 @@ class Sessions:
         """Give a reward to answers, or to all of a session; return how many have had none before.
 
         Args:
-            owner: Whose they are.
-            answers: Their ids.
-            reward: A number.
             session: All samples of it that have no reward.
             task_id: Under which they are contributed, with others of the same. None: each conversation by itself.
             run_id: Which run of the task. None: each conversation is one.

@@ -65,8 +65,6 @@ class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
 
 
 class Drawn(Struct, array_like=True, gc=False, frozen=True):
-    """One response of the engine, without its numbers."""
-
     tokens: _Length
     finish_reason: str
     versions: list[tuple[int, int]]

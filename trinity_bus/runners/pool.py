@@ -73,8 +73,6 @@ class PingRunner:
 
 @dataclass(frozen=True, slots=True)
 class CloseRunner:
-    """Have a runner end; it has nothing to do."""
-
     serial: int
 
 
@@ -95,8 +93,6 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No runner comes up."""
-
     why: str
 
 
@@ -260,7 +256,6 @@ class Pool:
         return effects
 
     def views(self) -> list[RunnerView]:
-        """Return the runners as they are now, those with a place first."""
         return [
             RunnerView(
                 serial=runner.serial,

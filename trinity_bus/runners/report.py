@@ -52,8 +52,6 @@ def runner_states(
     """Return the states of all runners.
 
     Args:
-        explorer: Whose they are.
-        views: As the pool has them.
         pids: Process id by serial; 0 is told where it is not known yet.
         running: By job.
         last: What ended last, by serial; told while the runner is idle.

@@ -174,8 +174,6 @@ class _Job:
 
 
 class Runner(asyncio.Protocol):
-    """Runs workflows for whoever is at the other end of its socket."""
-
     def __init__(self, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
         self._tokenizer = tokenizer
         self._model = common.model

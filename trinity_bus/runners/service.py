@@ -139,7 +139,6 @@ class Runners:
         Args:
             order: Not one that runs already.
             raw: The same, as it came off the log: that is what the runner gets.
-            traceparent: Of the attempt's span.
             keep: Called with each turn that it completes; raises what its workflow is told.
             turns: What earlier attempts have completed.
 
@@ -175,7 +174,6 @@ class Runners:
         )
 
     async def close(self) -> None:
-        """Have them all end, kill those that do not, and wait until they are gone."""
         self._closed = True
         links, self._links = self._links, {}
         self._dying = set(links)

@@ -129,7 +129,6 @@ class _Watched:
         self._device = os.fstat(self._folder).st_dev
 
     def excess(self) -> str | None:
-        """Return what they have more of than they may."""
         there = os.listdir(self._proc)  # noqa: PTH208 (likewise)
         pids = [pid for pid in there if pid.isdigit() and pid != self._first and self._is_of_it(pid)]
         told = [self._read(f"{pid}/stat").rpartition(b")")[2].split() for pid in pids]

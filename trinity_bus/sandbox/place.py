@@ -71,7 +71,6 @@ class SandboxPlace:
         return cls(path, lock, kept=True)
 
     def calls(self) -> list[str]:
-        """Return the digests of the calls that have filled it."""
         try:
             return (self.path / _CALLS).read_text().split()
         except FileNotFoundError:

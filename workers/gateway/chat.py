@@ -24,8 +24,6 @@ _DONE: Final = b"[DONE]"
 
 
 class OpenAI:
-    """Answers OpenAI's clients."""
-
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 

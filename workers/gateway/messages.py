@@ -13,8 +13,6 @@ from workers.gateway.request_run import Events, RequestContext
 
 
 class Anthropic:
-    """Answers Anthropic's clients."""
-
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 

@@ -15,8 +15,6 @@ from workers.gateway.request_run import RequestContext
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatewayFigures(Collector):
-    """Counted anew at each question, of who counts."""
-
     door: RequestGate
     context: RequestContext
     contributions: Contributor

@@ -66,13 +66,7 @@ class RequestContext:
     async def opened(
         self, request: web.Request, kind: str, read: Callable[[bytes, Sampling], ChatRequest]
     ) -> tuple[ChatRequest, "RequestRun", Prompt]:
-        """Begin to answer a conversation: return what is asked for, its messages aside, and its prompt.
-
-        Raises:
-            ChatError: It cannot be read, or written.
-            UnknownModelError: It is for another model.
-            ConversationFullError: Its session has as many answers as it may have.
-        """
+        """Begin to answer a conversation: return what is asked for, its messages aside, and its prompt."""
         body = request.pop(BODY)
         asked = read(body, self.sampling)
         self.check_model(asked.model)
@@ -120,11 +114,7 @@ class RequestRun:
     async def stream(
         self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
     ) -> list[Completion] | None:
-        """Draw, and send events as tokens come; None where it failed amid it, and the client has been told.
-
-        Raises:
-            TrinityError: It failed before anything was sent.
-        """
+        """Draw, and send events as tokens come; None where it failed amid it, and the client has been told."""
 
         async def on_drawn(index: int, token_ids: list[int]) -> None:
             if new := list(hear(index, token_ids)):
@@ -139,7 +129,6 @@ class RequestRun:
             return None
 
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion]) -> list[ModelReply]:
-        """Take the answers to a prompt into the conversation."""
         session = self.session
         before = session.rewrites, session.branches
         said = [session.add(prompt, one, sampling.stop or (), sampling) for one in drawings]
@@ -151,7 +140,6 @@ class RequestRun:
         return said
 
     def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:
-        """Take the completions of a prompt that is no conversation."""
         places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]
         self._note(prompt, drawings, places)
 

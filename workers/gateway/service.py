@@ -94,8 +94,6 @@ async def run(settings: Settings) -> None:
 
 
 class Gateway:
-    """One gateway over a connected bus."""
-
     def __init__(self, settings: Settings, bus: Bus, tokenizer: Tokenizer) -> None:
         own = self._own = settings.gateway
         self._bus = bus

@@ -159,7 +159,6 @@ class TurnFinder:
             look.exception()
 
     async def _find(self, task_id: str) -> dict[str, Sequence[_Found]]:
-        """Return what was drawn in a session, by the question of its prompt."""
         found: defaultdict[str, list[_Found]] = defaultdict(list)
         partition = partition_of(task_id, TURNS.partitions)
         async with aclosing(self._turns({task_id}, time.time() - self._keep_s, partition)) as turns:

@@ -33,8 +33,6 @@ _LONGEST_USE = 20  # digits and slashes between the names of taskset and row
 
 
 class TaskStream(Protocol):
-    """What has its turn among others."""
-
     @property
     def size(self) -> int | None:
         """How many rows there are; None: without end."""
@@ -83,7 +81,6 @@ class Dataset:
         return task.model_copy(update={"task_id": f"{taskset}/{use}/{task.task_id}"})
 
     def saw(self, row_id: str, reward: float) -> None:
-        """Note the mean reward of a row's runs."""
         if (found := self.lines.get(row_id)) is not None:
             rates, line = found
             rates.saw(line, reward)
@@ -186,7 +183,6 @@ def _ordered(lines: Lines, seed: int, order: OrderName, rates: PassRates) -> Ord
 
 
 def _ranks(difficulties: Sequence[Any]) -> Sequence[float | str]:
-    """Return numbers where all are, else text."""
     try:
         return [float(value) for value in difficulties]
     except (TypeError, ValueError):

@@ -46,8 +46,6 @@ class RowTemplate(string.Template):
 
 
 class RowSource(Section):
-    """Rows, and how they become tasks."""
-
     path: Annotated[str, Field(min_length=1)] | None = None
     """A file (``.jsonl``, ``.csv``, either with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
     ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description."""
@@ -126,8 +124,6 @@ class EvalRows(RowSource):
 
 
 class Description(Section):
-    """What to train on, and what to evaluate with."""
-
     train: tuple[RowSource, ...] = ()
     eval: tuple[EvalRows, ...] = ()
 

@@ -88,7 +88,6 @@ def make_order(name: OrderName, count: int, seed: int, difficulties: Sequence[fl
 
 @lru_cache(maxsize=32)
 def shuffled(count: int, seed: int, epoch: int) -> Sequence[int]:
-    """Return all lines once, in the order of an epoch."""
     order = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - likewise
     return order

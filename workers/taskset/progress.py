@@ -24,8 +24,6 @@ class TasksetProgress:
     """The state of one taskset.
 
     Args:
-        name: Of the taskset.
-        dataset: Train tasks.
         ahead: Train tasks that may be unanswered.
         epochs: How often each line is used; None: without end.
         eval_interval: Versions from one evaluation to the next.
@@ -65,17 +63,14 @@ class TasksetProgress:
 
     @property
     def room(self) -> int:
-        """How many train tasks to produce now."""
         free = max(0, self._ahead - (self.produced - self.ended))
         return free if self._total is None else min(free, self._total - self.produced)
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are produced and every task has ended."""
         return self._total is not None and self.ended >= self._total
 
     def is_ours(self, task_id: str | None) -> bool:
-        """Whether a train task of this taskset has this id."""
         prefix = f"{self._name}/"
         return task_id is not None and task_id.startswith(prefix) and task_id[len(prefix) :].partition("/")[0].isdigit()
 

@@ -124,12 +124,9 @@ class RowReader:
         self._end()
 
     def rows(self, name: str, raw: bytes, paths: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
-        """Return the rows of one file with their numbers.
+        """Return the rows of one file, whose name's end tells its format, with their numbers.
 
-        Args:
-            name: Of the file; its end tells its format.
-            raw: All of it.
-            paths: The columns that are wanted, or parts of them; None: all. Others may be there as well.
+        ``paths`` are the columns that are wanted, or parts of them, None all; others may be there as well.
 
         Raises:
             RowError: It has a format that is not known, or a row that cannot be read.
