@@ -12,7 +12,6 @@ class Tokenizer(Protocol):
     @property
     def all_special_ids(self) -> Sequence[int]:
         """Tokens that are marks and no text, such as the end of a turn."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -29,11 +28,9 @@ class Tokenizer(Protocol):
         **options: Any,
     ) -> Any:
         """Token ids of a conversation; its text where ``tokenize`` is False."""
-        ...
 
 
 class EndingTokenizer(Tokenizer, Protocol):
     @property
     def eos_token_id(self) -> int | None:
         """None where the model has none."""
-        ...

@@ -48,31 +48,26 @@ class Renderer(Protocol):
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """Return a whole conversation, up to where the assistant is to speak."""
-        ...
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """Return what follows a drawn turn: its end where that was not drawn, ``messages``, and the assistant's start.
 
         None where nothing can follow it, because this model writes what was before in another way from then on.
         """
-        ...
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """Return a turn as it reads: without tools that the model may call there are no calls, and all is text.
 
         Never raises: what cannot be read as a call is a flaw of it, and text.
         """
-        ...
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
-        ...
 
     def configured(self, options: TemplateOptions) -> "Renderer": ...
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
         """Return what a model would have drawn to say an assistant's message, and what follows its end if anything."""
-        ...
 
 
 # Before a turn that is written by itself: templates want a user to begin.

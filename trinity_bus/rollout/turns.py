@@ -73,7 +73,7 @@ class RunTurns:
         asked = list(prompt)
         self._noted.append(
             lambda: Answer(
-                question=question_of_prompt(asked, sampling, n, pool), responses=[_response(one) for one in given]
+                question=question_of_prompt(asked, sampling, n, pool), responses=[drawn_response(one) for one in given]
             )
         )
 
@@ -153,7 +153,7 @@ def question_of_call(name: str, arguments: Any) -> str:
     return hashlib.blake2b(msgspec.json.encode([name, arguments], order="sorted"), digest_size=16).hexdigest()
 
 
-def _response(given: Completion) -> DrawnResponse:
+def drawn_response(given: Completion) -> DrawnResponse:
     return DrawnResponse(
         token_ids=np.asarray(given.token_ids, INT32).tobytes(),
         logprobs=np.asarray(given.logprobs, FLOAT32).tobytes(),

@@ -15,12 +15,10 @@ class ExplorerEngine(Protocol):
     @property
     def bounds(self) -> Bounds:
         """What its model can be trained on."""
-        ...
 
     @property
     def model_version(self) -> int:
         """The version that it serves; -1 before any that was announced."""
-        ...
 
     @property
     def tokens_generated(self) -> int: ...
@@ -28,13 +26,11 @@ class ExplorerEngine(Protocol):
     @property
     def load(self) -> EngineLoad | None:
         """How busy it is; None where it does not tell."""
-        ...
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> Sequence[Completion]:
         """Draw ``n`` responses; cancelled, the engine stops drawing them."""
-        ...
 
     def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
@@ -42,15 +38,12 @@ class ExplorerEngine(Protocol):
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
-        ...
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version; raises ``WeightTransferError`` and serves what it served before."""
-        ...
 
     def let_in(self, announced: ModelVersion) -> None:
         """Let the members of an announcement that names others take the version from here, where it has that one."""
-        ...
 
     async def wait_dead(self) -> EngineDeadError: ...
 
@@ -64,6 +57,5 @@ class PoolEngines(Protocol):
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
-        ...
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...

@@ -20,7 +20,6 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from schemas import Sampling
@@ -177,9 +176,7 @@ class ForkServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send(self, message: control.ToForkServer, passed: socket.socket | None) -> None:

@@ -37,6 +37,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from trinity_bus.config import ExplorerSettings
 
 # Suspects that run at once, each alone in a process; the others wait.
@@ -47,52 +49,44 @@ MAX_FAILED_STARTS = 3
 KILL_AGAIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class StartRunner:
+class StartRunner(Struct, frozen=True):
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartJob:
+class StartJob(Struct, frozen=True):
     """Give a job to a runner, which may not have said anything yet."""
 
     serial: int
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelJob:
+class CancelJob(Struct, frozen=True):
     serial: int
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class PingRunner:
+class PingRunner(Struct, frozen=True):
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRunner:
+class CloseRunner(Struct, frozen=True):
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillRunner:
+class KillRunner(Struct, frozen=True):
     serial: int
     number: signal.Signals
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(Struct, frozen=True):
     """A job is to blame for the death of its runner."""
 
     job: int
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Struct, frozen=True):
     why: str
 
 

@@ -26,6 +26,8 @@ the same request number twice at once         ``ProtocolError``
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from trinity_bus.runners import messages
 from trinity_bus.runtime.frames import ProtocolError
 
@@ -35,30 +37,25 @@ MAX_REQUESTS = 4096
 type RequestKey = tuple[int, int]  # job and number of the request
 
 
-@dataclass(frozen=True, slots=True)
-class ServeRequest:
+class ServeRequest(Struct, frozen=True):
     asked: messages.Asked
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseRequest:
+class RefuseRequest(Struct, frozen=True):
     asked: messages.Asked
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class DropRequest:
+class DropRequest(Struct, frozen=True):
     request: RequestKey
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(Struct, frozen=True):
     how: messages.RunDone | messages.RunFailed | messages.RunCancelled
     drop: tuple[RequestKey, ...]  # requests of it that nobody waits for any more
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerAnswered:
+class RunnerAnswered(Struct, frozen=True):
     answer: messages.Pong
 
 

@@ -26,7 +26,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Final, Self
 
 from trinity_bus.errors import TrinityError
@@ -173,9 +172,7 @@ class Sandbox:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.terminate()
 
     @contextlib.contextmanager

@@ -108,9 +108,6 @@ class RequestRun:
                     context.sessions.answered(of, self.session, one.id, [one.place])
         return await context.written(size, self.session.prompt, messages, tools, options)
 
-    async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
-        return await self.context.explorers.draw(prompt, sampling, n)
-
     async def stream(
         self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
     ) -> list[Completion] | None:

@@ -51,9 +51,8 @@ from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
-from workers.gateway.chat import OpenAI
+from workers.gateway.chat import Anthropic, OpenAI
 from workers.gateway.contributions import WORKFLOW, Contributor
-from workers.gateway.messages import Anthropic
 from workers.gateway.metrics import GatewayFigures
 from workers.gateway.request_gate import RequestGate, json_response
 from workers.gateway.request_run import RequestContext

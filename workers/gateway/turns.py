@@ -16,13 +16,13 @@ from typing import Final
 from schemas.errors import SchemaError
 from schemas.sampling import Sampling
 from schemas.topics import TURNS
-from schemas.turn import Answer, DrawnResponse, Turn
+from schemas.turn import Answer, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError
 from trinity_bus.gateway import wire
 from trinity_bus.inference.completion import Completion
-from trinity_bus.rollout.turns import question_of_prompt
+from trinity_bus.rollout.turns import drawn_response, question_of_prompt
 
 log = logging.getLogger("workers.gateway")
 
@@ -74,15 +74,7 @@ class TurnLog:
             answers=[
                 Answer(
                     question=question_of(prompt),
-                    responses=[
-                        DrawnResponse(
-                            token_ids=wire.token_bytes(one.token_ids),
-                            logprobs=wire.logprob_bytes(one.logprobs),
-                            finish_reason=one.finish_reason,
-                            versions=[[start, version] for start, version in one.versions],
-                        )
-                        for one in drawings
-                    ],
+                    responses=[drawn_response(one) for one in drawings],
                 )
             ],
             answer_id=answer_id,

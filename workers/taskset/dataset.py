@@ -36,11 +36,9 @@ class TaskStream(Protocol):
     @property
     def size(self) -> int | None:
         """How many rows there are; None: without end."""
-        ...
 
     def use(self, place: int) -> tuple[int, Task]:
         """Return what tells this use of a row from every other, and its task."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
