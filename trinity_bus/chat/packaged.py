@@ -80,6 +80,7 @@ class PackagedRenderer:
         return ParsedTurn("\n".join(texts), read.reasoning_content, calls, flaws)
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
+        # What the package reads as text is known at the end of a turn.
         del prompt, stop, tools
         return Speech(self._encoder.model, whole=True)
 

@@ -23,7 +23,7 @@ class Completion:
     logprobs: list[float]
     """[tokens] natural logarithm of each token's probability under the distribution that it was drawn from."""
     finish_reason: str
-    """``stop`` or ``length``."""
+    """``stop`` at an end token or stop string, ``length`` at a limit; empty while the response is drawn."""
     versions: list[tuple[int, int]]
     """(first token, model version), ascending: who drew what."""
     routes: UInt8 | None = None

@@ -21,7 +21,7 @@ class ExplorerEngine(Protocol):
         """The version that it serves; -1 before any that was announced."""
 
     @property
-    def tokens_generated(self) -> int: ...
+    def tokens_generated(self) -> int: ...  # since its start
 
     @property
     def load(self) -> EngineLoad | None:

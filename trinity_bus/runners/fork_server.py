@@ -200,6 +200,7 @@ class ForkServer:
         loop.remove_writer(self._channel.fileno())
 
     def _receive(self) -> control.FromForkServer | None:
+        # The next message is there; None: the fork server is gone.
         try:
             datagram = self._channel.recv(control.FROM_FORK_SERVER.limit)
         except ConnectionError:

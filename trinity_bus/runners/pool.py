@@ -328,6 +328,7 @@ class Pool:
         return [CloseRunner(runner.serial)]
 
     def _leave(self, runner: _Runner, now: float) -> list[PoolEffect]:
+        # Another takes its place.
         place, runner.place = runner.place, None
         effects: list[PoolEffect] = [] if place is None else [self._fork(place)]
         return effects if runner.jobs else [*effects, *self._close(runner, now)]

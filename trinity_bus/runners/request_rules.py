@@ -77,6 +77,7 @@ class RequestRules:
         return tuple(self._jobs)
 
     def run(self, job: int) -> None:
+        """Note that a job is given to the runner; it was given to nobody in this conversation before."""
         self._jobs[job] = _Job()
 
     def cancel(self, job: int) -> tuple[RequestKey, ...]:

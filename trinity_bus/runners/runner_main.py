@@ -202,6 +202,7 @@ class Runner(asyncio.Protocol):
         self._finish(None)
 
     async def end(self) -> None:
+        # What runs is not waited for longer than the explorer has patience.
         tasks = []
         for job in self._jobs.values():
             # Otherwise it would look like a workflow that has failed.
