@@ -15,8 +15,7 @@ for people, tools and clients, and no token is ever made of it.
 """
 
 from trinity_bus.chat.formats import ParsedCall
-from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
-from trinity_bus.chat.protocols import EndingTokenizer, Tokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema
 from trinity_bus.chat.renderer import Renderer
 from trinity_bus.chat.session import ModelReply, Prompt, Session, TokenSample
 from trinity_bus.chat.template import TemplateRenderer, renderer_for

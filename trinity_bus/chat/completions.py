@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.encoding import encoder_of
-from trinity_bus.chat.messages import ChatError
+from trinity_bus.chat.messages import ChatError, Tokenizer
 from trinity_bus.chat.openai import (
     PASSED_OVER,
     read_body,
@@ -16,7 +16,6 @@ from trinity_bus.chat.openai import (
     read_sampling,
     usage,
 )
-from trinity_bus.chat.protocols import Tokenizer
 
 _TAKEN: Final = frozenset({"prompt", "model", "max_tokens", "stop", "n", "stream", "stream_options"})
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"best_of": (1,), "echo": (False,), "logit_bias": ({},), "suffix": ("",)}

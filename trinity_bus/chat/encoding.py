@@ -31,8 +31,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from trinity_bus.chat.formats import THINK, THOUGHT
-from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema, for_template
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema, for_template
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
 # Bytes for each token of the longest prompt, up to which a text is not counted first.

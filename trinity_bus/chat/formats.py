@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.sampling import StructuredOutputs
-from trinity_bus.chat.messages import ChatError
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.messages import ChatError, Tokenizer
 
 MAX_CALLS = 128  # of one turn; the others are a flaw
 MAX_FLAWS = 8  # of one turn that are told; a model that has lost its way makes thousands

@@ -1,4 +1,4 @@
-"""Messages of OpenAI's shape: as chat templates take them, and compared by what they mean.
+"""Messages of OpenAI's shape: as chat templates take them, and compared by what they mean; and tokenizers.
 
 Clients send a history back with small changes that mean nothing: ``content`` that is ``None`` or ``""``, a list of
 text parts for a text, arguments of a tool call with other blanks, new ids, no reasoning. Two messages are the same turn
@@ -8,7 +8,7 @@ where role, name, text (blanks at its ends aside) and tool calls (names and argu
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import xxhash
@@ -23,6 +23,38 @@ type ToolSchema = Mapping[str, Any]
 _JSON = msgspec.json.Encoder(order="deterministic", enc_hook=str)
 # OpenAI's later and earlier names, which chat templates do not know.
 _ROLES = {"developer": "system", "function": "tool"}
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that workflows use."""
+
+    chat_template: Any
+
+    @property
+    def all_special_ids(self) -> Sequence[int]:
+        """Tokens that are marks and no text, such as the end of a turn."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **options: Any,
+    ) -> Any:
+        """Token ids of a conversation; its text where ``tokenize`` is False."""
+
+
+class EndingTokenizer(Tokenizer, Protocol):
+    @property
+    def eos_token_id(self) -> int | None:
+        """None where the model has none."""
 
 
 class ChatError(TrinityError, ValueError):

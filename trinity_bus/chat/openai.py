@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from schemas.record import Record
 from schemas.sampling import Sampling, StructuredOutputs
 from trinity_bus.chat.formats import in_reasoning, required_call
-from trinity_bus.chat.messages import ChatError, ChatMessage
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer
 from trinity_bus.chat.renderer import TemplateOptions, Tools, read_options
 from trinity_bus.chat.session import ModelReply
 from trinity_bus.errors import TrinityError

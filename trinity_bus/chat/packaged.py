@@ -13,8 +13,7 @@ from renderers.configs import AutoRendererConfig, config_from_name
 
 from trinity_bus.chat.encoding import Encoder, encoder_of
 from trinity_bus.chat.formats import ParsedCall
-from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 

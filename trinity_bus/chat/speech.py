@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trinity_bus.chat.formats import THINK, THOUGHT
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.messages import Tokenizer
 
 _MARKS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
 _HALF: Final = "\ufffd"  # what half a character decodes to

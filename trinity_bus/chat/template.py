@@ -32,8 +32,7 @@ from trinity_bus.chat.formats import (
     read_llama,
     split_reasoning,
 )
-from trinity_bus.chat.messages import ChatError, ChatMessage, for_template, text_of
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template, text_of
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Renderer, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 from trinity_bus.runtime.cpu_limit import limited

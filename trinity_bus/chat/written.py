@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 from schemas.examples import Demonstration, Preference
 from trinity_bus.chat.encoding import encoder_of
-from trinity_bus.chat.messages import ChatError, ChatMessage
-from trinity_bus.chat.protocols import EndingTokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer
 from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
 from trinity_bus.chat.template import renderer_for
 
