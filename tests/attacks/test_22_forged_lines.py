@@ -22,8 +22,7 @@ from schemas.errors import printable
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
-from trinity_bus.runners.errors import RunnerDiedError, WorkflowRaisedError
-from trinity_bus.runners.service import AttemptResult, Runners
+from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.setup import DiscreetSpanExporter

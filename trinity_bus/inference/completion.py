@@ -13,12 +13,14 @@ from trinity_bus.inference.errors import GenerationError
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCompletion:
+@dataclass(slots=True)
+class Completion:
+    """One response of an engine; still empty in parts while it is drawn."""
+
     token_ids: list[int]  # [tokens] as drawn, the end token included where one was drawn
     # [tokens] natural logarithm of each token's probability under the distribution that it was drawn from
     logprobs: list[float]
-    finish_reason: str  # ``stop`` or ``length``
+    finish_reason: str  # ``stop`` at an end token or stop string, ``length`` at a limit; empty while it is drawn
     versions: list[tuple[int, int]]  # (first token, model version), ascending: who drew what
     # [prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
     # them; it never runs the last token
@@ -34,7 +36,7 @@ class EngineDelta:
     logprobs: list[float]  # [tokens] of these
     finish_reason: str | None  # of the last of a response; None where it goes on
     versions: list[tuple[int, int]]  # of the whole response, with the last of it
-    routes: UInt8 | None = None  # of prompt and whole response, with the last of it: see ``EngineCompletion``
+    routes: UInt8 | None = None  # of prompt and whole response, with the last of it: see ``Completion``
 
 
 def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None) -> EngineDelta:
@@ -53,9 +55,7 @@ def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: i
     return EngineDelta(output.index, token_ids, logprobs, output.finish_reason, versions, routes)
 
 
-def completion_of(
-    output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None
-) -> EngineCompletion:
+def completion_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None) -> Completion:
     """Convert one ``vllm.outputs.CompletionOutput``; GenerationError where it is not finished, or lacks something.
 
     ``routed_prompt``: tokens of the prompt, where the engine was asked for routes.
@@ -65,7 +65,7 @@ def completion_of(
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {output.finish_reason!r}")
     versions = version_spans(output.weight_versions or (), first_version)
     routes = None if routed_prompt is None else _routes(output.routed_experts, routed_prompt + len(token_ids) - 1)
-    return EngineCompletion(token_ids, logprobs, output.finish_reason, versions, routes)
+    return Completion(token_ids, logprobs, output.finish_reason, versions, routes)
 
 
 def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:

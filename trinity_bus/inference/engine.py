@@ -31,7 +31,7 @@ from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import (
     UNKNOWN_VERSION,
-    EngineCompletion,
+    Completion,
     EngineDelta,
     completion_of,
     delta_of,
@@ -225,7 +225,7 @@ class InferenceEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
         Their logprobs are those of the distribution that each token was drawn from.

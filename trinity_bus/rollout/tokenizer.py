@@ -13,7 +13,7 @@ from typing import Any
 
 from trinity_bus.chat import EndingTokenizer
 from trinity_bus.chat.encoding import Encoder, Writing
-from trinity_bus.chat.options import TemplateOptions, read_options
+from trinity_bus.chat.renderer import TemplateOptions, read_options
 
 
 def load_tokenizer(

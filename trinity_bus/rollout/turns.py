@@ -20,7 +20,6 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,16 +29,6 @@ from schemas.sampling import Sampling
 from schemas.turn import Answer, DrawnResponse, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.chat import Completion
-
-
-@dataclass(frozen=True, slots=True)
-class KeptCompletion:
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    versions: list[tuple[int, int]]
-    routes: None = None  # They are not kept: a turn that an engine draws behind it tells them for all tokens before
-
 
 type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn is durable
 
@@ -79,7 +68,7 @@ class RunTurns:
         asked = list(prompt)
         self._noted.append(
             lambda: Answer(
-                question=question_of_prompt(asked, sampling, n, pool), responses=[_response(one) for one in given]
+                question=question_of_prompt(asked, sampling, n, pool), responses=[drawn_response(one) for one in given]
             )
         )
 
@@ -142,7 +131,7 @@ def question_of_call(name: str, arguments: Any) -> str:
     return hashlib.blake2b(msgspec.json.encode([name, arguments], order="sorted"), digest_size=16).hexdigest()
 
 
-def _response(given: Completion) -> DrawnResponse:
+def drawn_response(given: Completion) -> DrawnResponse:
     return DrawnResponse(
         token_ids=np.asarray(given.token_ids, INT32).tobytes(),
         logprobs=np.asarray(given.logprobs, FLOAT32).tobytes(),
@@ -151,8 +140,9 @@ def _response(given: Completion) -> DrawnResponse:
     )
 
 
-def kept_completion(kept: DrawnResponse) -> KeptCompletion:
-    return KeptCompletion(
+def kept_completion(kept: DrawnResponse) -> Completion:
+    """Return a response that was kept, without routes: a turn drawn behind it tells them for all tokens before."""
+    return Completion(
         np.frombuffer(kept.token_ids, INT32).tolist(),
         np.frombuffer(kept.logprobs, FLOAT32).tolist(),
         kept.finish_reason,

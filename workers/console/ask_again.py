@@ -37,8 +37,9 @@ from trinity_bus import awake
 from trinity_bus.console.web.rollouts import turns_of, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
-from trinity_bus.gateway.explorers import Drawing, Explorers
+from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
+from trinity_bus.inference.completion import Completion
 from trinity_bus.view import ExplorerView
 from workers.console.access_control import operator
 from workers.console.forms import form
@@ -65,7 +66,7 @@ class CannotAskError(TrinityError, RuntimeError):
 class _Answered:
     """What came of it."""
 
-    drawing: Drawing
+    drawing: Completion
     old: list[float]
     """How likely each token of the old answer is now; empty where nobody could say."""
     trouble: str = ""

@@ -20,6 +20,7 @@ explorers of it, one after the other  ``GenerationError``
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,7 +31,7 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.health.process import watching
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import UnknownPoolError
 
 _SILENCE_S: Final = 10.0  # after which an explorer is taken to be gone
@@ -74,9 +75,9 @@ class AuxiliaryPools:
 
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         drawn = await self._of(pool).draw(prompt_token_ids, self._limited(sampling), n)
-        return [EngineCompletion(one.token_ids, one.logprobs, one.finish_reason, one.versions) for one in drawn]
+        return [replace(one, routes=None) for one in drawn]
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         return await self._of(pool).chat(messages, self._limited(sampling))

@@ -36,9 +36,7 @@ from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.rollout.answer import decode_answer
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
-from trinity_bus.runners.errors import WorkflowRaisedError
-from trinity_bus.runners.service import AttemptResult, Runners
+from trinity_bus.runners.service import AttemptKey, AttemptResult, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS

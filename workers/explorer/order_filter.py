@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 from schemas import Cancel, Dispatch, SetPace, Superseded
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
+from trinity_bus.runners.service import AttemptKey, key_of
 
 REMEMBERED = 65_536  # attempts that are remembered, to know an order that comes twice
 

@@ -8,7 +8,7 @@ from schemas.record import Metrics
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME, aggregate_run_level_metrics
-from trinity_bus.runners.errors import WorkflowRaisedError
+from trinity_bus.runners.service import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
 

@@ -23,8 +23,8 @@ from schemas.turn import Turn, chain
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.rollout import WorkflowError
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.messages import MAX_TURNS_BYTES
+from trinity_bus.runners.service import AttemptKey, key_of
 
 _log = logging.getLogger(__name__)
 

@@ -14,10 +14,7 @@ READS: Final = (
 
 FUZZED: Final[Mapping[str, str]] = {
     "schemas/plain.py": "records",
-    "trinity_bus/chat/formats/call.py": "tool calls of models",
-    "trinity_bus/chat/formats/llama.py": "tool calls of models",
-    "trinity_bus/chat/formats/mistral.py": "tool calls of models",
-    "trinity_bus/chat/formats/xml.py": "tool calls of models",
+    "trinity_bus/chat/formats.py": "tool calls of models",
     "trinity_bus/chat/messages.py": "requests to gateways",
     "trinity_bus/chat/openai.py": "requests to gateways",
     "trinity_bus/coordination/state/codec.py": "state of coordinators",
@@ -25,7 +22,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/inference/server/client.py": "answers of servers",
     "trinity_bus/runners/control.py": "datagrams of a fork server",
     "trinity_bus/runners/messages.py": "frames of runners",
-    "trinity_bus/runners/serving.py": "frames of runners",
+    "trinity_bus/runners/service.py": "frames of runners",
     "trinity_bus/runtime/frames.py": "pieces of frames",
     "trinity_bus/training/checkpoint/manifest.py": "manifests of checkpoints",
     "trinity_bus/weights/layout.py": "manifests of weights",

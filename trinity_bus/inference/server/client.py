@@ -23,7 +23,7 @@ import msgspec
 
 from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus import awake
-from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
 
@@ -63,11 +63,11 @@ def read_answer(body: bytes) -> ServerAnswer:
         raise GenerationError(f"the server's answer cannot be read: {error}") from error
 
 
-def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineCompletion:
+def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> Completion:
     token_ids, logprobs = _drawn(choice)
     if choice.finish_reason not in {"stop", "length"}:
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {choice.finish_reason!r}")
-    return EngineCompletion(token_ids, logprobs, choice.finish_reason, versions)
+    return Completion(token_ids, logprobs, choice.finish_reason, versions)
 
 
 def delta_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineDelta:

@@ -33,7 +33,7 @@ from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -192,7 +192,7 @@ class ServerEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
 
         RequestRefusedError, too, where the server cannot say how likely its tokens would be.
