@@ -12,30 +12,21 @@ from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows
 from trinity_bus.sizing import Hardware
 
+# Where the containers of compose.gpu.yaml see what is elsewhere on the machine
 _OF_COMPOSE: Final = {"mesh.model_path": "/models/own", "trainer.checkpoint_dir": "/checkpoints"}
-"""Where the containers of compose.gpu.yaml see what is elsewhere on the machine."""
 _QUOTAS: Final = ("producer_write_bytes_s", "producer_read_bytes_s", "producer_request_percent")
+# What variables of the stack say
 _COMPOSE_SAYS: Final = frozenset({"mesh.namespace", "kafka.bootstrap_servers", "taskset.path"})
-"""What variables of the stack say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting that is not the same in two meshes."""
-
     path: str
-    before: str
-    """As in a file; empty: unset."""
+    before: str  # As in a file; empty: unset
     after: str
 
 
 def mesh_file(draft: Draft, tasks: str = TASKS) -> str:
-    """Return the file of settings.
-
-    Args:
-        draft: That was found sound.
-        tasks: Where the description of tasks lies, where there is one.
-    """
     head = (
         "Settings of a mesh, as the console has written them: `trinity-bus --config mesh.toml config check` checks "
         "them. Paths count from the folder that a service is started in. Secrets go into the environment."
@@ -93,7 +84,7 @@ def compose_env(settings: Sections, hardware: Hardware) -> str:
 
 
 def _quoted(value: object) -> str:
-    """Return a value as compose reads it: in single quotes nothing has a meaning but a backslash and a quote."""
+    # A value as compose reads it: in single quotes nothing has a meaning but a backslash and a quote
     text = str(value)
     if re.fullmatch(r"[A-Za-z0-9_./-]*", text):
         return text

@@ -9,27 +9,15 @@ from trinity_bus.sizing import Hardware
 
 @dataclass(frozen=True, slots=True)
 class PlannedService:
-    """A process to start."""
-
     name: str
-    arguments: Sequence[str]
-    """Of ``trinity-bus``, behind the file of settings."""
-    gpus: Sequence[int] = ()
-    """That it sees. None: it is not told."""
-    stage: int = 1
-    """Higher ones stop first."""
-    work_ends: bool = False
-    """Whether it ends by itself, with status 0, when its work is done."""
+    arguments: Sequence[str]  # Of ``trinity-bus``, behind the file of settings
+    gpus: Sequence[int] = ()  # That it sees. None: it is not told.
+    stage: int = 1  # Higher ones stop first
+    work_ends: bool = False  # Whether it ends by itself, with status 0, when its work is done
 
 
 def planned(services: Sequence[str], settings: Sections, hardware: Hardware) -> list[PlannedService]:
-    """Return the processes of a mesh: the trainer has the first GPUs, and each explorer the next ones.
-
-    Args:
-        services: That take part.
-        settings: Of the mesh.
-        hardware: What it may use.
-    """
+    """Return the processes of a mesh: the trainer has the first GPUs, and each explorer the next ones."""
     found = [PlannedService("coordinator", ["run", "coordinator"], stage=0)]
     if "trainer" in services:
         found.append(PlannedService("trainer", ["run", "trainer"], range(hardware.trainer_gpus), work_ends=True))

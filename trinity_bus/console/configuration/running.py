@@ -19,22 +19,13 @@ from trinity_bus.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RunningSettings:
-    """Settings of a mesh, as far as they are known."""
-
     settings: Sections
+    # By whom, one of each kind; the others' are the console's own
     told: list[SettingsRow] = field(default_factory=list)
-    """By whom, one of each kind; the others' are the console's own."""
-    refused: list[tuple[SettingsRow, str]] = field(default_factory=list)
-    """Whose were left out, and why."""
+    refused: list[tuple[SettingsRow, str]] = field(default_factory=list)  # Whose were left out, and why
 
 
 def running_settings(own: Sections, told: Sequence[SettingsRow]) -> RunningSettings:
-    """Return the settings of the mesh that services have told about.
-
-    Args:
-        own: The console's.
-        told: Of all services.
-    """
     known = fields()
     values, settings = dict(changed_values(own)), own
     newest = {row.service: row for row in sorted(told, key=lambda row: row.at)}

@@ -51,6 +51,7 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST
 
 log = logging.getLogger(__name__)
 
+# What the tables are made of
 TOPICS: Final[tuple[Topic, ...]] = (
     TASKS,
     ROLLOUTS,
@@ -66,27 +67,20 @@ TOPICS: Final[tuple[Topic, ...]] = (
     VERSION_HISTORY,
     *ALL_DEAD_LETTERS,
 )
-"""What the tables are made of."""
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
-_READ_S: Final = 0.05
-"""Where nothing comes for so long while it is behind, it may be at the end."""
-_GATHER_S: Final = 0.4
-"""How long records gather before they are written: each time costs a fetch and a transaction."""
+_READ_S: Final = 0.05  # Where nothing comes for so long while it is behind, it may be at the end
+_GATHER_S: Final = 0.4  # How long records gather before they are written: each time costs a fetch and a transaction
 _COMMIT_S: Final = 0.5
-LOOK_S: Final = 10.0
-"""How often it looks whether it is still the same log."""
+LOOK_S: Final = 10.0  # How often it looks whether it is still the same log
 _AGAIN_S: Final = 1.0
 
 
 class IndexFollower:
     """Feeds a store from the log, in the background. An async context manager, which neither raises nor waits.
 
-    Args:
-        bus: Made, and not started: the broker may be away.
-        store: Owned by whoever made it.
-        read_mib_s: Most MiB a second that are read.
+    ``bus`` is made, and not started: the broker may be away. ``store`` stays its maker's.
     """
 
     def __init__(self, bus: Bus, store: Store, *, read_mib_s: int) -> None:
@@ -113,7 +107,6 @@ class IndexFollower:
             await asyncio.wait([task])
 
     def standing(self) -> IndexStanding:
-        """Return how far the index has come. Asks the store, for a moment."""
         return IndexStanding(
             state=self._state,
             line=self._line,
@@ -129,11 +122,7 @@ class IndexFollower:
                 await news.wait()
 
     async def caught_up(self) -> None:
-        """Wait until all is in the index that the log held at some time after the call.
-
-        Raises:
-            StoreError: It cannot go on at present; what it waits for.
-        """
+        """Wait until all is in the index that the log held at some time after the call. StoreError: it cannot."""
         while self._state != "following":
             if self._state in {"waiting", "stopped"}:
                 raise StoreError(self._line)
@@ -178,7 +167,6 @@ class IndexFollower:
                     await self._pace(records, began)
 
     async def _start(self) -> dict[tuple[str, int], int]:
-        """Return where to go on in this log."""
         self._tell("connecting", "connecting to the log")
         ids = await self._ids()
         store = self._store
@@ -199,7 +187,7 @@ class IndexFollower:
         return found.positions
 
     async def _ids(self) -> dict[str, str]:
-        """Return which log it is: of each topic the cluster, and the id that it was made with."""
+        # Which log it is: of each topic the cluster, and the id that it was made with
         ids = {}
         for topic in TOPICS:
             identity = await self._bus.identity(topic)
@@ -207,7 +195,6 @@ class IndexFollower:
         return ids
 
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
-        """Wait as ``read_mib_s`` asks for."""
         size = sum(len(record.raw) for record in records)
         await asyncio.sleep(max(0.0, size / self._bytes_s - (time.perf_counter() - began)))
 

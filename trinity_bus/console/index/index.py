@@ -47,25 +47,15 @@ from trinity_bus.console.index.files import explained, reading
 from trinity_bus.console.index.queries import groups, mesh, samples, trainers, training
 from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
 
-_CONNECTIONS: Final = 4
-"""More questions at once than these wait for each other."""
+_CONNECTIONS: Final = 4  # More questions at once than these wait for each other
 FIRST_PAGE: Final = PageAsk()
 ALL_SAMPLES: Final = SampleFilter()
 ALL_DEAD_LETTERS: Final = DeadLetterFilter()
-SEARCH_S: Final = 0.5
-"""A search that has not filled its page stops after about this time, and says where it got to."""
+SEARCH_S: Final = 0.5  # A search that has not filled its page stops after about this time, and says where it got to
 
 
 class Index:
-    """Answers from the store in a folder, which another thread or process may be writing. A context manager.
-
-    Args:
-        folder: Of the store.
-        search_s: How long one search may take, in seconds.
-
-    Raises:
-        StoreError: There is no index, or it cannot be read.
-    """
+    """Answers from the store in a folder, which another thread or process may be writing. A context manager."""
 
     def __init__(self, folder: Path, *, search_s: float = SEARCH_S) -> None:
         self.folder = folder
@@ -89,11 +79,9 @@ class Index:
         self.close()
 
     def extent(self, *, until: float | None = None) -> Extent:
-        """Return how much there is, and of which time: what the slider can be set to."""
         return self._ask(lambda db: mesh.extent(db, until))
 
     def passed_over(self) -> PassedOver:
-        """Return how much of the log could not be read."""
         return self._ask(mesh.passed_over)
 
     def batches(
@@ -118,17 +106,10 @@ class Index:
     def steps(
         self, ask: PageAsk = FIRST_PAGE, *, trainer: str | None = None, until: float | None = None
     ) -> RowPage[StepRow]:
-        """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time.
-
-        Args:
-            ask: Which page.
-            trainer: Whose; None: of the first of ``trainers``.
-            until: The moment.
-        """
+        """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time."""
         return self._ask(lambda db: training.steps(db, ask, trainer, until))
 
     def step(self, number: int, *, trainer: str | None = None, until: float | None = None) -> StepDetail | None:
-        """Return one step; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
         return self._ask(lambda db: training.step(db, number, trainer, until))
 
     def groups(
@@ -203,12 +184,7 @@ class Index:
         return self._ask(lambda db: mesh.fleet(db, until))
 
     def settings(self, *, service: str | None = None, until: float | None = None) -> list[SettingsRow]:
-        """Return what each service was started with last, by service and name.
-
-        Args:
-            service: Of this kind alone, such as ``"trainer"``.
-            until: The moment.
-        """
+        """Return what each service was started with last, by service and name."""
         return self._ask(lambda db: mesh.settings(db, service, until))
 
     def dead_letters(

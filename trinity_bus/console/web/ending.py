@@ -7,19 +7,11 @@ from typing import Final
 from trinity_bus.console.index.answers import TrainerRow
 from trinity_bus.view import MeshState
 
-_STEP_S: Final = 600.0
-"""So long a step may take of which nobody else tells."""
+_STEP_S: Final = 600.0  # So long a step may take of which nobody else tells
 
 
 def end_of(state: MeshState, trainers: Sequence[TrainerRow], *, is_record: bool, is_away: bool) -> float | None:
-    """Return when a run has ended; None: it goes on, or nobody can know.
-
-    Args:
-        state: Of the mesh now.
-        trainers: Who has steps.
-        is_record: Whether the log of a run that has ended was opened again, so that nobody can come back.
-        is_away: Whether the broker is, so that nobody can be heard.
-    """
+    """Return when a run has ended; None: it goes on, or nobody can know, as where the broker ``is_away``."""
     at = state.ended_at
     if at is None or is_record:
         return at
@@ -27,7 +19,7 @@ def end_of(state: MeshState, trainers: Sequence[TrainerRow], *, is_record: bool,
 
 
 def _trains_on(trainers: Sequence[TrainerRow], state: MeshState, ended_at: float) -> bool:
-    """Whether somebody is at steps who tells of nothing else: a stage of examples, a shadow, a replay."""
+    # Whether somebody is at steps who tells of nothing else: a stage of examples, a shadow, a replay
     return any(
         state.now - one.last_at <= _STEP_S
         and (one.follows is not None or state.trainer is None or one.last_at > ended_at + state.alive_s)
@@ -36,7 +28,6 @@ def _trains_on(trainers: Sequence[TrainerRow], state: MeshState, ended_at: float
 
 
 def ending(state: MeshState, at: float, *, is_record: bool) -> str:
-    """Say that it has ended, and who was heard when."""
     unsaid = sorted(one.name for one in state.explorers.values() if one.state != "left")
     cut_off = f" {few(unsaid)} did not say so: a crash, or a broker that is gone." * bool(unsaid)
     others = [] if state.coordinator is None else [(state.coordinator.coordinator, state.coordinator_at)]
@@ -53,7 +44,6 @@ def _moment(at: float) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" * (len(names) > 8))
 
 
@@ -65,5 +55,4 @@ def heard(at: float, now: float, ended_at: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a stretch of time for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

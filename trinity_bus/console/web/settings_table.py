@@ -10,30 +10,22 @@ from typing import Final
 
 from trinity_bus.console.index.answers import SettingsRow
 
-_VALUES: Final = 3
-"""Of one run that are shown, where its services differ."""
+_VALUES: Final = 3  # Of one run that are shown, where its services differ
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedSetting:
-    """One setting of several runs."""
-
     path: str
+    # Of each run, as TOML writes it; empty where it is not set, None where no service of the run has told it
     values: tuple[str | None, ...]
-    """Of each run, as TOML writes it; empty where it is not set, None where no service of the run has told it."""
 
     @property
     def differs(self) -> bool:
-        """Whether runs that have told it differ."""
         return len({value for value in self.values if value is not None}) > 1
 
 
 def compared_settings(runs: Sequence[Sequence[SettingsRow]]) -> list[ComparedSetting]:
-    """Return every setting that some run has told: first those in which they differ, then by path.
-
-    Args:
-        runs: What the services of each run have told.
-    """
+    """Return every setting that some run has told: first those in which they differ, then by path."""
     told = [_of_run(run) for run in runs]
     paths = sorted({path for run in told for path in run})
     rows = [ComparedSetting(path, tuple(run.get(path) for run in told)) for path in paths]

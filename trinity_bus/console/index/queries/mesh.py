@@ -26,13 +26,13 @@ from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 from trinity_bus.runtime.wording import counted
 
+# What came onto the log, as metrics: by time alone, to the minute
 PACE: Final = {
     "log/samples_per_s": "samples",
     "log/groups_per_s": "groups",
     "log/tasks_per_s": "tasks",
     "log/response_tokens_per_s": "response_tokens",
 }
-"""What came onto the log, as metrics: by time alone, to the minute."""
 _MINUTE_S: Final = 60
 _AXES: Final = {"step": "step", "version": "version", "time": "at / 1000.0"}
 _NAMES: Final = (
@@ -47,7 +47,6 @@ def _ms(until: float | None) -> int:
 
 
 def extent(db: sqlite3.Connection, until: float | None) -> Extent:
-    """Return how much there is."""
     number, at = last_number(until), _ms(until)
     samples, groups, tasks, first, last = db.execute(
         "SELECT coalesce(sum(samples), 0), coalesce(sum(groups), 0), coalesce(sum(tasks), 0), min(minute), max(minute) "
@@ -77,25 +76,18 @@ def extent(db: sqlite3.Connection, until: float | None) -> Extent:
 
 
 def passed_over(db: sqlite3.Connection) -> PassedOver:
-    """Return how much of the log is not in the tables."""
     found = db.execute("SELECT topic, sum(unreadable), sum(lost) FROM offsets GROUP BY topic").fetchall()
     unreadable = {topic: count for topic, count, _ in found if count}
     return PassedOver(unreadable, sum(lost for *_, lost in found))
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:
-    """Return the names of all metrics, in their order."""
     return [*PACE, *(name for (name,) in db.execute(_NAMES))]
 
 
 def metrics(
     db: sqlite3.Connection, names: list[str], *, by: Axis, points: int, trainer: str | None, until: float | None
 ) -> list[Series]:
-    """Return a series of each name.
-
-    Raises:
-        QuestionError: Too many names or points, or an axis that there is not.
-    """
     if len(names) > MAX_NAMES:
         raise QuestionError(f"{len(names)} metrics: at most {MAX_NAMES} at once")
     if not 1 <= points <= MAX_POINTS:
@@ -135,7 +127,6 @@ def _series(db: sqlite3.Connection, name: str, *, by: Axis, points: int, of: Who
 
 
 def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
-    """Return every explorer as it last said up to a moment, by name."""
     found = db.execute(
         "SELECT f.explorer, f.at, f.state, f.version, f.slots, f.running, f.pool, f.tokens, e.tokens, e.at "
         "FROM fleet f LEFT JOIN fleet e ON e.explorer = f.explorer AND e.incarnation = f.incarnation AND e.minute = "
@@ -162,7 +153,6 @@ def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
 
 
 def settings(db: sqlite3.Connection, service: str | None, until: float | None) -> list[SettingsRow]:
-    """Return what each service, or each of one kind, was started with last, up to a moment, by name."""
     found = db.execute(
         "SELECT max(id), service, name, told FROM settings WHERE id <= ? AND coalesce(service = ?, 1) "
         "GROUP BY service, name ORDER BY service, name LIMIT ?",
@@ -174,7 +164,6 @@ def settings(db: sqlite3.Connection, service: str | None, until: float | None) -
 def dead_letters(
     db: sqlite3.Connection, wanted: DeadLetterFilter, ask: PageAsk, until: float | None
 ) -> RowPage[DeadLetterRow]:
-    """Return dead letters, the newest first."""
     values = {
         "until": last_number(until),
         **page_values(ask),
@@ -195,7 +184,6 @@ def dead_letters(
 
 
 def task(db: sqlite3.Connection, task_id: str, until: float | None) -> TaskTimeline | None:
-    """Return the way of a task; None: nothing is known of it."""
     values = {"task_id": task_id, "at": _ms(until), "until": last_number(until), "rows": MAX_LIMIT}
     sent = db.execute(
         'SELECT at, partition, "offset", workflow, batch_id, batch_type, producer, prompt, answer FROM tasks '

@@ -15,13 +15,7 @@ def page_values(ask: PageAsk) -> dict[str, int]:
 
 
 def row_page[R](found: Iterable[tuple[Any, ...]], ask: PageAsk, make: Callable[[tuple[Any, ...]], R]) -> RowPage[R]:
-    """Return a page of what such a query finds; the first value of each row is its number.
-
-    Args:
-        found: In their order.
-        ask: Which page.
-        make: Of a row as it is found.
-    """
+    """Return a page of what such a query finds; the first value of each row is its number."""
     rows = list(found)
     shown = rows[: ask.rows]
     return RowPage([make(row) for row in shown], str(shown[-1][0]) if len(rows) > ask.rows else None)

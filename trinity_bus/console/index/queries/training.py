@@ -26,12 +26,12 @@ _BEGAN: Final = (
     "FROM begun b WHERE b.batch_id = a.batch_id AND b.follows IS NULL AND b.id <= :until "
     f"AND {OF_LAST_RUN} ORDER BY b.id DESC LIMIT 1"
 )
+# A number, and what a ``BatchRow`` is made of
 _BATCH: Final = (
     "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
     f"a.min_version, a.reward, a.reason, {time_in_sql('a.id')}, "
     f"(SELECT b.step {_BEGAN}), (SELECT b.trainer {_BEGAN})"
 )
-"""A number, and what a ``BatchRow`` is made of."""
 _LATEST_BATCH: Final = (
     "NOT EXISTS (SELECT 1 FROM batches c WHERE c.batch_id = a.batch_id AND c.id > a.id AND c.id <= :until)"
 )
@@ -48,8 +48,8 @@ _STEP: Final = (
     't.metrics, t.checksum, t.checkpoint, b.seed, b."offset" FROM n '
     f"LEFT JOIN begun b ON b.id = {_BEGUN} LEFT JOIN trained t ON t.id = {_TRAINED} AND t.id > coalesce(b.id, 0)"
 )
-_STEP_FIELDS: Final = len(StepRow.__struct_fields__)
-"""So many values of it make a ``StepRow``."""
+_STEP_FIELDS: Final = len(StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
+# A number, what a ``PublishedRow`` is made of, metrics and skipped batches
 _VERSION: Final = (
     f"v.id, v.model, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.method, v.trainer, v.checksum, "
     "v.checkpoint, v.seconds, v.rolled_back_to, v.rolled_back_by, v.rolled_back_why, "
@@ -57,7 +57,6 @@ _VERSION: Final = (
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
     "AND s.id <= :until), v.metrics, v.skipped"
 )
-"""A number, what a ``PublishedRow`` is made of, metrics and skipped batches."""
 _ANNOUNCED: Final = (
     "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
     "ORDER BY id DESC LIMIT 1)"
@@ -67,7 +66,6 @@ _ANNOUNCED: Final = (
 def batches(
     db: sqlite3.Connection, ask: PageAsk, batch_type: str | None, state: str | None, until: float | None
 ) -> RowPage[BatchRow]:
-    """Return batches, those that changed last first."""
     values = {
         "until": last_number(until),
         **page_values(ask),
@@ -82,7 +80,6 @@ def batches(
 
 
 def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDetail | None:
-    """Return one batch; None: there is none."""
     values = {"until": last_number(until), "batch_id": batch_id, "rows": MAX_LIMIT}
     found = db.execute(
         f"SELECT {_BATCH}, a.metrics FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
@@ -97,7 +94,6 @@ def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDe
 
 
 def steps(db: sqlite3.Connection, ask: PageAsk, trainer: str | None, until: float | None) -> RowPage[StepRow]:
-    """Return steps of a trainer, the newest first."""
     values = {"until": last_number(until), **page_values(ask), **whose(db, trainer, until).values}
     known = " UNION ".join(
         f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND {_THEIRS}"
@@ -108,7 +104,6 @@ def steps(db: sqlite3.Connection, ask: PageAsk, trainer: str | None, until: floa
 
 
 def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float | None) -> StepDetail | None:
-    """Return one step of a trainer; None: there is none."""
     values = {"until": last_number(until), "step": number, **whose(db, trainer, until).values}
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
     if row[1] is None:
@@ -128,7 +123,6 @@ def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float 
 
 
 def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: float | None) -> RowPage[PublishedRow]:
-    """Return published versions, the newest first."""
     values = {
         "until": last_number(until),
         **page_values(ask),
@@ -142,10 +136,7 @@ def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: flo
 
 
 def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) -> list[ChoiceRow]:
-    """Return which versions somebody chose to have served, the newest choice first.
-
-    A choice is announced anew for each explorer that comes late: the first announcement is its time.
-    """
+    # A choice is announced anew for each explorer that comes late: the first announcement is its time.
     found = db.execute(
         "SELECT id, version, pinned, asked_by FROM (SELECT id, version, pinned, asked_by, "
         "lag(version) OVER o IS version AND lag(pinned) OVER o IS pinned AND lag(asked_by) OVER o IS asked_by AS again "
@@ -157,7 +148,6 @@ def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) 
 
 
 def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:
-    """Return one version, as it was published last; None: it was not."""
     values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
     row = db.execute(
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.version = :version AND v.id <= :until "
