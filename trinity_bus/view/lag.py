@@ -8,15 +8,7 @@ from trinity_bus.bus import Bus
 
 
 async def coordinator_lag(bus: Bus, present: Collection[Topic] = COORDINATOR_INPUTS) -> dict[str, int]:
-    """How many offsets of its inputs the coordinator has still to read. Topic name to offsets.
-
-    Args:
-        bus: Connected.
-        present: The topics that exist; in others there is nothing to read.
-
-    Raises:
-        BusError: The broker does not tell in time.
-    """
+    """Return how many offsets of its inputs the coordinator has still to read, by topic name."""
     committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", COORDINATOR_INPUTS)
     result = dict.fromkeys((topic.name for topic in COORDINATOR_INPUTS), 0)
     for topic in set(COORDINATOR_INPUTS).intersection(present):
