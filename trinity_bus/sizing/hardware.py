@@ -21,17 +21,14 @@ class Hardware:
 
     trainer_gpus: int = 0
     explorer_gpus: int = 0
-    gpu_gib: float = 80.0
-    """Memory of each."""
+    gpu_gib: float = 80.0  # Memory of each
 
     @property
     def trainer_bytes(self) -> int | None:
-        """Memory of each of the trainer's GPUs; None: it has none."""
         return round(self.gpu_gib * GIB) if self.trainer_gpus else None
 
     @property
     def explorer_bytes(self) -> int | None:
-        """Memory of each of the explorers' GPUs; None: they have none."""
         return round(self.gpu_gib * GIB) if self.explorer_gpus else None
 
     def explorers(self, settings: Sections) -> int:
