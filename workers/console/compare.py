@@ -26,31 +26,19 @@ _MAX_NAME: Final = 200
 
 
 class _Told(NamedTuple):
-    """What the index of a run says."""
-
-    trouble: str
-    """A line for people; empty where there is none."""
+    trouble: str  # A line for people; empty where there is none
     series: Sequence[Series] = ()
-    names: Sequence[str] = ()
-    """Of all metrics."""
+    names: Sequence[str] = ()  # Of all metrics
     settings: Sequence[SettingsRow] = ()
-    others: Sequence[str] = ()
-    """Of its namespace, runs of other trainers than the one that the namespace stands for."""
+    others: Sequence[str] = ()  # Of its namespace, runs of other trainers than the one that the namespace stands for
 
 
 class Compare:
-    """Handlers of the page that compares runs.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._folder = context.feed.index.folder.parent
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/compare", self._compare)
 
     async def _compare(self, request: web.Request) -> web.Response:
@@ -84,7 +72,7 @@ class Compare:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Return the namespaces that have an index, the newest first."""
+    # The namespaces that have an index, the newest first
     found = [path for path in folder.iterdir() if database(path).is_file()] if folder.is_dir() else []
     newest = sorted(found, key=lambda path: database(path).stat().st_mtime, reverse=True)
     return [path.name for path in newest[:_LISTED]]
@@ -95,7 +83,7 @@ def _namespace(run: str) -> str:
 
 
 def _trainer(run: str) -> str | None:
-    """Return whose steps they are; None: those of the live trainer that spoke last."""
+    # Whose steps they are; None: those of the live trainer that spoke last
     return run.partition("/")[2] or None
 
 
@@ -117,7 +105,6 @@ def _told(folder: Path, run: str, metrics: Sequence[str], until: float | None) -
 
 
 def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) -> list[tuple[str, Any]]:
-    """Return a chart for each metric that some run has."""
     lines: dict[str, list[charts.Line]] = {name: [] for name in metrics}
     for run, one in zip(runs, told, strict=True):
         found = {series.name: series.points for series in one.series}

@@ -63,7 +63,7 @@ def _has_rows(path: str) -> bool:
 
 
 def _shape(path: str) -> ModelShape | None:
-    """Return a model's shape; None of one that is on a hub: who looks at pages has nothing fetched."""
+    # A model's shape; None of one that is on a hub: who looks at pages has nothing fetched
     try:
         return read_shape(model_folder(path, weights=False, fetch=False))
     except NotCachedError:
@@ -73,18 +73,10 @@ def _shape(path: str) -> ModelShape | None:
 _CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
 _FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
-_TELL: Final = ("coordinator", "explorer", "trainer")
-"""Services that tell their settings."""
+_TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings
 
 
 class Configuration:
-    """Handlers of the configuration pages.
-
-    Args:
-        context: What handlers make pages of.
-        mesh: What is started from here.
-    """
-
     def __init__(self, context: PageContext, mesh: LocalMesh) -> None:
         self._context = context
         self._mesh = mesh
@@ -93,7 +85,6 @@ class Configuration:
         self._is_here = is_loopback(own.host) and own.user_header is None
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/configuration", self._begin)
         app.router.add_post("/configuration", self._check)
         for name in _FILES:
@@ -209,7 +200,6 @@ class Configuration:
         return await asyncio.to_thread(_CHECKS, draft_of(answers), lay_out=lay_out)
 
     def _prepared(self, checked: Checked) -> LocalRun:
-        """Write the files of a run; return what to start."""
         settings, own, draft = checked.settings, self._context.settings, checked.draft
         assert settings is not None  # noqa: S101 - it is sound
         namespace = settings.mesh.namespace
@@ -262,7 +252,7 @@ class Configuration:
         return self._context.render(request, "configuration.html", **values)
 
     async def _running(self) -> RunningSettings:
-        """Return the settings of the mesh that is looked at; the console's own where its index cannot be asked."""
+        # The settings of the mesh that is looked at; the console's own where its index cannot be asked
         index = self._context.feed.index
         try:
             told = await index.ask(lambda asked: [asked.settings(service=kind) for kind in _TELL])

@@ -32,17 +32,10 @@ _PATH: Final = r"/dead-letters/{topic:[a-z-]+}/{partition:\d+}/{offset:\d+}"
 
 
 class DeadLetterPages:
-    """Handlers of the dead letters' pages.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/dead-letters", self._list)
         app.router.add_get(_PATH, self._look)
         app.router.add_post(_PATH, self._put_back)
@@ -110,7 +103,7 @@ def _is_task(letter: Received[Any]) -> bool:
 
 
 def _as_json(raw: bytes) -> str:
-    """Return a record as JSON to be mended, where it is JSON or msgpack; else as text."""
+    # A record as JSON to be mended, where it is JSON or msgpack; else as text
     for read in (msgspec.json.decode, msgspec.msgpack.decode):
         try:
             return json.dumps(read(raw), indent=2, ensure_ascii=False, default=repr)

@@ -16,23 +16,15 @@ from workers.console.training_pages import trainers_of
 _ROWS: Final = 100
 _STEPS: Final = 12
 _CHOICES: Final = 5
-_VERSIONS: Final = 40
-"""Whose transfers are drawn."""
+_VERSIONS: Final = 40  # Whose transfers are drawn
 
 
 class MeshPages:
-    """Handlers of overview and versions.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._feed = context.feed
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/", self._overview)
         app.router.add_get("/versions", self._versions)
 

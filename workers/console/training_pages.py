@@ -18,18 +18,11 @@ BINS: Final = 24
 
 
 class TrainingPages:
-    """Handlers of the pages on batches and steps.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._ask = context.feed.index.ask
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/batches", self._batches)
         app.router.add_get("/batches/{batch_id:.+}", self._batch)
         app.router.add_get("/steps", self._steps)
@@ -103,7 +96,6 @@ class TrainingPages:
 
 
 def histogram_part(context: PageContext, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
-    """Return rewards as bars that lead to their samples."""
     bars = []
     for number, one in enumerate(found.bins):
         # A bar counts from its low end to below the next one's.
@@ -114,7 +106,6 @@ def histogram_part(context: PageContext, frame: Frame, found: Histogram, query: 
 
 
 def trainers_of(index: Index, frame: Frame) -> Mapping[str, Any]:
-    """Return who has steps, and whose are shown."""
     known = index.trainers(until=frame.until)
     return {"trainers": known, "trainer": frame.query.get("trainer") or next((one.trainer for one in known), None)}
 
