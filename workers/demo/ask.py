@@ -10,16 +10,7 @@ from workers.demo.local_engine import LocalEngine
 
 
 def ask(model: Path, prompt: str, *, max_tokens: int) -> str:
-    """Return the model's greedy answer.
-
-    Args:
-        model: A Hugging Face folder.
-        prompt: Taken as it is, or put through the chat template where the model has one.
-        max_tokens: Longest answer, in tokens.
-
-    Raises:
-        NotAModelError: The folder cannot be loaded.
-    """
+    """Return the model's greedy answer; the prompt goes through the chat template where the model has one."""
     engine = LocalEngine(model)
     if engine.tokenizer.chat_template:
         token_ids = renderer_for(engine.tokenizer).prompt([{"role": "user", "content": prompt}], None)

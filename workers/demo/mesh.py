@@ -25,13 +25,7 @@ _POLL_S = 0.1
 
 
 def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> list[ServiceSpec]:
-    """Return what to run. Explorers and trainer are the last to start and the first to stop.
-
-    Args:
-        options: The user's.
-        env: Of all services.
-        preloads: What they are forked from.
-    """
+    """Return what to run. Explorers and trainer are the last to start and the first to stop."""
 
     def spec(name: str, forked_from: Preload, *arguments: str, stage: int) -> ServiceSpec:
         told = ["--config", str(options.mesh_file), *arguments]
@@ -66,7 +60,7 @@ def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> l
 
 
 def _fork_server(runners: Preload, env: Mapping[str, str], name: str, log: Path) -> socket.socket:
-    """Have a fork server forked for an explorer; returns the explorer's end of the channel to it."""
+    # Have a fork server forked for an explorer; returns the explorer's end of the channel to it
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     runners.start([], name=f"runners of {name}", env=env, output=log, passed=theirs)
     return ours
