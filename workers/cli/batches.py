@@ -81,7 +81,7 @@ def skip(
 
 
 async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
-    """Return the step that a batch took, or that has gone past it; None if none did in time."""
+    # The step that a batch took, or that has gone past it; None if none did in time
     until = awake.now() + timeout_s
     while (left := until - awake.now()) > 0:
         for received in await events.batch(min(left, 1.0)):
@@ -117,7 +117,6 @@ async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int
 
 
 async def _lines(follower: MeshFollower, *, as_json: bool) -> None:
-    """Print a line for each change, as it comes."""
 
     def print_change(record: object) -> None:
         if isinstance(record, BatchRecord):

@@ -19,8 +19,7 @@ from workers.taskset.dataset import load
 app = typer.Typer(add_completion=False, help="Evaluate every checkpoint of a run on the same task sets.")
 out = console()
 
-_GRACE_S = 40.0
-"""Limit of stopping all services and the broker."""
+_GRACE_S = 40.0  # Limit of stopping all services and the broker
 
 
 @app.command()

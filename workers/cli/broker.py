@@ -26,8 +26,7 @@ from workers.cli.console import console, folding_table
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and inspect the embedded Kafka broker.")
 out = console()
 
-_NOT_RUNNING = 3
-"""Exit code of ``status``, as init scripts have it."""
+_NOT_RUNNING = 3  # Exit code of ``status``, as init scripts have it
 
 Port = Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Port on the loopback interface.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the log.", file_okay=False)]
@@ -123,7 +122,7 @@ def prepare() -> None:
 
 
 async def _use(kafka: KafkaSettings) -> None:
-    """Do with a broker what services do with theirs: topics, a transaction, a reader at work."""
+    # Do with a broker what services do with theirs: topics, a transaction, a reader at work
     async with Bus(kafka, client_id="prepare") as bus:
         await bus.ensure_topics()
         async with bus.reader(TASKS, start="beginning") as reader, bus.producer(transactional_id="prepare") as producer:

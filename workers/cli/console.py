@@ -7,8 +7,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Column, Table
 
+# Columns of a file or a pipe: a table there is for ``grep`` and ``awk``, so that its rows are lines
 UNFOLDED: Final = 10_000
-"""Columns of a file or a pipe: a table there is for ``grep`` and ``awk``, so that its rows are lines."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -18,10 +18,5 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def folding_table(*headers: str, **options: Any) -> Table:
-    """Return a table whose cells are folded where the terminal is narrow, never cut: a name or a path stays whole.
-
-    Args:
-        headers: Of the columns.
-        options: Of ``rich.table.Table``.
-    """
+    """Return a table whose cells are folded where the terminal is narrow, never cut: a name or a path stays whole."""
     return Table(*(Column(header, overflow="fold") for header in headers), **options)

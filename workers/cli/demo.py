@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
 out = console()
 
-_GRACE_S = 40.0
-"""Limit of stopping all services and the broker."""
+_GRACE_S = 40.0  # Limit of stopping all services and the broker
 
 
 @app.command()
@@ -110,11 +109,6 @@ def demo(
 
 
 def _pretrained() -> Path:
-    """Return the folder of the model that is not made of random weights.
-
-    Raises:
-        ConfigError: It has not been fetched.
-    """
     with importing():
         from trinity_bus.config import Settings
         from workers.demo.model import pretrained_folder
@@ -126,7 +120,7 @@ def _pretrained() -> Path:
 
 
 def _run(options: DemoOptions, shared: "Preload") -> "Summary | None":
-    """Run the demo; None where it was told to end. What it needs is imported while others import for it."""
+    # Run the demo; None where it was told to end. What it needs is imported while others import for it.
     with importing():
         from trinity_bus.config import Settings
         from workers.demo import preloads
@@ -173,11 +167,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
 
 
 def _begin_folder(options: DemoOptions) -> None:
-    """Make the folder of logs, in a folder that must be empty or absent: a run never mixes with another.
-
-    Raises:
-        ConfigError: There is something in it.
-    """
+    # In a folder that must be empty or absent: a run never mixes with another
     folder = options.run_dir
     refusal = ConfigError(f"--run-dir {folder} is not empty; give a new folder")
     if folder.exists() and any(folder.iterdir()):

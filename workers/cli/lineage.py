@@ -90,7 +90,6 @@ async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
 
 
 async def _experiences(bus: Bus, record: StepBegun) -> Places:
-    """Return what is left of a step's experiences."""
     kept = await bus.beginning_offsets(EXPERIENCES)
     parts = [part for group in (*record.groups, *record.replayed) for part in group.parts]
     left: list[Position] = [at for part in parts if (at := part.position) and at.offset >= kept[at.partition]]
@@ -99,7 +98,7 @@ async def _experiences(bus: Bus, record: StepBegun) -> Places:
 
 
 async def _version(bus: Bus, record: StepBegun) -> PublishedVersion | None:
-    """Return the version that a step has made, where this trainer has published it and it is remembered."""
+    # The version that a step has made, where this trainer has published it and it is remembered
     found: PublishedVersion | None = None
     async with bus.reader(VERSION_HISTORY, start="beginning", key=f"{record.model}/{record.step}") as reader:
         async for received in reader.replay():
@@ -114,7 +113,7 @@ def _published(version: PublishedVersion, record: StepBegun) -> bool:
 
 
 def _checkpoint(directory: Path | None, record: StepBegun) -> tuple[Path, Manifest] | None:
-    """Return the step's checkpoint on this machine; None where it is not kept, or the folder is another run's."""
+    # The step's checkpoint on this machine; None where it is not kept, or the folder is another run's
     folder = None if directory is None else checkpoint.of_step(directory, record.step)
     if folder is None or checkpoint.read_run(folder.parent) != record.run:
         return None

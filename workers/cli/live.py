@@ -11,12 +11,7 @@ _REFRESH_S: Final = 0.5
 
 
 async def show_live(console: Console, draw: Callable[[], Awaitable[RenderableType]]) -> NoReturn:
-    """Show what ``draw`` makes of the mesh, until cancelled.
-
-    Args:
-        console: A terminal.
-        draw: Called for each picture.
-    """
+    """Show what ``draw`` makes of the mesh, again and again, until cancelled."""
     with Live(console=console, auto_refresh=False, screen=True) as screen:
         while True:
             screen.update(await draw(), refresh=True)

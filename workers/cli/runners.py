@@ -17,8 +17,8 @@ from workers.watch.render import runners_table
 app = typer.Typer(add_completion=False, help="Show every runner of every explorer, live.")
 out = console()
 
+# How long a report is waited for where an explorer is alive and none of its reports is among the newest events
 _REPORT_S: Final = 3.0
-"""How long a report is waited for where an explorer is alive and none of its reports is among the newest events."""
 
 
 @app.command()
@@ -56,5 +56,4 @@ async def _print(follower: MeshFollower, *, as_json: bool) -> None:
 
 
 def _silent(view: MeshState) -> list[str]:
-    """Explorers that are alive and have not told of their runners."""
     return [explorer.name for explorer in view.alive() if not explorer.runners]

@@ -140,7 +140,7 @@ def rollback(
 
 
 def _person(said: str) -> str | None:
-    """Return who asks; None where the user of this process has no name, as in some containers."""
+    # Who asks; None where the user of this process has no name, as in some containers
     if len(said) > MAX_PERSON_CHARS:
         raise typer.BadParameter(f"--as: a name has {MAX_PERSON_CHARS} characters at most, not {len(said)}")
     if said:
