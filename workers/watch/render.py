@@ -14,8 +14,7 @@ from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.view import BatchView, MeshState, runner_values, unserved_line
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_RECENT: Final = 6
-"""Batches shown."""
+_RECENT: Final = 6  # Batches shown
 _COLOURS: Final = {
     "pending": "dim",
     "running": "yellow",
@@ -100,7 +99,6 @@ def all_batches_table(view: MeshState, last: int) -> Table:
 
 
 def runners_table(view: MeshState) -> Table:
-    """Every runner of the explorers that are alive, and what it is at."""
     table = Table("runner", "state", "pid", "at", "version", "for", "done", "replaced", "memory", title="runners")
     for runner in view.runners():
         values = runner_values(runner)
@@ -122,7 +120,6 @@ def runners_table(view: MeshState) -> Table:
 
 
 def coordinator_line(view: MeshState) -> Text | None:
-    """Return the coordinator that works, by its own word; None before it was heard."""
     beat = view.coordinator
     if beat is None:
         return None
@@ -134,13 +131,11 @@ def coordinator_line(view: MeshState) -> Text | None:
 
 
 def unserved_lines(view: MeshState) -> list[Text]:
-    """Return a line for each pool that tasks wait for and nobody serves, by the coordinator's word."""
     unserved = view.coordinator.unserved if view.coordinator is not None else []
     return [Text(f"! {unserved_line(one)}", "red") for one in unserved]
 
 
 def batches_table(view: MeshState) -> Table:
-    """Return the newest batches."""
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
     newest = list(view.batches.values())[-_RECENT:]
     for batch in newest:
@@ -182,7 +177,6 @@ def explorers_table(view: MeshState) -> Table:
 
 
 def training_line(view: MeshState, width: int = 40) -> Text:
-    """Return the newest step and the rewards up to it, on one line."""
     steps = view.trained
     if not steps:
         return Text("no step is trained yet", "dim")
@@ -199,13 +193,6 @@ def training_line(view: MeshState, width: int = 40) -> Text:
 
 
 def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
-    """Everything, for ``status``.
-
-    Args:
-        view: Of the mesh.
-        lag: Of the coordinator, by topic.
-        held: What waits on the log for somebody's transaction, a line each.
-    """
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
     coordinator = coordinator_line(view)
     if coordinator is not None:
