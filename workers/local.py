@@ -91,10 +91,7 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
 
 
 def spec_of(
-    one: PlannedService,
-    mesh_file: Path,
-    env: Mapping[str, str],
-    program: Callable[..., Sequence[str]] = command,
+    one: PlannedService, mesh_file: Path, env: Mapping[str, str], program: Callable[..., Sequence[str]] = command
 ) -> ServiceSpec:
     """Return how a service of a plan is run: whatever ends for a reason that can pass is started again."""
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))} if one.gpus else {}

@@ -31,16 +31,7 @@ from schemas import (
     WeightsSynced,
 )
 from trinity_bus.rollout.metrics import reward_of
-from trinity_bus.view.parts import (
-    RATE_WINDOW_S,
-    BatchView,
-    ExplorerView,
-    Limits,
-    StepView,
-    SyncView,
-    VersionRow,
-    trim,
-)
+from trinity_bus.view.parts import RATE_WINDOW_S, BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow, trim
 
 ALIVE_S: Final = 10.0  # Who has said nothing for this long counts as lost; the coordinator's own limit is a setting
 

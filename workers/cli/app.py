@@ -25,15 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 from trinity_bus.runtime.heap import importing
 
 # What a machine says of a path that was given, and no program can mend
-_UNUSABLE = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.ENAMETOOLONG,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
+_UNUSABLE = {errno.EACCES, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _ERROR = 2
 _INTERRUPTED = 130
 # Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import

@@ -26,8 +26,7 @@ _GRACE_S = 40.0  # Limit of stopping all services and the broker
 def bench(
     *,
     checkpoints: Annotated[
-        Path | None,
-        typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False),
+        Path | None, typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False)
     ] = None,
     tasks: Annotated[
         Path | None, typer.Option("--tasks", help="A description with evaluation sets. Unset: taskset.path.")

@@ -87,8 +87,7 @@ def status(
 
 @app.command()
 def reset(
-    data_dir: DataDir = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data_dir: DataDir = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
 ) -> None:
     """Delete the broker's data: every topic and every record."""
     settings = _settings(data_dir=data_dir)

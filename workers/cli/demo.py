@@ -42,8 +42,7 @@ def demo(
         int | None, typer.Option("--steps", min=1, help="Maximum training steps. Unset: depends on NAME.")
     ] = None,
     explorers: Annotated[
-        int | None,
-        typer.Option("--explorers", min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`."),
+        int | None, typer.Option("--explorers", min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`.")
     ] = None,
     max_staleness: Annotated[
         int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
@@ -58,8 +57,7 @@ def demo(
         ),
     ] = True,
     limit_s: Annotated[
-        float | None,
-        typer.Option("--limit", min=1, help="Time limit in seconds. Unset: enough for two cores."),
+        float | None, typer.Option("--limit", min=1, help="Time limit in seconds. Unset: enough for two cores.")
     ] = None,
 ) -> None:
     """Start a broker, a coordinator, explorers and a trainer, and teach a model something.

@@ -19,9 +19,7 @@ out = console()
 
 
 @app.command()
-def status(
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-) -> None:
+def status(once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
     kafka = connected_settings().kafka
 

@@ -30,8 +30,7 @@ _CHECKSUM_CHARS: Final = 12
 
 
 _AskedBy = Annotated[
-    str,
-    typer.Option("--as", metavar="NAME", help="Your name, for the log.", show_default="this machine's user"),
+    str, typer.Option("--as", metavar="NAME", help="Your name, for the log.", show_default="this machine's user")
 ]
 
 
@@ -49,10 +48,7 @@ def versions(
         settings = connected_settings()
         state = MeshState(settings.mesh.model)
         topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
-        async with (
-            bus_of_mesh(settings.kafka, "versions") as bus,
-            follow(bus, topics=topics, state=state) as follower,
-        ):
+        async with bus_of_mesh(settings.kafka, "versions") as bus, follow(bus, topics=topics, state=state) as follower:
             rows = follower.state.versions()
         if as_json:
             for row in rows:

@@ -89,10 +89,6 @@ def write_package(name: str, parent: Path) -> Path:
     class_name = "".join(part.capitalize() for part in module.split("_"))
     words = {"name": name, "module": module, "class_name": class_name, "group": GROUP}
     folder.mkdir(parents=True)
-    for file, text in (
-        ("pyproject.toml", _PROJECT),
-        (f"{module}.py", _WORKFLOW),
-        (f"test_{module}.py", _TEST),
-    ):
+    for file, text in (("pyproject.toml", _PROJECT), (f"{module}.py", _WORKFLOW), (f"test_{module}.py", _TEST)):
         (folder / file).write_text(text.substitute(words), encoding="utf-8")
     return folder

@@ -74,13 +74,7 @@ class Lesson:
     """What is done with the mesh once it is launched."""
 
     def __init__(
-        self,
-        options: DemoOptions,
-        display: Display,
-        clock: Clock,
-        *,
-        producer: Producer,
-        follower: MeshFollower,
+        self, options: DemoOptions, display: Display, clock: Clock, *, producer: Producer, follower: MeshFollower
     ) -> None:
         self._options = options
         self._display = display

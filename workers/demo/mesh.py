@@ -13,10 +13,7 @@ from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
-from workers.demo.settings import (
-    available_cores,
-    explorer_options,
-)
+from workers.demo.settings import available_cores, explorer_options
 from workers.runs import command
 from workers.service_environment import service_environment
 

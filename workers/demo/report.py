@@ -132,10 +132,7 @@ def plot(summary: Summary, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
     axes.plot([step.step for step in steps], [step.reward for step in steps], label="train batches, sampled")
     axes.plot(
-        [0, summary.model_version],
-        [summary.reward_before, summary.reward_after],
-        "o",
-        label="held-out prompts, greedy",
+        [0, summary.model_version], [summary.reward_before, summary.reward_after], "o", label="held-out prompts, greedy"
     )
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title=f"Reward, seed {summary.seed}")
     axes.grid(alpha=0.3)

@@ -83,12 +83,7 @@ def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Colum
     import pyarrow as pa
     from pyarrow import parquet
 
-    kinds = {
-        "TIME": pa.timestamp("ms", "UTC"),
-        "INTEGER": pa.int64(),
-        "REAL": pa.float64(),
-        "TEXT": pa.string(),
-    }
+    kinds = {"TIME": pa.timestamp("ms", "UTC"), "INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
     schema = pa.schema([(name, kinds[kind]) for name, kind, _ in columns])
     rows = db.execute(f"SELECT {', '.join(what for *_, what in columns)} FROM {source}")  # noqa: S608 - our own tables
     part = path.with_name(path.name + ".part")

@@ -108,10 +108,7 @@ class IndexFollower:
 
     def standing(self) -> IndexStanding:
         return IndexStanding(
-            state=self._state,
-            line=self._line,
-            behind=self._behind,
-            text_search=self._store.no_text_search,
+            state=self._state, line=self._line, behind=self._behind, text_search=self._store.no_text_search
         )
 
     async def changed(self, timeout_s: float) -> None:

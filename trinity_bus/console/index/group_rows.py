@@ -66,11 +66,7 @@ def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list
 
 
 def group_rows(
-    number: int,
-    received: Received[Any],
-    group: ExperienceGroup,
-    texts: Sequence[str],
-    logprobs: Sequence[float | None],
+    number: int, received: Received[Any], group: ExperienceGroup, texts: Sequence[str], logprobs: Sequence[float | None]
 ) -> GroupRows:
     """Return the rows of a group. ``texts`` are of what ``told`` gives of it; none where there is no tokenizer."""
     samples = _samples(group, number, logprobs)

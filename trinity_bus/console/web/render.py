@@ -86,12 +86,7 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            hostile=text.hostile,
-            line=text.line,
-            figure=charts.figure,
-            moment=moment,
-            span=span,
-            doc=doc,
+            hostile=text.hostile, line=text.line, figure=charts.figure, moment=moment, span=span, doc=doc
         )
         self._environment.globals["menu"] = MENU
 

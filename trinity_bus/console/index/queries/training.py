@@ -66,12 +66,7 @@ _ANNOUNCED: Final = (
 def batches(
     db: sqlite3.Connection, ask: PageAsk, batch_type: str | None, state: str | None, until: float | None
 ) -> RowPage[BatchRow]:
-    values = {
-        "until": last_number(until),
-        **page_values(ask),
-        "batch_type": batch_type,
-        "state": state,
-    }
+    values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type, "state": state}
     query = (
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
         "AND coalesce(a.batch_type = :batch_type, 1) AND coalesce(a.state = :state, 1) ORDER BY a.id DESC LIMIT :rows"
@@ -123,11 +118,7 @@ def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float 
 
 
 def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: float | None) -> RowPage[PublishedRow]:
-    values = {
-        "until": last_number(until),
-        **page_values(ask),
-        "model": model,
-    }
+    values = {"until": last_number(until), **page_values(ask), "model": model}
     query = (
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.id <= :until AND v.id < :before "
         "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT :rows"
