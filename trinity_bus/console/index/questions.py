@@ -72,3 +72,8 @@ class DeadLetterFilter(Struct, frozen=True):
     source_topic: str | None = None  # Where they came from
     reason: str | None = None
     text: str | None = None  # Part of the detail, the key or the beginning
+
+
+FIRST_PAGE: Final = PageAsk()
+ALL_SAMPLES: Final = SampleFilter()
+ALL_DEAD_LETTERS: Final = DeadLetterFilter()

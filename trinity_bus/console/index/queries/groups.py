@@ -24,7 +24,7 @@ from trinity_bus.console.index.answers import (
 from trinity_bus.console.index.queries.conditions import EQUAL_RUNS, GROUPS_OF_STEP, of_groups, values_of
 from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
-from trinity_bus.console.index.questions import PageAsk, SampleFilter
+from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,
     SAMPLE_BITS,
@@ -78,7 +78,14 @@ _FIGURES: Final = (
 )
 
 
-def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None) -> RowPage[GroupRow]:
+def groups(
+    db: sqlite3.Connection, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
+) -> RowPage[GroupRow]:
+    """Return groups, the newest first.
+
+    What the filter says of single samples (rewards, versions) need hold of some of them; texts and finish reasons
+    are not looked at.
+    """
     source = "groups g" if wanted.step is None else GROUPS_OF_STEP
     values = values_of(db, wanted, until) | page_values(ask)
     conditions = of_groups(replace(wanted, step=None))
@@ -90,10 +97,11 @@ def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: fl
 
 
 def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[GroupRow]:
-    return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until).rows[::-1]
+    return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until=until).rows[::-1]
 
 
-def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> SampleDetail | None:
+def sample(db: sqlite3.Connection, place: SamplePlace, *, until: float | None = None) -> SampleDetail | None:
+    """Return one sample; None: there is none. Its tokens are on the log: see ``PastRecords``."""
     values = {"partition": place.partition, "offset": place.offset, "until": last_number(until)}
     query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset'
     found = db.execute(f"{query} AND g.id <= :until", values).fetchone()
@@ -117,7 +125,10 @@ def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> lis
     return rows
 
 
-def whole_group(db: sqlite3.Connection, partition: int, offset: int, until: float | None) -> WholeGroup | None:
+def whole_group(
+    db: sqlite3.Connection, partition: int, offset: int, *, until: float | None = None
+) -> WholeGroup | None:
+    """Return all parts of the group that a record is of, and the steps that were begun with it; None: no record."""
     values = {"partition": partition, "offset": offset, "until": last_number(until)}
     places = db.execute(f"{_PARTS} LIMIT {MAX_GROUPS}", values).fetchall() or [(partition, offset)]
     query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset AND g.id <= :until'

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from typing import Any, Final
 
 from trinity_bus.console.index.answers import (
@@ -22,7 +23,16 @@ from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.groups import groups_of_task
 from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import Whose, whose
-from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Axis, DeadLetterFilter, PageAsk
+from trinity_bus.console.index.questions import (
+    ALL_DEAD_LETTERS,
+    FIRST_PAGE,
+    MAX_LIMIT,
+    MAX_NAMES,
+    MAX_POINTS,
+    Axis,
+    DeadLetterFilter,
+    PageAsk,
+)
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 from trinity_bus.runtime.wording import counted
 
@@ -46,7 +56,7 @@ def _ms(until: float | None) -> int:
     return MAX_AT if until is None else int(min(max(until * 1000, 0), MAX_AT))
 
 
-def extent(db: sqlite3.Connection, until: float | None) -> Extent:
+def extent(db: sqlite3.Connection, *, until: float | None = None) -> Extent:
     number, at = last_number(until), _ms(until)
     samples, groups, tasks, first, last = db.execute(
         "SELECT coalesce(sum(samples), 0), coalesce(sum(groups), 0), coalesce(sum(tasks), 0), min(minute), max(minute) "
@@ -82,12 +92,23 @@ def passed_over(db: sqlite3.Connection) -> PassedOver:
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:
+    """Return the names of all metrics: those of steps and of batches, and what came onto the log (``log/...``)."""
     return [*PACE, *(name for (name,) in db.execute(_NAMES))]
 
 
 def metrics(
-    db: sqlite3.Connection, names: list[str], *, by: Axis, points: int, trainer: str | None, until: float | None
+    db: sqlite3.Connection,
+    names: Sequence[str],
+    *,
+    by: Axis = "step",
+    points: int = 500,
+    trainer: str | None = None,
+    until: float | None = None,
 ) -> list[Series]:
+    """Return a series of each name, for charts: at most so many points, in the order of the axis.
+
+    Of steps they are those of a trainer's last run; None: of the first of ``trainers``.
+    """
     if len(names) > MAX_NAMES:
         raise QuestionError(f"{len(names)} metrics: at most {MAX_NAMES} at once")
     if not 1 <= points <= MAX_POINTS:
@@ -126,7 +147,8 @@ def _series(db: sqlite3.Connection, name: str, *, by: Axis, points: int, of: Who
     return [Point(*row) for row in found]
 
 
-def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
+def fleet(db: sqlite3.Connection, *, until: float | None = None) -> list[ExplorerRow]:
+    """Return the explorers as they last said, by name, those too that were long silent."""
     found = db.execute(
         "SELECT f.explorer, f.at, f.state, f.version, f.slots, f.running, f.pool, f.tokens, e.tokens, e.at "
         "FROM fleet f LEFT JOIN fleet e ON e.explorer = f.explorer AND e.incarnation = f.incarnation AND e.minute = "
@@ -152,7 +174,8 @@ def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
     ]
 
 
-def settings(db: sqlite3.Connection, service: str | None, until: float | None) -> list[SettingsRow]:
+def settings(db: sqlite3.Connection, *, service: str | None = None, until: float | None = None) -> list[SettingsRow]:
+    """Return what each service was started with last, by service and name."""
     found = db.execute(
         "SELECT max(id), service, name, told FROM settings WHERE id <= ? AND coalesce(service = ?, 1) "
         "GROUP BY service, name ORDER BY service, name LIMIT ?",
@@ -162,8 +185,13 @@ def settings(db: sqlite3.Connection, service: str | None, until: float | None) -
 
 
 def dead_letters(
-    db: sqlite3.Connection, wanted: DeadLetterFilter, ask: PageAsk, until: float | None
+    db: sqlite3.Connection,
+    wanted: DeadLetterFilter = ALL_DEAD_LETTERS,
+    ask: PageAsk = FIRST_PAGE,
+    *,
+    until: float | None = None,
 ) -> RowPage[DeadLetterRow]:
+    """Return records that could not be taken, the newest first."""
     values = {
         "until": last_number(until),
         **page_values(ask),
@@ -183,7 +211,8 @@ def dead_letters(
     return row_page(found, ask, lambda row: DeadLetterRow(Place(*row[1:4]), time_of(row[0]), *row[4:]))
 
 
-def task(db: sqlite3.Connection, task_id: str, until: float | None) -> TaskTimeline | None:
+def task(db: sqlite3.Connection, task_id: str, *, until: float | None = None) -> TaskTimeline | None:
+    """Return the whole way of a task, with its groups side by side; None: nothing is known of it."""
     values = {"task_id": task_id, "at": _ms(until), "until": last_number(until), "rows": MAX_LIMIT}
     sent = db.execute(
         'SELECT at, partition, "offset", workflow, batch_id, batch_type, producer, prompt, answer FROM tasks '

@@ -28,7 +28,7 @@ from trinity_bus.console.index.queries.conditions import (
     values_of,
 )
 from trinity_bus.console.index.queries.groups import SAMPLE, sample_rows
-from trinity_bus.console.index.questions import MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
+from trinity_bus.console.index.questions import ALL_SAMPLES, MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
 
 _WINDOW: Final = 20_000  # Groups
@@ -73,7 +73,10 @@ def samples(
     return RowPage(sample_rows(db, found))
 
 
-def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: float | None) -> Histogram:
+def histogram(
+    db: sqlite3.Connection, wanted: SampleFilter = ALL_SAMPLES, *, bins: int = 40, until: float | None = None
+) -> Histogram:
+    """Return how the rewards of samples are spread; of more than ``MAX_HISTOGRAM_SAMPLES``, those of the newest."""
     if wanted.text is not None:
         raise QuestionError("rewards are not counted by text")
     if not 1 <= bins <= MAX_BINS:

@@ -48,8 +48,8 @@ class Whose(Struct, frozen=True):
         return {"trainer": self.trainer, "since": self.since}
 
 
-def trainers(db: sqlite3.Connection, until: float | None) -> list[TrainerRow]:
-    """Return who has trained: those that follow nobody first, and of these who spoke last."""
+def trainers(db: sqlite3.Connection, *, until: float | None = None) -> list[TrainerRow]:
+    """Return who has steps: the live trainer that spoke last first, and those that follow one last."""
     return [row for row, _ in _known(db, until)]
 
 

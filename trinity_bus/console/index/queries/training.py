@@ -4,6 +4,7 @@ import json
 import sqlite3
 from typing import Any, Final
 
+from schemas.record import BatchType
 from trinity_bus.console.index.answers import (
     BatchDetail,
     BatchRow,
@@ -19,7 +20,7 @@ from trinity_bus.console.index.answers import (
 )
 from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
-from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
+from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 
 _BEGAN: Final = (
@@ -64,8 +65,14 @@ _ANNOUNCED: Final = (
 
 
 def batches(
-    db: sqlite3.Connection, ask: PageAsk, batch_type: str | None, state: str | None, until: float | None
+    db: sqlite3.Connection,
+    ask: PageAsk = FIRST_PAGE,
+    *,
+    batch_type: BatchType | None = None,
+    state: str | None = None,
+    until: float | None = None,
 ) -> RowPage[BatchRow]:
+    """Return batches, those that changed last first."""
     values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type, "state": state}
     query = (
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
@@ -74,7 +81,8 @@ def batches(
     return row_page(db.execute(query, values), ask, lambda row: BatchRow(*row[1:]))
 
 
-def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDetail | None:
+def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) -> BatchDetail | None:
+    """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
     values = {"until": last_number(until), "batch_id": batch_id, "rows": MAX_LIMIT}
     found = db.execute(
         f"SELECT {_BATCH}, a.metrics FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
@@ -88,7 +96,10 @@ def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDe
     return BatchDetail(BatchRow(*newest[1:]), transitions, json.loads(metrics))
 
 
-def steps(db: sqlite3.Connection, ask: PageAsk, trainer: str | None, until: float | None) -> RowPage[StepRow]:
+def steps(
+    db: sqlite3.Connection, ask: PageAsk = FIRST_PAGE, *, trainer: str | None = None, until: float | None = None
+) -> RowPage[StepRow]:
+    """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time."""
     values = {"until": last_number(until), **page_values(ask), **whose(db, trainer, until).values}
     known = " UNION ".join(
         f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND {_THEIRS}"
@@ -98,7 +109,9 @@ def steps(db: sqlite3.Connection, ask: PageAsk, trainer: str | None, until: floa
     return row_page(db.execute(query, values), ask, lambda row: StepRow(*row[:_STEP_FIELDS]))
 
 
-def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float | None) -> StepDetail | None:
+def step(
+    db: sqlite3.Connection, number: int, *, trainer: str | None = None, until: float | None = None
+) -> StepDetail | None:
     values = {"until": last_number(until), "step": number, **whose(db, trainer, until).values}
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
     if row[1] is None:
@@ -117,7 +130,10 @@ def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float 
     )
 
 
-def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: float | None) -> RowPage[PublishedRow]:
+def versions(
+    db: sqlite3.Connection, ask: PageAsk = FIRST_PAGE, *, model: str | None = None, until: float | None = None
+) -> RowPage[PublishedRow]:
+    """Return the versions that were published, the newest first."""
     values = {"until": last_number(until), **page_values(ask), "model": model}
     query = (
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.id <= :until AND v.id < :before "
@@ -126,7 +142,8 @@ def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: flo
     return row_page(db.execute(query, values), ask, _version_of)
 
 
-def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) -> list[ChoiceRow]:
+def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | None = None) -> list[ChoiceRow]:
+    """Return who chose which version to be served, and when, the newest choice first."""
     # A choice is announced anew for each explorer that comes late: the first announcement is its time.
     found = db.execute(
         "SELECT id, version, pinned, asked_by FROM (SELECT id, version, pinned, asked_by, "
@@ -138,7 +155,10 @@ def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) 
     return [ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
 
 
-def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:
+def version(
+    db: sqlite3.Connection, number: int, *, model: str | None = None, until: float | None = None
+) -> VersionDetail | None:
+    """Return one version; None: it was not published. Its batch and step lead on to its tasks."""
     values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
     row = db.execute(
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.version = :version AND v.id <= :until "
