@@ -12,7 +12,7 @@ from tools.generated import between_marks, write_or_check
 from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
-from trinity_bus.sizing.gpus import GPUS
+from trinity_bus.sizing.hardware import GPUS
 from trinity_bus.sizing.models import MODELS
 from trinity_bus.sizing.versions import PINNED_BYTES_S, moved
 from trinity_bus.training.families.shape import ModelShape

@@ -16,7 +16,7 @@ from trinity_bus import awake
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.console.configuration import PlannedService
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec

@@ -29,8 +29,7 @@ from typing import Final
 from schemas.topics import EXPERIENCES
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing.gpus import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu
-from trinity_bus.sizing.hardware import powers_of_two
+from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu, powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape

@@ -1,4 +1,4 @@
-"""Transactions that somebody has left open, behind which a mesh waits."""
+"""What a mesh has still to read: how far the coordinator is behind, and transactions that somebody has left open."""
 
 import asyncio
 from collections.abc import Collection
@@ -40,3 +40,13 @@ class HeldBack:
             await asyncio.sleep(_LOOK_S)
             lines = await self.look()
         return lines
+
+
+async def coordinator_lag(bus: Bus, present: Collection[Topic] = COORDINATOR_INPUTS) -> dict[str, int]:
+    """Return how many offsets of its inputs the coordinator has still to read, by topic name."""
+    committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", COORDINATOR_INPUTS)
+    result = dict.fromkeys((topic.name for topic in COORDINATOR_INPUTS), 0)
+    for topic in set(COORDINATOR_INPUTS).intersection(present):
+        first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+        result[topic.name] = sum(end[p] - committed.get((topic.name, p), first[p]) for p in end)
+    return result

@@ -15,8 +15,7 @@ from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import BatchView, MeshFollower, follow_batches
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
-from workers.cli.live import show_live
+from workers.cli.console import console, show_live
 from workers.watch.render import all_batches_table
 
 app = typer.Typer(add_completion=False, help="List the batches: their states, tasks and rewards.")

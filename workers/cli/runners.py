@@ -10,8 +10,7 @@ from trinity_bus import awake
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import MeshFollower, MeshState, follow, runner_values
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
-from workers.cli.live import show_live
+from workers.cli.console import console, show_live
 from workers.watch.render import runners_table
 
 app = typer.Typer(add_completion=False, help="Show every runner of every explorer, live.")

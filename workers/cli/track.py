@@ -8,8 +8,8 @@ import typer
 from trinity_bus.runtime.service import run_service
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.tracking import MLflow, Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.follow import track as follow
+from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
 from workers.cli.connection import bus_of_mesh, connected_settings
 from workers.cli.console import console
 

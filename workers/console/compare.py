@@ -11,8 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from trinity_bus.console.index import Index, Series, SettingsRow, StoreError
+from trinity_bus.console.index.answers import Series, SettingsRow
 from trinity_bus.console.index.files import database
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame

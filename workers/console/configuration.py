@@ -14,33 +14,26 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.configuration import (
-    EXTRA_FIELDS,
-    QUESTIONS,
-    TASKS,
-    Checked,
-    Checks,
+from trinity_bus.console.configuration.chart import chart_values
+from trinity_bus.console.configuration.checks import Checked, Checks
+from trinity_bus.console.configuration.fields import fields, sections_of_fields
+from trinity_bus.console.configuration.files import (
     PlannedService,
-    RunningSettings,
-    answers_of,
     changed_values,
-    chart_values,
     compose_env,
     compose_mesh_file,
     differences,
-    draft_of,
-    fields,
     mesh_file,
     planned,
-    running_settings,
-    sections_of_fields,
     tasks_file,
 )
+from trinity_bus.console.configuration.questions import EXTRA_FIELDS, QUESTIONS, TASKS, answers_of, draft_of
+from trinity_bus.console.configuration.running import RunningSettings, running_settings
 from trinity_bus.console.web.who import host_is_ours
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.hub import NotCachedError, model_folder
 from trinity_bus.runtime.ports import free_port, is_loopback
-from trinity_bus.sizing import GIB
+from trinity_bus.sizing.memory import GIB
 from trinity_bus.training.families import ModelShape, read_shape
 from workers.console.access_control import VISITOR, operator
 from workers.console.forms import form

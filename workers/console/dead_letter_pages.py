@@ -19,7 +19,8 @@ from schemas.errors import DecodeError
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
-from trinity_bus.console.index import DeadLetterFilter, PageAsk, Place
+from trinity_bus.console.index.answers import Place
+from trinity_bus.console.index.questions import DeadLetterFilter, PageAsk
 from trinity_bus.console.web.render import Frame
 from workers.console.access_control import operator
 from workers.console.forms import form

@@ -15,17 +15,13 @@ from typing import Final
 from schemas.errors import one_line
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index import (
-    Extent,
-    Index,
-    IndexFollower,
-    ModelTexts,
-    Store,
-    StoreBusyError,
-    StoreError,
-    load_texts,
-    store_folder,
-)
+from trinity_bus.console.index.answers import Extent
+from trinity_bus.console.index.files import store_folder
+from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import StoreBusyError, StoreError
+from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.tokens import ModelTexts, load_texts
 from trinity_bus.errors import TrinityError
 
 log = logging.getLogger("workers.console")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trinity_bus.console.configuration import PlannedService
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.process import ProcessError
 from trinity_bus.runtime.supervisor import Activity, Supervisor

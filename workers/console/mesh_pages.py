@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.index import Index, PageAsk
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk
 from trinity_bus.console.web import overview as first_page
 from trinity_bus.console.web.charts import MAX_POINTS
 from trinity_bus.console.web.render import Frame

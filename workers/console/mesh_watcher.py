@@ -21,7 +21,7 @@ from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, VERSION_HISTORY
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index import PastRecords
+from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.errors import BusError, TrinityError, UnknownTopicError
 from trinity_bus.health.process import watching
 from trinity_bus.runtime.service import first_error

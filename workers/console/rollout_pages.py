@@ -11,18 +11,17 @@ from aiohttp import web
 
 from schemas import ExperienceGroup
 from schemas.token_figures import Float16
-from trinity_bus.console.index import (
+from trinity_bus.console.index.answers import (
     GroupRow,
-    Index,
-    PageAsk,
     SampleDetail,
-    SampleFilter,
     SamplePlace,
     SettingsRow,
     StepName,
     TaskTimeline,
     WholeGroup,
 )
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame

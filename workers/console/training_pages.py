@@ -7,7 +7,9 @@ from typing import Any, Final
 from aiohttp import web
 from markupsafe import Markup
 
-from trinity_bus.console.index import Histogram, Index, PageAsk, SampleFilter
+from trinity_bus.console.index.answers import Histogram
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.render import Frame
 from workers.console.access_control import NotThereError

@@ -28,20 +28,18 @@ from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.bus import Undecodable
-from trinity_bus.console.index import (
+from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
+from trinity_bus.console.index.group_rows import Tokens
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import (
     DeadLetterFilter,
-    Index,
     PageAsk,
-    PassedOver,
     QuestionError,
     SampleFilter,
-    SamplePlace,
-    StepName,
-    Store,
     StoreBusyError,
     StoreError,
-    Tokens,
 )
+from trinity_bus.console.index.store import Store
 
 State = BatchLifecycleState
 TODAY = 1_700_000_000.0

@@ -1,6 +1,6 @@
 """Settings of several runs, side by side."""
 
-from trinity_bus.console.index import SettingsRow
+from trinity_bus.console.index.answers import SettingsRow
 from trinity_bus.console.web.settings_table import ComparedSetting, compared_settings
 
 

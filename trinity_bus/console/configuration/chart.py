@@ -15,8 +15,7 @@ from typing import Any, Final
 from trinity_bus.console.configuration.checks import Checked
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS
-from trinity_bus.sizing import GIB, MemoryNeed
-from trinity_bus.sizing.memory import limit_bytes
+from trinity_bus.sizing.memory import GIB, MemoryNeed, limit_bytes
 
 # Settings that its templates give, so that its schema refuses them
 CHART_SAYS: Final = frozenset(

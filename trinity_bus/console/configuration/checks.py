@@ -20,8 +20,8 @@ from trinity_bus.config.sections import Sections
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing import GIB, MemoryNeed, explorer_memory, spread, trainer_memory
-from trinity_bus.sizing.memory import HostMemory
+from trinity_bus.sizing.hardware import spread
+from trinity_bus.sizing.memory import GIB, HostMemory, MemoryNeed, explorer_memory, trainer_memory
 from trinity_bus.training import layout_rules
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import ModelShape

@@ -14,7 +14,7 @@ from typing import Final
 from trinity_bus.config.given import read_given
 from trinity_bus.console.configuration.fields import SettingField, fields
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing import Hardware
+from trinity_bus.sizing.hardware import Hardware
 
 MAX_ANSWER_CHARS: Final = 20_000
 TASKS: Final = "tasks.toml"  # Name of the description of tasks, beside the settings

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.console.index.errors import StoreError
 from trinity_bus.console.index.files import explained, reading
+from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.schema import NUMBERED, SAMPLE_BITS, SLOT_BITS
 
 _ROWS: Final = 20_000  # Held in memory at once

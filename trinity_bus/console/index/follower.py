@@ -43,7 +43,7 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.console.index.answers import IndexStanding, IndexState
-from trinity_bus.console.index.errors import StoreError
+from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.wording import counted

@@ -14,7 +14,7 @@ from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.console.index.answers import GroupRow, Place
-from trinity_bus.console.index.errors import UnreadableError
+from trinity_bus.console.index.questions import UnreadableError
 from trinity_bus.errors import BusError
 
 MAX_PARTS: Final = 64  # Of one group

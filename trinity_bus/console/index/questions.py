@@ -1,13 +1,29 @@
-"""What the index can be asked, and how much at once."""
+"""What the index can be asked, how much at once, and what goes wrong with it: each error is one line for people."""
 
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from schemas.errors import shown
+from schemas.errors import TrinityError, shown
 from schemas.numbers import MAX_COUNT
 from schemas.record import BatchType
-from trinity_bus.console.index.errors import QuestionError
+
+
+class QuestionError(TrinityError, ValueError):
+    """The index cannot be asked this."""
+
+
+class StoreBusyError(TrinityError, RuntimeError):
+    """Another process writes the store."""
+
+
+class StoreError(TrinityError, RuntimeError):
+    """The store cannot be read or written: the disk is full, or its files are damaged."""
+
+
+class UnreadableError(TrinityError, ValueError):
+    """What lies at a place of the log is not what it is taken for."""
+
 
 MAX_LIMIT: Final = 500  # Rows of one page
 MAX_TEXT_CHARS: Final = 200

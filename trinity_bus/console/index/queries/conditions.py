@@ -1,12 +1,16 @@
-"""What the parts of a ``SampleFilter`` are in SQL, and what words somebody searches for."""
+"""What the parts of a ``SampleFilter`` are in SQL, what words somebody searches for, and lists in pages.
+
+A page ends where the number of its last row says, and the next one goes on below it.
+"""
 
 import re
 import sqlite3
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.answers import RowPage
 from trinity_bus.console.index.queries.trainers import whose
-from trinity_bus.console.index.questions import SampleFilter
+from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter
 from trinity_bus.console.index.schema import last_number
 
 # Which record tells what a step was made of: it may have been begun more than once
@@ -92,3 +96,18 @@ def match_of(text: str) -> str:
 
 def _joined(table: dict[str, str], wanted: SampleFilter) -> str:
     return "".join(f" AND {sql}" for name, sql in table.items() if getattr(wanted, name) is not None)
+
+
+_ANY: Final = 1 << 62
+
+
+def page_values(ask: PageAsk) -> dict[str, int]:
+    """Return the values that a query of a page names: ``before``, and ``rows``, one more than are shown."""
+    return {"before": _ANY if ask.before is None else ask.before, "rows": ask.rows + 1}
+
+
+def row_page[R](found: Iterable[tuple[Any, ...]], ask: PageAsk, make: Callable[[tuple[Any, ...]], R]) -> RowPage[R]:
+    """Return a page of what such a query finds; the first value of each row is its number."""
+    rows = list(found)
+    shown = rows[: ask.rows]
+    return RowPage([make(row) for row in shown], str(shown[-1][0]) if len(rows) > ask.rows else None)

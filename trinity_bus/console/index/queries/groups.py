@@ -21,8 +21,14 @@ from trinity_bus.console.index.answers import (
     StepName,
     WholeGroup,
 )
-from trinity_bus.console.index.queries.conditions import EQUAL_RUNS, GROUPS_OF_STEP, of_groups, values_of
-from trinity_bus.console.index.queries.paging import page_values, row_page
+from trinity_bus.console.index.queries.conditions import (
+    EQUAL_RUNS,
+    GROUPS_OF_STEP,
+    of_groups,
+    page_values,
+    row_page,
+    values_of,
+)
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
 from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (

@@ -19,9 +19,8 @@ from trinity_bus.console.index.answers import (
     TaskEvent,
     TaskTimeline,
 )
-from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.queries.conditions import page_values, row_page
 from trinity_bus.console.index.queries.groups import groups_of_task
-from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import Whose, whose
 from trinity_bus.console.index.questions import (
     ALL_DEAD_LETTERS,
@@ -32,6 +31,7 @@ from trinity_bus.console.index.questions import (
     Axis,
     DeadLetterFilter,
     PageAsk,
+    QuestionError,
 )
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 from trinity_bus.runtime.wording import counted

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from trinity_bus import awake
 from trinity_bus.console.index.answers import Bin, Histogram, RowPage, SampleRow
-from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.conditions import (
     GROUPS_OF_STEP,
     match_of,
@@ -28,7 +27,14 @@ from trinity_bus.console.index.queries.conditions import (
     values_of,
 )
 from trinity_bus.console.index.queries.groups import SAMPLE, sample_rows
-from trinity_bus.console.index.questions import ALL_SAMPLES, MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
+from trinity_bus.console.index.questions import (
+    ALL_SAMPLES,
+    MAX_BINS,
+    MAX_HISTOGRAM_SAMPLES,
+    PageAsk,
+    QuestionError,
+    SampleFilter,
+)
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
 
 _WINDOW: Final = 20_000  # Groups

@@ -18,7 +18,7 @@ from trinity_bus.console.index.answers import (
     SyncRow,
     VersionDetail,
 )
-from trinity_bus.console.index.queries.paging import page_values, row_page
+from trinity_bus.console.index.queries.conditions import page_values, row_page
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
 from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
