@@ -18,6 +18,7 @@ from trinity_bus.broker.errors import BrokerError
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BusError
+from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec
 from workers.runs import command
@@ -91,13 +92,20 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
 
 
 def spec_of(
-    one: PlannedService, mesh_file: Path, env: Mapping[str, str], program: Callable[..., Sequence[str]] = command
+    one: PlannedService,
+    mesh_file: Path,
+    env: Mapping[str, str],
+    program: Callable[..., Sequence[str]] = command,
+    forked_from: Preload | None = None,
 ) -> ServiceSpec:
     """Return how a service of a plan is run: whatever ends for a reason that can pass is started again."""
+    told = ["--config", str(mesh_file), *one.arguments]
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))} if one.gpus else {}
     return ServiceSpec(
         name=one.name,
-        command=program("--config", str(mesh_file), *one.arguments),
+        command=program(*told),
+        forked_from=forked_from,
+        forked_with=told,
         env={**env, **gpus},
         again=True,
         work_ends=one.work_ends,

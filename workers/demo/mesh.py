@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from trinity_bus.config import Settings
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
 from workers.demo.settings import available_cores, explorer_options
-from workers.runs import command
+from workers.local import spec_of
 from workers.service_environment import service_environment
 
 _GRACE_S = 10.0
@@ -25,18 +26,8 @@ def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> l
     """Return what to run. Explorers and trainer are the last to start and the first to stop."""
 
     def spec(name: str, forked_from: Preload, *arguments: str, stage: int) -> ServiceSpec:
-        told = ["--config", str(options.mesh_file), *arguments]
-        return ServiceSpec(
-            name=name,
-            command=command(*told),
-            forked_from=forked_from,
-            forked_with=told,
-            env=env,
-            again=True,
-            work_ends=name == "trainer",
-            grace_s=_GRACE_S,
-            stage=stage,
-        )
+        one = PlannedService(name, arguments, stage=stage, work_ends=name == "trainer")
+        return replace(spec_of(one, options.mesh_file, env, forked_from=forked_from), grace_s=_GRACE_S)
 
     def explorer(index: int, name: str) -> ServiceSpec:
         arguments = [*explorer_options(options, index, available_cores()), "run", "explorer"]
