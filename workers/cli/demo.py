@@ -135,14 +135,8 @@ def _run_beside(settings: "Settings", options: DemoOptions, begun: "Preloads") -
         from workers.demo.display import make_display
 
     display = make_display(out, options.steps)
-    done: list[Summary] = []
-
-    async def main() -> None:
-        done.append(await run_demo(settings, options, display, begun))
-
     with display.running():
-        run_service(main, grace_s=_GRACE_S)
-    return done[0] if done else None
+        return run_service(lambda: run_demo(settings, options, display, begun), grace_s=_GRACE_S)
 
 
 def _report(summary: "Summary", options: DemoOptions) -> None:

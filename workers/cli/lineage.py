@@ -17,11 +17,10 @@ from schemas.topics import EXPERIENCES, STEPS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.service import run_service
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
-from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.connection import on_mesh
 from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="Show a step's samples and results.")
@@ -48,19 +47,13 @@ def lineage(
 
     The log has the last thousand steps of each trainer, and samples as long as their experiences are kept.
     """
-    settings = connected_settings()
-    told: list[StepLineage] = []
-
-    async def ask() -> None:
-        async with bus_of_mesh(settings.kafka, "lineage") as bus:
-            told.append(await _lineage(bus, settings, trainer or settings.trainer.name, step, directory))
-
-    run_service(ask)
-    for one in told:
-        if as_json:
-            typer.echo(json.dumps(asdict(one)))
-        else:
-            _show(one)
+    settings = Settings()
+    name = trainer or settings.trainer.name
+    found = on_mesh("lineage", lambda bus: _lineage(bus, settings, name, step, directory))
+    if found is not None and as_json:
+        typer.echo(json.dumps(asdict(found)))
+    elif found is not None:
+        _show(found)
 
 
 async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, directory: Path | None) -> StepLineage:
