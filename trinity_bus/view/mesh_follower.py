@@ -16,7 +16,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas.topic import Topic
@@ -85,9 +84,7 @@ class MeshFollower:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._follower.stop()
 
     async def keeps_up(self) -> bool:

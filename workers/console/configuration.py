@@ -14,19 +14,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from trinity_bus.console.configuration import files
 from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.fields import fields, sections_of_fields
-from trinity_bus.console.configuration.files import (
-    PlannedService,
-    changed_values,
-    compose_env,
-    compose_mesh_file,
-    differences,
-    mesh_file,
-    planned,
-    tasks_file,
-)
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, QUESTIONS, TASKS, answers_of, draft_of
 from trinity_bus.console.configuration.running import RunningSettings, running_settings
 from trinity_bus.console.web.who import host_is_ours
@@ -90,7 +81,7 @@ class Configuration:
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
         running = request.query.get("from") == "running"
-        answers = answers_of(changed_values((await self._running()).settings)) if running else {}
+        answers = answers_of(files.changed_values((await self._running()).settings)) if running else {}
         checked = None if not answers else await self._checked(answers, lay_out=False)
         return await self._page(request, answers, checked)
 
@@ -111,17 +102,17 @@ class Configuration:
             raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
         match name:
             case "mesh.toml":
-                text = mesh_file(checked.draft)
+                text = files.mesh_file(checked.draft)
             case "mesh.gpu.toml":
-                text = compose_mesh_file(checked.draft)
+                text = files.compose_mesh_file(checked.draft)
             case "mesh.env":
-                text = compose_env(checked.settings, checked.draft.hardware)
+                text = files.compose_env(checked.settings, checked.draft.hardware)
             case "values.yaml":
                 text = chart_values(checked)
             case _:
                 if checked.draft.rows is None:
                     raise BadLinkError("there are no rows to describe")
-                text = tasks_file(checked.draft.rows)
+                text = files.tasks_file(checked.draft.rows)
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/plain", headers=headers)
 
@@ -205,14 +196,14 @@ class Configuration:
         folder = new_run(time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
         if draft.rows is not None:
             rows = replace(draft.rows, path=str(Path(draft.rows.path).absolute()))
-            (folder / TASKS).write_text(tasks_file(rows), encoding="utf-8")
+            (folder / TASKS).write_text(files.tasks_file(rows), encoding="utf-8")
         servers = settings.kafka.bootstrap_servers or own.kafka.bootstrap_servers
         draft = replace(draft, values={**draft.values, "kafka.bootstrap_servers": servers})
-        (folder / "mesh.toml").write_text(mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
-        plan, address = planned(checked.services, settings, draft.hardware), ""
+        (folder / "mesh.toml").write_text(files.mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
+        plan, address = files.planned(checked.services, settings, draft.hardware), ""
         if not shown_here:
             port = free_port()
-            plan.append(PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
+            plan.append(files.PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
             address = f"http://127.0.0.1:{port}/"
         return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
 
@@ -240,8 +231,8 @@ class Configuration:
         }
         if sound and checked is not None and checked.settings is not None:
             values["running"] = running = await self._running()
-            values["changes"] = differences(running.settings, checked.settings)
-            values["mesh_toml"] = mesh_file(checked.draft)
+            values["changes"] = files.differences(running.settings, checked.settings)
+            values["mesh_toml"] = files.mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
 
     async def _running(self) -> RunningSettings:

@@ -22,19 +22,9 @@ from trinity_bus.console.index.answers import (
 )
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
-from trinity_bus.console.web import charts
+from trinity_bus.console.web import charts, rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.rollouts import (
-    group_runs,
-    mean_of_runs,
-    sample_json,
-    sample_places,
-    task_spans,
-    task_tree,
-    turns_of,
-    way_of_drawing,
-)
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
@@ -238,10 +228,10 @@ class RolloutPages:
             "prompt": []
             if texts is None
             else prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
-            "turns": turns_of(sample, texts, texts.read) if texts is not None else [],
+            "turns": rollouts.turns_of(sample, texts, texts.read) if texts is not None else [],
             "figures": figures,
             "missing": missing,
-            "sampled_with": way_of_drawing(sample.sampling),
+            "sampled_with": rollouts.way_of_drawing(sample.sampling),
             "more": first + PAGE_TOKENS < len(sample.tokens),
         }
 
@@ -249,7 +239,7 @@ class RolloutPages:
         place, frame = place_of(request), self._context.frame(request)
         found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         record = await self._context.feed.records.group([found.group])
-        body = await asyncio.to_thread(sample_json, record, place.number, self._index.texts)
+        body = await asyncio.to_thread(rollouts.sample_json, record, place.number, self._index.texts)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _advantage(self, sample: SampleDetail, until: float | None) -> Mapping[str, Any]:
@@ -293,8 +283,10 @@ class RolloutPages:
         texts = self._index.texts
         read = None if texts is None else texts.read
         comparison = compare(whole, record, told)
-        prompt, runs = group_runs(record, sample_places(whole.parts), comparison, texts=texts, most=_RUNS, read=read)
-        return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": mean_of_runs(record)}
+        prompt, runs = rollouts.group_runs(
+            record, rollouts.sample_places(whole.parts), comparison, texts=texts, most=_RUNS, read=read
+        )
+        return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": rollouts.mean_of_runs(record)}
 
     async def _task(self, request: web.Request) -> web.Response:
         task_id = request.match_info["task_id"]
@@ -303,8 +295,8 @@ class RolloutPages:
             task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
             if task is None:
                 raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
-            timeline = charts.timeline("the way of the task", task_spans(task))
-            return {"task": task, "tree": task_tree(task), "jaeger": self._jaeger, "chart": timeline}
+            timeline = charts.timeline("the way of the task", rollouts.task_spans(task))
+            return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger, "chart": timeline}
 
         return await self._context.show(request, "task.html", values)
 

@@ -20,25 +20,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
+from schemas import topics
 from schemas.topic import Topic
-from schemas.topics import (
-    ALL_DEAD_LETTERS,
-    BATCHES,
-    COORDINATOR_EVENTS,
-    EXPERIENCES,
-    EXPLORER_EVENTS,
-    MODEL_VERSIONS,
-    RESULTS,
-    ROLLOUTS,
-    STEPS,
-    TASKS,
-    TOKEN_FIGURES,
-    TRAINER_EVENTS,
-    VERSION_HISTORY,
-)
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.offsets import readable
@@ -53,19 +38,19 @@ log = logging.getLogger(__name__)
 
 # What the tables are made of
 TOPICS: Final[tuple[Topic, ...]] = (
-    TASKS,
-    ROLLOUTS,
-    EXPERIENCES,
-    EXPLORER_EVENTS,
-    TRAINER_EVENTS,
-    COORDINATOR_EVENTS,
-    RESULTS,
-    BATCHES,
-    STEPS,
-    TOKEN_FIGURES,
-    MODEL_VERSIONS,
-    VERSION_HISTORY,
-    *ALL_DEAD_LETTERS,
+    topics.TASKS,
+    topics.ROLLOUTS,
+    topics.EXPERIENCES,
+    topics.EXPLORER_EVENTS,
+    topics.TRAINER_EVENTS,
+    topics.COORDINATOR_EVENTS,
+    topics.RESULTS,
+    topics.BATCHES,
+    topics.STEPS,
+    topics.TOKEN_FIGURES,
+    topics.MODEL_VERSIONS,
+    topics.VERSION_HISTORY,
+    *topics.ALL_DEAD_LETTERS,
 )
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
@@ -98,9 +83,7 @@ class IndexFollower:
         self._task.add_done_callback(self._ended)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -15,7 +15,6 @@ import queue
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Concatenate, Final, Self
 
 from trinity_bus.console.index.answers import RowPage, SampleRow
@@ -56,9 +55,7 @@ class Index:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     extent = _asked(mesh.extent)

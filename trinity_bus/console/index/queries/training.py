@@ -5,19 +5,7 @@ import sqlite3
 from typing import Any, Final
 
 from schemas.record import BatchType
-from trinity_bus.console.index.answers import (
-    BatchDetail,
-    BatchRow,
-    BatchTransition,
-    ChoiceRow,
-    LeftOutRow,
-    PublishedRow,
-    RowPage,
-    StepDetail,
-    StepRow,
-    SyncRow,
-    VersionDetail,
-)
+from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import page_values, row_page
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
 from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
@@ -49,7 +37,7 @@ _STEP: Final = (
     't.metrics, t.checksum, t.checkpoint, b.seed, b."offset" FROM n '
     f"LEFT JOIN begun b ON b.id = {_BEGUN} LEFT JOIN trained t ON t.id = {_TRAINED} AND t.id > coalesce(b.id, 0)"
 )
-_STEP_FIELDS: Final = len(StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
+_STEP_FIELDS: Final = len(answers.StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
 # A number, what a ``PublishedRow`` is made of, metrics and skipped batches
 _VERSION: Final = (
     f"v.id, v.model, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.method, v.trainer, v.checksum, "
@@ -71,17 +59,17 @@ def batches(
     batch_type: BatchType | None = None,
     state: str | None = None,
     until: float | None = None,
-) -> RowPage[BatchRow]:
+) -> answers.RowPage[answers.BatchRow]:
     """Return batches, those that changed last first."""
     values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type, "state": state}
     query = (
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
         "AND coalesce(a.batch_type = :batch_type, 1) AND coalesce(a.state = :state, 1) ORDER BY a.id DESC LIMIT :rows"
     )
-    return row_page(db.execute(query, values), ask, lambda row: BatchRow(*row[1:]))
+    return row_page(db.execute(query, values), ask, lambda row: answers.BatchRow(*row[1:]))
 
 
-def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) -> BatchDetail | None:
+def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) -> answers.BatchDetail | None:
     """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
     values = {"until": last_number(until), "batch_id": batch_id, "rows": MAX_LIMIT}
     found = db.execute(
@@ -92,13 +80,13 @@ def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) 
     if not found:
         return None
     *newest, metrics = found[0]
-    transitions = [BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
-    return BatchDetail(BatchRow(*newest[1:]), transitions, json.loads(metrics))
+    transitions = [answers.BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
+    return answers.BatchDetail(answers.BatchRow(*newest[1:]), transitions, json.loads(metrics))
 
 
 def steps(
     db: sqlite3.Connection, ask: PageAsk = FIRST_PAGE, *, trainer: str | None = None, until: float | None = None
-) -> RowPage[StepRow]:
+) -> answers.RowPage[answers.StepRow]:
     """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time."""
     values = {"until": last_number(until), **page_values(ask), **whose(db, trainer, until).values}
     known = " UNION ".join(
@@ -106,12 +94,12 @@ def steps(
         for table in ("begun", "trained")
     )
     query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
-    return row_page(db.execute(query, values), ask, lambda row: StepRow(*row[:_STEP_FIELDS]))
+    return row_page(db.execute(query, values), ask, lambda row: answers.StepRow(*row[:_STEP_FIELDS]))
 
 
 def step(
     db: sqlite3.Connection, number: int, *, trainer: str | None = None, until: float | None = None
-) -> StepDetail | None:
+) -> answers.StepDetail | None:
     values = {"until": last_number(until), "step": number, **whose(db, trainer, until).values}
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
     if row[1] is None:
@@ -120,10 +108,10 @@ def step(
     left_out = db.execute(
         "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? ORDER BY rowid LIMIT ?", (key, MAX_LIMIT)
     )
-    return StepDetail(
-        row=StepRow(*row[:_STEP_FIELDS]),
+    return answers.StepDetail(
+        row=answers.StepRow(*row[:_STEP_FIELDS]),
         metrics=json.loads(metrics or "{}"),
-        left_out=[LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
+        left_out=[answers.LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
         checksum=checksum,
         checkpoint=checkpoint,
         seed=seed,
@@ -132,7 +120,7 @@ def step(
 
 def versions(
     db: sqlite3.Connection, ask: PageAsk = FIRST_PAGE, *, model: str | None = None, until: float | None = None
-) -> RowPage[PublishedRow]:
+) -> answers.RowPage[answers.PublishedRow]:
     """Return the versions that were published, the newest first."""
     values = {"until": last_number(until), **page_values(ask), "model": model}
     query = (
@@ -142,7 +130,7 @@ def versions(
     return row_page(db.execute(query, values), ask, _version_of)
 
 
-def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | None = None) -> list[ChoiceRow]:
+def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | None = None) -> list[answers.ChoiceRow]:
     """Return who chose which version to be served, and when, the newest choice first."""
     # A choice is announced anew for each explorer that comes late: the first announcement is its time.
     found = db.execute(
@@ -152,12 +140,12 @@ def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | Non
         "WINDOW o AS (ORDER BY id)) WHERE NOT again ORDER BY id DESC LIMIT :rows",
         {"model": model, "until": last_number(until), "rows": rows},
     )
-    return [ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
+    return [answers.ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
 
 
 def version(
     db: sqlite3.Connection, number: int, *, model: str | None = None, until: float | None = None
-) -> VersionDetail | None:
+) -> answers.VersionDetail | None:
     """Return one version; None: it was not published. Its batch and step lead on to its tasks."""
     values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
     row = db.execute(
@@ -173,14 +161,14 @@ def version(
         values | {"model": row[1]},
     )
     *_, metrics, skipped = row
-    return VersionDetail(
+    return answers.VersionDetail(
         row=_version_of(row),
         metrics=json.loads(metrics),
-        syncs=[SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
+        syncs=[answers.SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
         skipped=json.loads(skipped),
     )
 
 
-def _version_of(row: tuple[Any, ...]) -> PublishedRow:
+def _version_of(row: tuple[Any, ...]) -> answers.PublishedRow:
     _, *values, announced, pinned, synced, _, _ = row
-    return PublishedRow(*(*values, bool(announced), bool(pinned), synced))
+    return answers.PublishedRow(*(*values, bool(announced), bool(pinned), synced))
