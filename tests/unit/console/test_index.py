@@ -194,7 +194,7 @@ def test_samples_are_found_by_what_is_in_them(index: Index) -> None:
     assert numbers(version_min=1, version_max=1) == [0, 1, 2]
     assert numbers(version_min=2) == []
     assert numbers(task_id="copy-1", reward_max=0.1) == [0]
-    assert numbers(text="the", reward_min=0.4, explorer="explorer-0") == [1, 2]
+    assert numbers(text="the", reward_min=0.4) == [1, 2]
 
 
 @pytest.mark.parametrize("text", ["...", "", "x" * 201])

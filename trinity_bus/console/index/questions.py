@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from schemas.errors import TrinityError, shown
 from schemas.numbers import MAX_COUNT
-from schemas.record import BatchType
 
 
 class QuestionError(TrinityError, ValueError):
@@ -70,10 +69,6 @@ class SampleFilter(Struct, frozen=True):
     reward_max: float | None = None
     version_min: int | None = None  # Some token was drawn by this version or a newer one,
     version_max: int | None = None  # and some by this one or an older one
-    workflow: str | None = None
-    explorer: str | None = None
-    batch_type: BatchType | None = None
-    finish_reason: str | None = None
     teaches_nothing: bool | None = None  # Whether all rewards of their group are the same
 
     def check(self) -> None:
@@ -84,7 +79,6 @@ class SampleFilter(Struct, frozen=True):
 class DeadLetterFilter(Struct, frozen=True):
     """Which dead letters. What is None restricts nothing."""
 
-    topic: str | None = None  # Where they lie: ``dead-letters`` or ``explorer-dead-letters``, for example
     source_topic: str | None = None  # Where they came from
     reason: str | None = None
     text: str | None = None  # Part of the detail, the key or the beginning

@@ -42,9 +42,6 @@ _OF_GROUP: Final = {
     "reward_max": "g.reward_min <= :reward_max",
     "version_min": "g.version_max >= :version_min",
     "version_max": "g.version_min <= :version_max",
-    "workflow": "g.workflow = :workflow",
-    "explorer": "g.explorer = :explorer",
-    "batch_type": "g.batch_type = :batch_type",
     "teaches_nothing": f"{EQUAL_RUNS} = :teaches_nothing",
 }
 _OF_SAMPLE: Final = {
@@ -52,7 +49,6 @@ _OF_SAMPLE: Final = {
     "reward_max": "s.reward <= :reward_max",
     "version_min": "s.version_max >= :version_min",
     "version_max": "s.version_min <= :version_max",
-    "finish_reason": "s.finish_reason = :finish_reason",
 }
 _QUOTED: Final = re.compile(r'"([^"]*)"?|(\S+)')
 

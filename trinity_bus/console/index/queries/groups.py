@@ -89,7 +89,7 @@ def groups(
 ) -> RowPage[GroupRow]:
     """Return groups, the newest first.
 
-    What the filter says of single samples (rewards, versions) need hold of some of them; texts and finish reasons
+    What the filter says of single samples (rewards, versions) need hold of some of them; texts
     are not looked at.
     """
     source = "groups g" if wanted.step is None else GROUPS_OF_STEP

@@ -195,15 +195,14 @@ def dead_letters(
     values = {
         "until": last_number(until),
         **page_values(ask),
-        "topic": wanted.topic,
         "source": wanted.source_topic,
         "reason": wanted.reason,
         "text": wanted.text,
     }
     found = db.execute(
         'SELECT id, topic, partition, "offset", reason, detail, source, source_topic, "key", size, head '
-        "FROM dead_letters WHERE id <= :until AND id < :before AND coalesce(topic = :topic, 1) "
-        "AND coalesce(source_topic = :source, 1) AND coalesce(reason = :reason, 1) "
+        "FROM dead_letters WHERE id <= :until AND id < :before AND coalesce(source_topic = :source, 1) "
+        "AND coalesce(reason = :reason, 1) "
         'AND (:text IS NULL OR instr(lower(detail || char(10) || "key" || char(10) || head), lower(:text))) '
         "ORDER BY id DESC LIMIT :rows",
         values,

@@ -57,14 +57,13 @@ def batches(
     ask: PageAsk = FIRST_PAGE,
     *,
     batch_type: BatchType | None = None,
-    state: str | None = None,
     until: float | None = None,
 ) -> answers.RowPage[answers.BatchRow]:
     """Return batches, those that changed last first."""
-    values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type, "state": state}
+    values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type}
     query = (
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
-        "AND coalesce(a.batch_type = :batch_type, 1) AND coalesce(a.state = :state, 1) ORDER BY a.id DESC LIMIT :rows"
+        "AND coalesce(a.batch_type = :batch_type, 1) ORDER BY a.id DESC LIMIT :rows"
     )
     return row_page(db.execute(query, values), ask, lambda row: answers.BatchRow(*row[1:]))
 
