@@ -2,10 +2,14 @@
 
 Indexes lie side by side in one folder, one for each namespace; a run is one of these, or one of the other trainers of a
 namespace that is chosen: ``namespace/replay-12``. Only names that the folder has are opened.
+
+A run has a value of a setting for each service that told it, one for each explorer; those that are the same are one.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +22,6 @@ from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.settings_table import compared_settings
 from workers.console.page_context import BadLinkError, PageContext
 
 MAX_RUNS: Final = 4
@@ -114,3 +117,41 @@ def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) 
             # Also of a run that has none: the colours go by the order of the runs.
             each.append(charts.Line(run, [(point.x, point.value) for point in found.get(name, ())]))
     return [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]
+
+
+_VALUES: Final = 3  # Of one run that are shown, where its services differ
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSetting:
+    path: str
+    # Of each run, as TOML writes it; empty where it is not set, None where no service of the run has told it
+    values: tuple[str | None, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len({value for value in self.values if value is not None}) > 1
+
+
+def compared_settings(runs: Sequence[Sequence[SettingsRow]]) -> list[ComparedSetting]:
+    """Return every setting that some run has told: first those in which they differ, then by path."""
+    told = [_of_run(run) for run in runs]
+    paths = sorted({path for run in told for path in run})
+    rows = [ComparedSetting(path, tuple(run.get(path) for run in told)) for path in paths]
+    return sorted(rows, key=lambda row: not row.differs)
+
+
+def _of_run(services: Sequence[SettingsRow]) -> dict[str, str]:
+    values: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for service in services:
+        for path, value in service.settings.items():
+            values[path][value] = None
+    return {path: _joined(list(each)) for path, each in values.items()}
+
+
+def _joined(values: list[str]) -> str:
+    if len(values) == 1:
+        return values[0]
+    rest = len(values) - _VALUES
+    shown = [value or "unset" for value in values[:_VALUES]]
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
