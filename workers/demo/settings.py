@@ -107,7 +107,7 @@ def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
-    """Return what one of several explorers is told: name and, on CPUs, a core of its own while there are enough."""
+    """Return what one explorer is told: its name and, where several are on CPUs, a core while there are enough."""
     name, core = options.explorer_names[index], cores[index % len(cores)]
     bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() and options.explorers > 1 else ()
     own = (f"explorer.name={name}", *bound, "explorer.http_port=0")

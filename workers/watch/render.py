@@ -15,6 +15,7 @@ from trinity_bus.view import BatchView, MeshState, runner_values, unserved_line
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _RECENT: Final = 6  # Batches shown
+_WIDTH: Final = 40  # Of the rewards' bars
 _COLOURS: Final = {
     "pending": "dim",
     "running": "yellow",
@@ -33,8 +34,8 @@ _COLOURS: Final = {
 }
 
 
-def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float = 1.0) -> str:
-    """Values as bars of eight heights; neighbours are averaged where there are more than ``width``.
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values from 0 to 1 as bars of eight heights; neighbours are averaged where there are more than ``width``.
 
     >>> sparkline([0.0, 0.5, 1.0], 10)
     '▁▅█'
@@ -43,8 +44,7 @@ def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float
         bounds = [round(i * len(values) / width) for i in range(width + 1)]
         parts = [values[begin:end] for begin, end in pairwise(bounds)]
         values = [sum(part) / len(part) for part in parts]
-    span = (high - low) or 1.0
-    heights = [min(max((value - low) / span, 0.0), 1.0) for value in values]
+    heights = [min(max(value, 0.0), 1.0) for value in values]
     return "".join(_BARS[min(int(height * len(_BARS)), len(_BARS) - 1)] for height in heights)
 
 
@@ -176,7 +176,7 @@ def explorers_table(view: MeshState) -> Table:
     return table
 
 
-def training_line(view: MeshState, width: int = 40) -> Text:
+def training_line(view: MeshState) -> Text:
     steps = view.trained
     if not steps:
         return Text("no step is trained yet", "dim")
@@ -185,7 +185,7 @@ def training_line(view: MeshState, width: int = 40) -> Text:
     text = Text(f"step {newest.step}  version {newest.version}")
     if rewards:
         text.append(f"  reward {rewards[-1]:.3f} ")
-        text.append(sparkline(rewards, width), "green")
+        text.append(sparkline(rewards, _WIDTH), "green")
     for name, label in (("loss", "loss"), ("entropy", "entropy"), ("staleness_mean", "staleness")):
         if name in newest.metrics:
             text.append(f"  {label} {newest.metrics[name]:.3g}")
