@@ -93,18 +93,13 @@ def run(
 
 
 class _Traced:
-    """An engine whose requests are spans.
-
-    Args:
-        engine: Any.
-    """
+    # An engine whose requests are spans. Args: engine: Any.
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.tokenizer = engine.tokenizer
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: Any, n: int, traceparent: str | None) -> Any:
-        """See ``Engine.generate``."""
         from opentelemetry import trace
 
         from trinity_bus.telemetry.conventions import GEN_AI_USAGE_INPUT_TOKENS, GEN_AI_USAGE_OUTPUT_TOKENS
@@ -127,7 +122,6 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _typed(prompt: str) -> str:
-    """Return what whoever types is the model says."""
     typer.echo(f"{printable(prompt)}", err=True)
     line = sys.stdin.readline()
     if not line:

@@ -12,8 +12,7 @@ from trinity_bus.chat import EndingTokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.completion import Completion
 
-MAX_TOKENS: Final = 256
-"""Of a response, where nothing else is said."""
+MAX_TOKENS: Final = 256  # Of a response, where nothing else is said
 _KNOWN: Final = {"temperature", "max_tokens", "top_p", "top_k", "seed", "stop"}
 
 
@@ -26,14 +25,7 @@ class UnknownWishError(TrinityError, ValueError):
 
 
 class LocalEngine:
-    """Draws from a model's folder.
-
-    Args:
-        folder: A Hugging Face folder.
-
-    Raises:
-        NotAModelError: The folder cannot be loaded.
-    """
+    """Draws from a Hugging Face folder. Raises NotAModelError where it cannot be loaded."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "config.json").is_file():
@@ -55,11 +47,7 @@ class LocalEngine:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
-        """Draw ``n`` responses, as version 0.
-
-        Raises:
-            UnknownWishError: This engine cannot draw so.
-        """
+        """Draw ``n`` responses, as version 0. Raises UnknownWishError where this engine cannot draw so."""
         del traceparent
         if unknown := {*sampling.model_dump(exclude_none=True)} - _KNOWN:
             raise UnknownWishError(f"the local engine cannot do {', '.join(sorted(unknown))}; an explorer's can")
