@@ -30,10 +30,8 @@ class SendOrder(Struct, frozen=True):
     """To ``rollouts``, into the lane of ``record.explorer``."""
 
     record: Dispatch | Cancel
-    traceparent: str | None
-    """Context of the task."""
+    traceparent: str | None  # of the task
     lane: int | None = None
-    """As the explorer has told."""
 
 
 class TellPace(Struct, frozen=True):
@@ -41,7 +39,6 @@ class TellPace(Struct, frozen=True):
 
     record: SetPace
     lane: int | None = None
-    """As the explorer has told."""
 
 
 class PublishBatch(Struct, frozen=True):
@@ -60,42 +57,38 @@ class AnnounceVersion(Struct, frozen=True):
     """To ``model-versions``: weights to be served, and who takes part in moving them."""
 
     record: ModelVersion
-    traceparent: str | None
-    """Context of the trainer's publication."""
+    traceparent: str | None  # of the trainer's publication
 
 
 class SendReply(Struct, frozen=True):
-    """To ``replies``: the answer to a client's command."""
+    """To ``replies``."""
 
     record: CommandReply
-    traceparent: str | None
-    """Context of the command."""
+    traceparent: str | None  # of the command
 
 
 class PublishResult(Struct, frozen=True):
-    """To ``results``: how a task ended. Exactly one for each accepted task."""
+    """To ``results``: exactly one for each accepted task."""
 
     record: TaskResult
-    traceparent: str | None
-    """Context of the rollout that counts, else of the task."""
+    traceparent: str | None  # of the rollout that counts, else of the task
 
 
 class Dismiss(Struct, frozen=True):
-    """To whom it names: it is to end, because another incarnation has its place."""
+    """To the incarnation that it names: it is to end, because another has its place."""
 
     record: Superseded
     lane: int | None = None
-    """As the explorer has told."""
 
 
 class RequestVersion(Struct, frozen=True):
-    """To ``coordinator-events``, for the trainer: a version is wanted."""
+    """To ``coordinator-events``, for the trainer."""
 
     record: VersionWanted
 
 
 class RecordVersion(Struct, frozen=True):
-    """To ``version-history``: a version that was published."""
+    """To ``version-history``."""
 
     record: PublishedVersion
 
@@ -114,7 +107,7 @@ class RejectionReason(StrEnum):
 
 
 class RejectTask(Struct, frozen=True):
-    """To ``dead-letters``: this task will not be run."""
+    """To ``dead-letters``."""
 
     task: Task
     origin: Origin
@@ -155,8 +148,7 @@ class Observe(Struct, frozen=True):
     """To the counters and the log; nothing depends on it."""
 
     fact: Fact
-    subject: str
-    """Name of the task, the explorer or the trainer."""
+    subject: str  # name of the task, the explorer or the trainer
     detail: str = ""
 
 
@@ -183,11 +175,9 @@ class Effects:
         self._effects: list[Effect] = []
 
     def add(self, effect: Effect) -> None:
-        """Append an effect."""
         self._effects.append(effect)
 
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
-        """Something to be counted and logged."""
         self._effects.append(Observe(fact, subject, detail))
 
     def dismiss(

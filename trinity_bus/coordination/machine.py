@@ -89,8 +89,7 @@ from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-LONGEST_STEP = 0.25
-"""Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.awake`."""
+LONGEST_STEP = 0.25  # share of ``explorer_timeout_s`` that may pass at once; see trinity_bus.awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +109,8 @@ class Figures:
 class CoordinatorMachine:
     """The state machine of the coordinator.
 
-    Args:
-        settings: Sizes and limits.
-        synchronizer: Which versions batches need, when they are served, and how long that may take.
-
     Raises:
-        ConfigError: The two starve the mesh.
+        ConfigError: The two kinds of settings starve the mesh.
 
     Example:
         >>> machine = CoordinatorMachine(CoordinatorSettings())
@@ -142,21 +137,13 @@ class CoordinatorMachine:
         self._contributions = Contributions(context, self.state, self._policy, self._endings)
         self._choice = VersionChoice(context, self.state)
         self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.requeue_running)
+        # What was known, and how often something was queued, when unknown workflows were last looked for.
         self._judged: tuple[int, int] | None = None
-        """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
     # -- what whoever runs it calls ----------------------------------------------------------------------------------
 
     def handle(self, given: Input, now: float) -> list[Effect]:
-        """Take in one input.
-
-        Args:
-            given: The input.
-            now: Seconds of any clock; see :mod:`trinity_bus.awake` for what becomes of jumps.
-
-        Returns:
-            What is to be done, in order.
-        """
+        """Take in one input. ``now``: seconds of any clock; see :mod:`trinity_bus.awake` for what becomes of jumps."""
         return self.handle_all((given,), now)
 
     def handle_all(self, inputs: Iterable[Input], now: float) -> list[Effect]:
@@ -200,7 +187,7 @@ class CoordinatorMachine:
         return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
-        """Becomes the machine that wrote these changes. To be called on a new machine.
+        """Become the machine that wrote these changes. To be called on a new machine.
 
         Raises:
             StateError: They cannot be read.
@@ -214,7 +201,6 @@ class CoordinatorMachine:
         return self._store.level
 
     def figures(self) -> Figures:
-        """How much there is to do, and how long it may take."""
         return Figures(
             open_batches=len(self.ledger.batches),
             open_tasks=len(self.ledger.tasks),
@@ -345,7 +331,7 @@ class CoordinatorMachine:
                     self._out.observe(Fact.SPECULATIVE_ATTEMPT, attempt.task_id, f"attempt {attempt.number} is slow")
 
     def _released(self) -> ModelVersion | None:
-        """Return the announcement of a version that was held, and is no more."""
+        # A version that was held, and is no more.
         if self.sync.state.held is None:
             return None
         before = self.sync.state.release
@@ -356,7 +342,7 @@ class CoordinatorMachine:
         return announcement
 
     def _settle_batches(self) -> None:
-        """End and start batches until nothing more follows from it."""
+        # Until nothing more follows from it.
         while True:
             ended = self._endings.finalize_batches()
             admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
@@ -367,7 +353,7 @@ class CoordinatorMachine:
                 return
 
     def _fail_unknown_workflows(self) -> bool:
-        """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
+        # Tasks that were accepted while nobody could know their workflow, and whose workflow nobody has.
         looked = (self.fleet.membership_changes, self.ledger.queue.additions)
         if looked == self._judged:
             return False
@@ -386,7 +372,7 @@ class CoordinatorMachine:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
-        """Note that an incarnation of an explorer is over. To be called while it is in the fleet."""
+        # To be called while the explorer is in the fleet.
         self._endings.explorer_lost(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 

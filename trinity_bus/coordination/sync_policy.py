@@ -69,22 +69,15 @@ def staleness(sequence: int, version: int) -> int:
 class VersionRequest:
     """The explorers' side wants a version."""
 
-    after: int
-    """Sequence of the batch after which it syncs."""
-    at_least: int
-    """What the batches up to the next sync need."""
+    after: int  # sequence of the batch after which it syncs
+    at_least: int  # what the batches up to the next sync need
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPolicy:
-    """A sync style with its intervals.
+    """A sync style with its intervals: ``e``, ``t``, ``o`` and ``s`` of the table above.
 
-    Args:
-        style: As the table above names them.
-        explorer_interval: ``e``, at least 1.
-        trainer_interval: ``t``, at least 1.
-        offset: ``o``, at least 0.
-        max_staleness: ``s``, at least 0. None: with ``fixed``, what follows from the others; else 0.
+    ``max_staleness`` None: with ``fixed``, what follows from the others; else 0.
 
     Raises:
         ConfigError: A batch would need a version that is never published, or be staler than allowed.
@@ -131,11 +124,9 @@ class SyncPolicy:
         return self.style != "fixed"
 
     def version_needed(self, sequence: int, announced: int = 0) -> int:
-        """Return the oldest version that the train batch of this sequence may be drawn with.
+        """Return the oldest version that the train batch of this sequence, from 1, may be sampled with.
 
-        Args:
-            sequence: Its place in the order of training, from 1.
-            announced: The newest version that was announced when the batch is handed out.
+        ``announced`` is the newest version that was announced when the batch is dispatched.
         """
         if self.style == "fixed":
             syncs = max(0, (sequence - 1 - self.offset) // self.explorer_interval)
@@ -168,7 +159,7 @@ class SyncPolicy:
         return self._published_by(reached) == step
 
     def holds(self, version: int, *, served: int, oldest_needed: int | None) -> bool:
-        """Whether a published version is kept from the explorers for now, because a batch is drawn with an older one.
+        """Whether a published version is kept from the explorers for now, because a batch is sampled with an older one.
 
         Args:
             version: Its number.
@@ -192,7 +183,7 @@ class SyncPolicy:
         return VersionRequest(after, required_version(after + self.explorer_interval, self.staleness_bound))
 
     def _published_by(self, step: int) -> int:
-        """Return the newest version of a trainer that publishes every ``t`` steps and has trained so many."""
+        # The newest version of a trainer that publishes every ``t`` steps and has trained so many.
         return step // self.trainer_interval * self.trainer_interval
 
     def _problem(self) -> str | None:

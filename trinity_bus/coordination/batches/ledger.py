@@ -56,36 +56,23 @@ from trinity_bus.coordination.state.tables import Single, Table
 from trinity_bus.coordination.state.window import Window
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-CLOSED_WINDOW = 10_000
-"""Ids of ended batches that are remembered."""
+CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
 
 
 class Ledger:
-    """Tasks and batches.
-
-    Args:
-        settings: Sizes and limits.
-        policy: Which versions batches need.
-        dirty: Told of every change.
-    """
-
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, dirty: DirtyKeys) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running = RunningAttempts()
         self.batches: Table[Batch] = Table("batch", Batch, dirty, named="batch_id")
-        self.handed_out: dict[int, Batch] = {}
-        """RUNNING batches that are not open, by number."""
-        self.complete: dict[int, Batch] = {}
-        """FINALIZING batches, by number."""
+        self.handed_out: dict[int, Batch] = {}  # RUNNING batches that are not open, by number
+        self.complete: dict[int, Batch] = {}  # FINALIZING batches, by number
         self.counters = Counters()
         Single("books", self.counters, dirty)
         self.queue = DispatchQueue()
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
         self._rules = TaskRules(settings)
-        self.shares = Shares(self.counters, "turns")
-        """Attempts that run, of each producer."""
-        self.usage = Usage()
-        """Open tasks, of each producer."""
+        self.shares = Shares(self.counters, "turns")  # attempts that run, of each producer
+        self.usage = Usage()  # open tasks, of each producer
         self.admission = Admission(
             settings.max_inflight_batches,
             policy,
@@ -95,8 +82,8 @@ class Ledger:
         self.pages = TaskPages(dirty)
         self._results = ResultPages(dirty)
         self._progress: Table[Progress] = Table("progress", Progress, dirty)
+        # Of tasks with several parts, by ``_answer_name``.
         self._answers: Table[PartAnswer] = Table("answer", PartAnswer, dirty)
-        """Of tasks with several parts, by :func:`_answer_name`."""
         self.done = Window("done", settings.dedup_window, dirty)
         self.closed = Window("closed", CLOSED_WINDOW, dirty)
         self._settings = settings
@@ -129,9 +116,7 @@ class Ledger:
     def accept(self, arrived: TaskArrived, answer: PartAnswer | None = None) -> Batch | None:
         """Take a task for which there is no ``refusal``. Return its batch if that is new.
 
-        Args:
-            arrived: The task.
-            answer: Of all its runs, where nobody is to be asked for one.
+        ``answer``: of all its runs, where no explorer is to run them.
         """
         task = arrived.task
         batch, is_new = self._batch_of(task)
@@ -183,7 +168,6 @@ class Ledger:
         return batch
 
     def start_open(self, batch: Batch) -> None:
-        """Note that an open batch starts at once."""
         batch.move(State.RUNNING)
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
@@ -200,7 +184,7 @@ class Ledger:
         return records
 
     def oldest_needed(self) -> int | None:
-        """Return the oldest version that explorers are kept at, for a batch that is handed out and not done.
+        """Return the oldest version that explorers are kept at, for a batch that is dispatched and not done.
 
         An evaluation is to be of one version, under any style; with ``fixed`` each batch counts. What asks for another
         pool waits for no version. None where there is no such batch.
@@ -216,7 +200,7 @@ class Ledger:
         return max((self.batches[batch_id].min_version for batch_id in batches), default=0)
 
     def needing_more_than(self, version: int) -> list[Batch]:
-        """Batches that are handed out, not done, and need a newer version than this."""
+        """Batches that are dispatched, not done, and need a newer version than this."""
         return [batch for batch in self.handed_out.values() if batch.min_version > version]
 
     def completed(self, batch: Batch) -> BatchRecord:
@@ -281,11 +265,7 @@ class Ledger:
         return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
 
     def rebuild(self, running: Iterable[Attempt]) -> None:
-        """Find again whatever follows from the tables, which were filled from a changelog.
-
-        Args:
-            running: Attempts that explorers were handed.
-        """
+        """Find again what follows from the tables, which were filled from a changelog, and from what explorers run."""
         self._rebuild_tasks(running)
         self.batches.sort(key=lambda batch_id: self.batches[batch_id].number)
         for batch_id in self._results.rebuild():
@@ -310,7 +290,7 @@ class Ledger:
         self.closed.rebuild()
 
     def _is_at_work(self, batch: Batch) -> bool:
-        """Whether anything of a batch is queued or running in the pool of the model that is trained."""
+        # Whether anything of a batch is queued or running in the pool of the model that is trained.
         return any(pool == pools.OWN for pool, _ in batch.queued) or any(
             task.kind[0] == pools.OWN and any(part.running for part in task.parts) for task in batch.open_tasks.values()
         )
@@ -339,14 +319,13 @@ class Ledger:
         return task.task.task_id
 
     def _join(self, task: OpenTask, batch: Batch) -> None:
-        """Note that an open task is one of the batch from now on."""
         task.producer = sender(task.task, batch)
         task.kind = pools.kind_of(task.task, self._settings.model)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 
     def _filled(self, batch: Batch) -> None:
-        """Note that a batch needs no more tasks to go on."""
+        # It needs no more tasks to go on.
         self.backlog.tasks.add(len(batch.open_tasks), batch.size)
         if not batch.is_open:
             self.backlog.results.add(len(batch.results), self._results.size(batch.batch_id))

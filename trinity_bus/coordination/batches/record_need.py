@@ -28,7 +28,7 @@ def too_large(batches: Iterable[Batch], settings: CoordinatorSettings) -> str | 
 
 
 def _as_tasks(batch: Batch, settings: CoordinatorSettings) -> int:
-    """Return the tasks of the batch, or more where its parts take the room of more."""
+    # The tasks of the batch, or more where its parts take the room of more.
     allowed = parts_allowed(batch.expected, settings.max_batch_parts)
     parts = sum(len(result.parts) for result in batch.results.values()) + sum(
         max(allowed, task.records + task.parts_left) for task in batch.open_tasks.values()

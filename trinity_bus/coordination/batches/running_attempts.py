@@ -12,7 +12,6 @@ class RunningAttempts(dict[AttemptKey, Attempt]):
         self._deadlines: Deadlines[AttemptKey] = Deadlines()
 
     def add(self, attempt: Attempt) -> None:
-        """Note that one has begun."""
         self[attempt.key] = attempt
         self._deadlines.set(attempt.key, attempt.deadline)
 

@@ -8,17 +8,10 @@ from trinity_bus.coordination.batches.usage import Use
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.limits import BATCH_SHARE, parts_allowed
 
-type Refusal = tuple[RejectionReason, str]
-"""Why, and in words for people."""
+type Refusal = tuple[RejectionReason, str]  # why, and in words for people
 
 
 class TaskRules:
-    """The rules.
-
-    Args:
-        settings: Sizes and limits.
-    """
-
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
@@ -27,12 +20,9 @@ class TaskRules:
         self._has_caps = any(cap is not None for cap in caps + quotas)
 
     def refusal(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
-        """Return what speaks against a task; None where nothing does.
+        """Return what speaks against a task whose id is new; None where nothing does.
 
-        Args:
-            task: Whose id is new.
-            batch: That it names; None for one that is new.
-            use: What its producer takes now.
+        ``batch``: that it names; None for one that is new. ``use``: what its producer takes now.
         """
         most = self._settings.max_batch_tasks
         if task.batch_size is not None and task.batch_size > most:
@@ -47,7 +37,6 @@ class TaskRules:
         )
 
     def runs_of(self, task: Task) -> int:
-        """Return how often a task is run."""
         return task.repeat_times or self._settings.group_size
 
     def size_of(self, task: Task) -> int:
@@ -55,11 +44,9 @@ class TaskRules:
         return (None if task.batch_id is None else task.batch_size) or self._settings.batch_size
 
     def _over_a_cap(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
-        """Return what the operator does not allow."""
         return (self._over_a_limit(task) or self._over_a_quota(task, batch, use)) if self._has_caps else None
 
     def _over_a_limit(self, task: Task) -> Refusal | None:
-        """Return what is allowed to nobody."""
         settings, runs = self._settings, self.runs_of(task)
         if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
             return (
@@ -75,7 +62,6 @@ class TaskRules:
         return None
 
     def _over_a_quota(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
-        """Return what is not allowed to this producer now."""
         most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
         producer = sender(task, batch)
         who = f"producer {producer!r}" if producer else "producers without a name"

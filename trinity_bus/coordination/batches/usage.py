@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Use:
-    """What one producer takes."""
-
     tasks: int = 0
-    size: int = 0
-    """Bytes of them."""
+    size: int = 0  # bytes
 
 
 class Usage:
@@ -22,11 +19,9 @@ class Usage:
         return len(self._uses)
 
     def of(self, producer: str) -> Use:
-        """Return what a producer takes now."""
         return self._uses.get(producer) or Use()
 
     def add(self, producer: str, size: int) -> None:
-        """Note that a task of so many bytes is open."""
         use = self._uses.get(producer)
         if use is None:
             use = self._uses[producer] = Use()
@@ -34,7 +29,6 @@ class Usage:
         use.size += size
 
     def remove(self, producer: str, size: int) -> None:
-        """Note that it has ended."""
         use = self._uses[producer]
         use.tasks -= 1
         use.size -= size

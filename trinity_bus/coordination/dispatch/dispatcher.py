@@ -21,11 +21,10 @@ from trinity_bus.coordination.dispatch.placement import Placement
 from trinity_bus.coordination.effects import Effects, SendOrder
 from trinity_bus.coordination.limits import short_error
 
-MOST_STARTED: Final = 256
-"""Most attempts that one pass starts, so that a thousand free explorers do not delay all other work."""
+MOST_STARTED: Final = 256  # of one pass, so that a thousand free explorers do not delay all other work
 
+# Finds the free slots for a version, in one pass.
 type _Finder = Callable[[int], Placement]
-"""Finds the free slots for a version, in one pass."""
 
 
 class _Turn:
@@ -35,33 +34,25 @@ class _Turn:
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
-        self.batch = next(batches, None)
-        """The batch to dispatch from next; None at the end."""
+        self.batch = next(batches, None)  # the batch to dispatch from next; None at the end
 
     def advance(self) -> None:
-        """Go to the next batch, because nothing more of this one fits."""
         self.batch = next(self._batches, None)
 
 
 class Dispatcher:
-    """Starts attempts in free slots, and ends them."""
-
     def __init__(self, ledger: Ledger, fleet: Fleet, timeouts: AttemptTimeouts, out: Effects) -> None:
         self._ledger = ledger
         self._fleet = fleet
         self._timeouts = timeouts
         self._out = out
-        self.is_cut_short = False
-        """Whether the last pass ended at :data:`MOST_STARTED`, with more to dispatch."""
+        self.is_cut_short = False  # whether the last pass ended at MOST_STARTED, with more to dispatch
         self._started = 0
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
         """Dispatch parts until no slot is free, no part fits, or enough attempts are started; producers take turns.
 
-        Args:
-            newest_version: The announced version.
-            now: The time.
-            ceiling: Parts that need a newer version than this are not dispatched; None for no limit.
+        ``newest_version`` is the announced one. Parts that need a newer version than ``ceiling`` are not dispatched.
         """
         self.is_cut_short, self._started = False, 0
         queue, shares = self._ledger.queue, self._ledger.shares
@@ -88,7 +79,7 @@ class Dispatcher:
     def _dispatch_turn(
         self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
-        """Dispatch one part, or for a single producer all that fit. Return whether more may fit."""
+        # Dispatches one part, or for a single producer all that fit. Returns whether more may fit.
         while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
@@ -128,13 +119,13 @@ class Dispatcher:
         return task, task.stop(attempt)
 
     def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:
-        """Note that the attempts are over, and their explorers, who may still be at them, are told."""
+        """Note that the attempts are over, and tell their explorers, who may still run them."""
         for attempt in list(attempts):
             task, _ = self.stop(attempt)
             self.recall(attempt, task, reason, restart_runner=restart_runner)
 
     def recall(self, attempt: Attempt, task: OpenTask, reason: str, *, restart_runner: bool = False) -> None:
-        """Tells the explorer of an attempt that is over."""
+        """Tell the explorer of an attempt that is over."""
         order = Cancel(
             explorer=attempt.explorer,
             incarnation=attempt.incarnation,
@@ -172,5 +163,5 @@ class Dispatcher:
 
 
 def _min_version(batch: Batch, newest_version: int) -> int:
-    """Return what an attempt that starts now needs; those of open batches get the newest weights."""
+    # Those of open batches get the newest weights.
     return max(0, newest_version) if batch.is_open else batch.min_version

@@ -10,17 +10,13 @@ from typing import Final
 
 from schemas.event import MAX_PACE_S
 
-OWN_S: Final = 0.5
-"""Explorers that are told nothing send as often by default."""
+OWN_S: Final = 0.5  # explorers that are told nothing send as often by default
 
 
 def pace(explorers: int, beats_per_s: int, before: float) -> float:
     """Return the least time between two heartbeats, in seconds; 0 where explorers may send as often as they like.
 
-    Args:
-        explorers: How many there are.
-        beats_per_s: That all of them together may send.
-        before: The pace until now. It is kept until half as many explorers would still have it.
+    ``before``, the pace until now, is kept until half as many explorers would still have it.
     """
     paused, needed = 0.0, explorers / beats_per_s
     if before and before / 4 < needed <= before:

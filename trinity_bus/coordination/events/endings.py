@@ -45,15 +45,6 @@ _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 
 
 class Endings:
-    """Ends attempts, tasks and batches.
-
-    Args:
-        context: Settings, clock and effects of the machine.
-        state: Its state.
-        dispatcher: Stops and cancels attempts.
-        timeouts: Records how long attempts took.
-    """
-
     def __init__(
         self, context: MachineContext, state: MachineState, dispatcher: Dispatcher, timeouts: AttemptTimeouts
     ) -> None:
@@ -87,14 +78,7 @@ class Endings:
     def attempt_partly_succeeded(
         self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None
     ) -> None:
-        """End a running attempt that has some of its runs: keep these, and retry the others.
-
-        Args:
-            attempt: The only one at its part.
-            event: The explorer's report.
-            done: Finished runs of its part, not all of them.
-            traceparent: Of the rollout.
-        """
+        """End a running attempt, the only one at its part, with some runs ``done``: keep these, retry the others."""
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch = self._ledger.batches[task.batch_id]
@@ -122,8 +106,6 @@ class Endings:
         """End a running attempt without an answer: retry its part, or fail it.
 
         Args:
-            attempt: The attempt.
-            error: What went wrong.
             fact: The kind of failure, for metrics.
             took_s: Its duration in seconds, if known.
             cancel: Whether its explorer may still be running it.
@@ -145,7 +127,7 @@ class Endings:
             self._retry(task, [part], error)
 
     def _retry(self, task: OpenTask, parts: Sequence[Part], error: str) -> None:
-        """Queue parts without a running attempt again, or fail them; all have lost the same number of attempts."""
+        # Parts without a running attempt, which have all lost the same number of attempts.
         batch = self._ledger.batches[task.batch_id]
         if parts[0].lost < self._settings.max_attempts:
             detail = f"{parts[0].lost} of {self._settings.max_attempts} tries"
@@ -172,12 +154,7 @@ class Endings:
                 self.attempt_failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
 
     def requeue_from(self, explorer: Explorer, kept: Container[AttemptKey]) -> None:
-        """Queue the attempts that a draining explorer does not run; this does not count as a failed attempt.
-
-        Args:
-            explorer: Accepts no more orders.
-            kept: The attempts that it still runs.
-        """
+        """Queue the attempts that a draining explorer does not run, all but ``kept``; none counts as failed."""
         returned = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
         for attempt in sorted(returned, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             task, part = self._dispatcher.stop(attempt)
@@ -212,7 +189,6 @@ class Endings:
     def end_unfinished_tasks(
         self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False
     ) -> None:
-        """End all unfinished tasks of a batch."""
         self._ledger.queue.clear(batch)
         for task in list(batch.open_tasks.values()):
             self._stop_all(task, reason, restart_runners=restart_runners)

@@ -25,16 +25,6 @@ from trinity_bus.coordination.versions import history
 
 
 class VersionEvents:
-    """Takes them in.
-
-    Args:
-        context: What the machine is run with.
-        state: Its state.
-        policy: Which versions batches need.
-        choice: Which version was asked for.
-        requeue_running: Stops running attempts, with a reason, because their weights are discarded.
-    """
-
     def __init__(
         self,
         context: MachineContext,
@@ -54,7 +44,6 @@ class VersionEvents:
     def handle(
         self, event: TrainerHeartbeat | StepTrained | WeightsSynced | VersionRefused, traceparent: str | None
     ) -> None:
-        """Take one in."""
         match event:
             case TrainerHeartbeat():
                 self._trainer_beat(event)
@@ -69,7 +58,6 @@ class VersionEvents:
                 assert_never(event)
 
     def ask(self, wanted: VersionWanted | None) -> None:
-        """Ask the trainer for a version, if any is wanted."""
         if wanted is not None:
             self._out.add(RequestVersion(wanted))
 
@@ -148,7 +136,7 @@ class VersionEvents:
             self._out.dismiss("trainer", name, incarnation, newest.incarnation)
 
     def _warn_if_kept(self, step: StepTrained) -> None:
-        """Report a trainer that does not publish what batches will need."""
+        # A trainer that does not publish what batches will need.
         if self._policy.publishes(step.version):
             detail = (
                 f"batches will need version {step.version}, which {step.trainer} does not publish; give all services "

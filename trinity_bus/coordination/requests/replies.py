@@ -20,20 +20,19 @@ from trinity_bus.coordination.state.memory import Memory
 
 REPLIES_KEPT = 4096
 REPLIES_BYTES = 8 << 20
-OUTCOMES_KEPT = 1000
-"""Ended batches whose result is remembered, for those who ask for it later."""
+OUTCOMES_KEPT = 1000  # ended batches whose result is remembered, for those who ask for it later
 OUTCOMES_BYTES = 16 << 20
 
 
 class _Given(Struct, array_like=True, frozen=True):
-    """What a command was answered: the value of an item of ``replies/<n>``."""
+    # The value of an item of ``replies/<n>``.
 
     error: CommandError | None
     detail: str
 
 
 class _Outcome(Value, array_like=True):
-    """What a batch came to: the value of an item of ``outcomes/<n>``."""
+    # The value of an item of ``outcomes/<n>``.
 
     batch_id: str
     batch_type: BatchType
@@ -46,18 +45,13 @@ class _Outcome(Value, array_like=True):
 
 
 class Outcomes:
-    """What became of batches that have ended lately.
-
-    Args:
-        dirty: Told of every change.
-    """
+    """What became of batches that have ended lately."""
 
     def __init__(self, dirty: DirtyKeys) -> None:
         self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, dirty)
         self._codec = dirty.codec
 
     def add(self, result: BatchResult) -> None:
-        """Note that a batch has ended."""
         remembered = _Outcome(*(getattr(result, name) for name in _Outcome.__struct_fields__))
         self.memory.add(result.batch_id, self._codec.encode(remembered))
 
@@ -71,11 +65,7 @@ class Outcomes:
 
 
 class Replies:
-    """The last answers, by client and command id.
-
-    Args:
-        dirty: Told of every change.
-    """
+    """The last answers, by client and command id."""
 
     def __init__(self, dirty: DirtyKeys) -> None:
         self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, dirty)

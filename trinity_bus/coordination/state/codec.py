@@ -32,12 +32,12 @@ from schemas.codec import encode
 from schemas.plain import decode_plain
 from trinity_bus.errors import TrinityError
 
+# Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing.
 FRAMING = 2
-"""Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing."""
 LEVEL_KEY = "level"
 OLDEST_LEVEL = 2
+# 3: ``level`` is an entry; rows in lists may grow. 4: a task may be answered before its batch is full.
 NEWEST_LEVEL = 4
-"""3: ``level`` is an entry; rows in lists may grow. 4: a task may be answered before its batch is full."""
 
 _UNKNOWN = "unknown"
 
@@ -52,8 +52,8 @@ class Value(Struct, dict=True):
     What is set in ``__post_init__`` is no field: it is not kept, but found again when the state is restored.
     """
 
+    # Fields that the version before cannot read, and the level that they came with.
     SINCE: ClassVar[Mapping[str, int]] = {}
-    """Fields that the version before cannot read, and the level that they came with."""
 
     def but(self, **changes: Any) -> Self:
         """Return the same with other values of some fields."""
@@ -68,8 +68,8 @@ class StateCodec:
 
     def __init__(self) -> None:
         self.level = NEWEST_LEVEL
+        # Whether some value is not just its fields, so that msgspec cannot write it by itself.
         self._has_unknown = self._leaves_out = False
-        """Whether some value is not just its fields, so that msgspec cannot write it by itself."""
 
     def set_level(self, level: int) -> None:
         """From now on values are written at this level.
@@ -86,7 +86,6 @@ class StateCodec:
         self._leaves_out = any(since > level for kind in _subclasses(Value) for since in kind.SINCE.values())
 
     def pack(self, body: Any, framing: int = FRAMING) -> bytes:
-        """Return an entry's value."""
         return bytes((0x92, framing)) + self.encode(body)
 
     def encode(self, value: Any) -> bytes:
@@ -118,10 +117,7 @@ class StateCodec:
             raise StateError(f"the coordinator's state has something that is no {of}: {error}") from error
 
     def _written(self, value: Any) -> Any:
-        """Return the value as plain data.
-
-        Without fields that are too new for the level, with those that nobody here knows.
-        """
+        # As plain data: without fields that are too new for the level, with those that nobody here knows.
         if isinstance(value, Value):
             unknown = value.__dict__.get(_UNKNOWN)
             written = {
@@ -161,7 +157,7 @@ def unpack(key: str, value: bytes) -> Any:
 
 
 def _keep_unknown(value: Any, plain: Any) -> bool:
-    """Keep with each value below this one what it does not know. Return whether there is anything."""
+    # Keeps with each value below this one what it does not know. Returns whether there is anything.
     found = False
     if isinstance(value, Value):
         names = value.__struct_fields__

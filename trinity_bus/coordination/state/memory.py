@@ -7,11 +7,7 @@ from trinity_bus.coordination.state.tables import Table
 class Memory:
     """The values of the last ``capacity`` names, fewer where they are large. A name that is in keeps its value.
 
-    Args:
-        kind: First part of the keys of its entries.
-        capacity: Most names.
-        max_bytes: Most bytes of all values; the last one is kept whatever it takes.
-        dirty: Told of every change.
+    Of ``max_bytes`` at most in all; the last one is kept whatever it takes.
     """
 
     def __init__(self, kind: str, capacity: int, max_bytes: int, dirty: DirtyKeys) -> None:
@@ -25,11 +21,9 @@ class Memory:
         return len(self._values)
 
     def get(self, name: str) -> bytes | None:
-        """Return the value of a name that is remembered."""
         return self._values.get(name)
 
     def add(self, name: str, value: bytes) -> None:
-        """Remembers a value; may forget the oldest."""
         if name in self._values:
             return
         self._entries[str(int(next(reversed(self._entries), "-1")) + 1)] = (name, value)
@@ -38,7 +32,6 @@ class Memory:
         self._trim()
 
     def rebuild(self) -> None:
-        """Find the values in the entries of a changelog."""
         self._entries.sort()
         self._values = dict(self._entries.values())
         self._bytes = sum(map(len, self._values.values()))

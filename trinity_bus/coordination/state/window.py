@@ -11,13 +11,7 @@ BLOCK_SIZE = 128
 
 
 class Window:
-    """The most recent names. A name that is in is not added again.
-
-    Args:
-        kind: First part of the keys of its entries: ``kind/<block number>``.
-        capacity: Names that are surely remembered.
-        dirty: Told of every changed block.
-    """
+    """The most recent names, ``capacity`` at least. A name that is in is not added again."""
 
     def __init__(self, kind: str, capacity: int, dirty: DirtyKeys) -> None:
         self._capacity = capacity
@@ -31,7 +25,6 @@ class Window:
         return len(self._names)
 
     def add(self, name: str) -> None:
-        """Remembers ``name``; may forget the oldest block."""
         if name in self._names:
             return
         last = next(reversed(self._blocks), "-1")

@@ -5,11 +5,7 @@ from trinity_bus.coordination.limits import bounded
 
 
 def entry(step: StepTrained) -> PublishedVersion:
-    """Return the record for ``version-history``.
-
-    Args:
-        step: By which the trainer told of the version.
-    """
+    """Return the record for ``version-history``."""
     return PublishedVersion(
         model=step.model,
         version=step.version,
