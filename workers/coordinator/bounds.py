@@ -18,13 +18,10 @@ from schemas.topics import EXPERIENCES
 
 BEGIN_S = 1.0
 
-type Offsets = dict[int, int]
-"""By partition."""
+type Offsets = dict[int, int]  # by partition
 
 
 class HasBounds(Protocol):
-    """A bus."""
-
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         ...
@@ -35,13 +32,6 @@ class HasBounds(Protocol):
 
 
 class ExperienceBounds:
-    """Asks the brokers.
-
-    Args:
-        bus: Connected.
-        clock: Seconds, steady.
-    """
-
     def __init__(self, bus: HasBounds, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._clock = clock

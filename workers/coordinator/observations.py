@@ -47,8 +47,7 @@ _LEVELS = {
     Fact.CONTRIBUTION_REFUSED: logging.INFO,
     Fact.ROLLED_BACK: logging.WARNING,
     Fact.STARVED: logging.WARNING,
-}
-"""All others are counted, and logged for those who look closely."""
+}  # all others are counted, and logged for those who look closely
 
 
 def begin() -> None:
@@ -61,7 +60,6 @@ def begin() -> None:
 
 
 def observe(observed: Observe) -> None:
-    """Count and log a fact."""
     FACTS.add(1, {names.RL_FACT: observed.fact.value})
     if observed.fact is Fact.CONTRIBUTION_REFUSED:
         REFUSED.add(1, {names.RL_REASON: observed.detail.partition(":")[0]})
@@ -73,12 +71,10 @@ def observe(observed: Observe) -> None:
 
 
 def answered(result: TaskResult) -> None:
-    """Count a task that has ended."""
     TASKS.add(1, {names.RL_TASK_STATUS: result.status, names.RL_BATCH_TYPE: result.batch_type})
 
 
 def batch_moved(record: BatchRecord) -> None:
-    """Count and log where a batch stands."""
     BATCH_AGES.moved(record)
     if record.state is BatchLifecycleState.FINALIZED:
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
@@ -107,6 +103,5 @@ def batch_moved(record: BatchRecord) -> None:
 
 
 def announced(record: ModelVersion) -> None:
-    """Log an announcement."""
     members = ", ".join(member.explorer for member in record.members) or "no explorer yet"
     log.info("announced version %d, epoch %d, for %s", record.version, record.epoch, members)

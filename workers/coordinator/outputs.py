@@ -52,8 +52,7 @@ from workers.coordinator.spans import Spans
 
 log = logging.getLogger("workers.coordinator")
 
-type Originals = Mapping[Origin, Received[Any]]
-"""Tasks as they came, of those that were read just now."""
+type Originals = Mapping[Origin, Received[Any]]  # tasks as they came, of those that were read just now
 
 
 class Outputs:
@@ -133,21 +132,18 @@ class Outputs:
                 await self._producer.send_dead_letter(received, received.record.reason, received.record.detail)
 
     async def record_changes(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
-        """Write to the changelog: what changed, and up to which inputs that is."""
         entries = (*changes, (INPUTS_KEY, pack_positions(positions)))
         await self._producer.send_all(COORDINATOR_STATE, entries, partition=0)
 
     async def forget(self, keys: Iterable[tuple[Topic, str]]) -> None:
-        """Write tombstones."""
         for topic, key in keys:
             await self._producer.send_raw(topic, key, None)
 
     async def tell_leader(self, leader: Leader) -> None:
-        """Write to the changelog who works: the sign of life that others who could do it wait for."""
+        """Write to the changelog who works: the heartbeat that standbys wait for."""
         await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, pack_leader(leader), partition=0)
 
     async def tell_figures(self, heartbeat: CoordinatorHeartbeat) -> None:
-        """Write the same with figures for everybody to look at."""
         await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
     async def show_progress(self, positions: Positions, group: str) -> None:
@@ -156,13 +152,7 @@ class Outputs:
 
 
 def without_lost(effects: Iterable[Effect], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Effect]:
-    """Decisions, with manifests that name nothing that is gone.
-
-    Args:
-        effects: As the machine has decided.
-        begins: Partition to the first offset of experiences that is kept.
-        ends: Partition to the end of them.
-    """
+    """Decisions, with manifests that name nothing that is gone; bounds are by partition."""
     sound: list[Effect] = []
     for effect in effects:
         if not isinstance(effect, PublishBatch):
@@ -196,5 +186,5 @@ def as_received(refused: RejectTask) -> Received[Any]:
 
 
 def _context(span: Span, parent: str | None) -> str | None:
-    """Return what the record carries: the span's context, or without tracing that of its parent."""
+    # The span's context, or without tracing that of its parent.
     return traceparent(span) or parent
