@@ -23,8 +23,7 @@ class Connection:
     bus: Bus
     producer: Producer
     channel: CommandChannel
-    stack: AsyncExitStack
-    """What else is to be closed goes on it."""
+    stack: AsyncExitStack  # what else is to be closed goes on it
 
     @classmethod
     async def open(cls, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic] = ()) -> Self:
@@ -60,6 +59,6 @@ class Connection:
 
 
 def tell_unused(*given: object) -> None:
-    """Say that actors or models were given to a client, as the reference's are, and that they are not asked."""
+    """Warn that actors or models were given to a client, as the reference's are, and that they are not used."""
     if any(one is not None for one in given):
         log.warning("models and actors that a client is given are not used: the services of the mesh do the work")

@@ -54,7 +54,6 @@ async def publish(
     """Check and publish experiences.
 
     Args:
-        producer: Started.
         payloads: Each one ``ExperienceGroup``, encoded; each of another task.
         author: In whose name they are published, whatever they say.
         incarnation: Likewise.
@@ -102,7 +101,7 @@ async def publish(
 
 
 def _anew(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
-    """Return what a scheduler gave of one task, as a task that nobody has answered; of the same runs, the same."""
+    # What a scheduler gave of one task, as a task that nobody has answered; of the same runs, the same.
     whole = join_groups(sorted(parts, key=lambda part: int(part.run_ids.min())))
     return msgspec.structs.replace(whole, task_id=f"{whole.task_id}@{whole.run_ids.min()}")
 

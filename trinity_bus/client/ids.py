@@ -74,12 +74,10 @@ def task_name(batch: str, task_id: str) -> str:
 
 
 def batch_of_task(name: str) -> str:
-    """Return the name of a task's batch, of the task's id on the log."""
     return name.partition(_MARK)[0]
 
 
 def given_task_id(name: str) -> str:
-    """Return the id that a task was given, of its id on the log."""
     return name.partition(_MARK)[2]
 
 
@@ -95,9 +93,6 @@ def tasks_of(
     """Return the tasks as they go to the log, each naming its batch. What they said of a batch before is replaced.
 
     Args:
-        tasks: As given.
-        batch: The name of their batch.
-        batch_type: Of the batch.
         size: Of the batch; ``None`` for an open one.
         taken: Ids on the log that the batch has already.
         producer: Who sends those that do not say.

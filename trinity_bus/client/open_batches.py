@@ -46,8 +46,7 @@ class OpenBatch:
     task_names: set[str] = field(default_factory=set)
     submitted: bool = False
     closing: bool = False
-    sending: asyncio.Task[None] | None = None
-    """The last ``schedule`` of it; each waits for the one before."""
+    sending: asyncio.Task[None] | None = None  # the last ``schedule`` of it; each waits for the one before
 
 
 @dataclass(slots=True, eq=False)
@@ -56,18 +55,12 @@ class ScheduledBatch:
 
     tracker: BatchTracker
     open: OpenBatch | None = None
-    failure: Exception | None = None
-    """Why not all of its tasks are on the log."""
-    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Whoever takes results has it."""
+    failure: Exception | None = None  # why not all of its tasks are on the log
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever takes results has it
 
 
 class OpenBatches:
-    """All batches of a scheduler.
-
-    Args:
-        default_runs: Runs of a task that names no number.
-    """
+    """All batches of a scheduler. ``default_runs``: of a task that names no number."""
 
     def __init__(self, default_runs: int) -> None:
         self._default_runs = default_runs
@@ -75,21 +68,18 @@ class OpenBatches:
         self._connection: Connection | None = None
         self._caught_up: Callable[[], Awaitable[None]] | None = None
         self._batches: dict[BatchId, ScheduledBatch] = {}
+        # Those of which results may come, by their names on the log.
         self._on_log: dict[str, tuple[ScheduledBatch, OpenBatch]] = {}
-        """Those of which results may come, by their names on the log."""
-        self._names: dict[BatchId, int] = {}
-        """How many names each id has had on the log."""
+        self._names: dict[BatchId, int] = {}  # how many names each id has had on the log
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     def connect(self, connection: Connection, caught_up: Callable[[], Awaitable[None]]) -> None:
-        """Work over a connection from now on.
+        """Work over an open connection from now on.
 
-        Args:
-            connection: Open.
-            caught_up: Waits until every record that is on the log has been passed to ``take``, those of transactions
-                that are open too.
+        ``caught_up`` waits until every record that is on the log has been passed to ``take``, those of open
+        transactions too.
         """
         self._connection, self._caught_up, self._failure = connection, caught_up, None
 
@@ -124,7 +114,6 @@ class OpenBatches:
         return list(self._batches.values())
 
     def get(self, batch_id: BatchId) -> ScheduledBatch | None:
-        """Return the batch of this id."""
         return self._batches.get(batch_id)
 
     def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> asyncio.Future[None]:
@@ -204,11 +193,9 @@ class OpenBatches:
         return [received.raw for received in found]
 
     async def close(self, batch: ScheduledBatch, reason: str, *, partial: bool = False, restart: bool = False) -> None:
-        """End a batch on the log. Results that it came to are there when this returns.
+        """End a batch on the log. Its results are there when this returns; nothing happens if it is not open.
 
         Args:
-            batch: Nothing happens if it is not open.
-            reason: Why, for its record.
             partial: Whether a task counts with the runs that it has done.
             restart: Whether runners that are at its tasks are stopped at once.
 

@@ -12,10 +12,7 @@ _DUPLICATE: Final = "duplicate_task"
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A task that will not be run."""
-
-    task_name: str
-    """Its id on the log."""
+    task_name: str  # its id on the log
     why: str
 
 

@@ -40,7 +40,6 @@ class CompletedTaskResult:
 
 
 def status_of(result: TaskResult) -> Status:
-    """Return a result as its caller sees it."""
     return Status(
         completed_runs=result.completed_runs,
         total_runs=result.total_runs,
@@ -50,7 +49,6 @@ def status_of(result: TaskResult) -> Status:
 
 
 def refused(total_runs: int, why: str) -> Status:
-    """Return the status of a task that the coordinator did not accept."""
     return Status(0, total_runs, [{}], f"0/{total_runs} runs completed successfully. First error: {why}")
 
 

@@ -22,8 +22,6 @@ SILENCE_S = 30.0
 
 
 class RetryStep(StrEnum):
-    """What to do now."""
-
     WAIT = "wait"
     AGAIN = "again"
     GIVE_UP = "give_up"
@@ -51,12 +49,7 @@ class RetryPolicy:
         self._taken = taken
 
     def step(self, now: float, heard_at: float | None) -> RetryStep:
-        """Return what to do.
-
-        Args:
-            now: The time.
-            heard_at: When a coordinator was last heard, by anyone; ``None`` if never.
-        """
+        """Return what to do. ``heard_at``: when a coordinator was last heard, by anyone; ``None`` if never."""
         if now >= self._end(heard_at):
             return RetryStep.GIVE_UP
         return RetryStep.AGAIN if now >= self._last_sent_at + self._again_s else RetryStep.WAIT

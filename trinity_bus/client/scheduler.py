@@ -355,7 +355,7 @@ class Scheduler:
         return await self._batches.take_completed(batch, payloads=payloads)
 
     def _default_timeout(self) -> float:
-        """Return what all attempts at one task may take together, in seconds."""
+        # What all attempts at one task may take together, in seconds.
         coordinator = self._coordinator()
         return coordinator.max_timeout_s * coordinator.attempts_per_task
 
@@ -367,7 +367,7 @@ class Scheduler:
 
     @property
     def _fleet(self) -> MeshState:
-        """As it is now; empty before the first start."""
+        # Empty before the first start.
         return MeshState() if self._mesh is None else self._mesh.state
 
 

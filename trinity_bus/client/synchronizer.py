@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     import torch
 
 type TrainerStatus = Literal["running", "stopped"]
-type TensorDescription = tuple[str, str, tuple[int, ...]]
-"""Name, dtype such as ``bfloat16``, shape."""
+type TensorDescription = tuple[str, str, tuple[int, ...]]  # name, dtype such as ``bfloat16``, shape
 
+# Of the reference, by the states of explorers.
 _STATUSES = {
     "starting": "require_sync",
     "ready": "running",
@@ -52,9 +52,7 @@ _STATUSES = {
     "draining": "running",
     "stopped": "stopped",
 }
-"""Of the reference, by the states of explorers."""
-_LOOK_S = 1.0
-"""Silence is news too: who waits looks again after so much of it."""
+_LOOK_S = 1.0  # silence is news too: who waits looks again after so much of it
 WEIGHTS = "model.safetensors"
 
 
