@@ -190,7 +190,6 @@ _PLACES = {name: module for module, names in _NAMES.items() for name in names.sp
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = _PLACES[name]

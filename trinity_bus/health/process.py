@@ -44,13 +44,12 @@ def watching(what: str, keeps_up: Callable[[], Awaitable[bool]]) -> Iterator[Non
 
 
 async def readings() -> dict[str, bool]:
-    """Return whether each thing that is watched is read."""
     return {what: await keeps_up() for what, keeps_up in list(_watched.items())}
 
 
 @asynccontextmanager
 async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterator[None]:
-    """Answers probes for the length of the block, where a port is set.
+    """Answer probes for the length of the block, where a port is set.
 
     Raises:
         ConfigError: The port cannot be listened on.
