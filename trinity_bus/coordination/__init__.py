@@ -6,23 +6,7 @@ what to delete is decided beside it. ``workers.coordinator`` runs them.
 
 from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
 from trinity_bus.coordination.commit_schedule import CommitPlan, CommitSchedule
-from trinity_bus.coordination.effects import (
-    AnnounceVersion,
-    Dismiss,
-    Effect,
-    Fact,
-    Observe,
-    PublishBatch,
-    PublishResult,
-    RecordVersion,
-    RejectionReason,
-    RejectTask,
-    RequestVersion,
-    SendOrder,
-    SendReply,
-    Skip,
-    TellPace,
-)
+from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     ContributionArrived,
@@ -45,13 +29,11 @@ from trinity_bus.coordination.sync_policy import SyncPolicy, required_version, s
 
 __all__ = [
     "TRANSITIONS",
-    "AnnounceVersion",
     "CommandArrived",
     "CommitPlan",
     "CommitSchedule",
     "ContributionArrived",
     "CoordinatorMachine",
-    "Dismiss",
     "Effect",
     "Event",
     "EventArrived",
@@ -66,25 +48,18 @@ __all__ = [
     "Leadership",
     "Observe",
     "Origin",
-    "PublishBatch",
-    "PublishResult",
-    "RecordVersion",
     "RejectTask",
     "RejectionReason",
     "Request",
-    "RequestVersion",
     "Retention",
     "Role",
-    "SendOrder",
-    "SendReply",
-    "Skip",
     "StateError",
     "SyncPolicy",
     "TaskArrived",
-    "TellPace",
     "Tick",
     "Transition",
     "Uncountable",
+    "Write",
     "required_version",
     "staleness",
 ]

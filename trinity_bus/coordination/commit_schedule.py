@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from schemas import BatchLifecycleState
-from trinity_bus.coordination.effects import Effect, Observe, PublishBatch, RejectTask, TellPace
+from schemas import BatchLifecycleState, BatchRecord, SetPace
+from trinity_bus.coordination.effects import Effect, Observe, RejectTask, Write
 
 # Least time from the begin of a transaction to that of the next: each costs the brokers, the explorers that it has
 # orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once.
@@ -180,7 +180,7 @@ class CommitSchedule:
 
 
 def _ends_batch(effect: Effect) -> bool:
-    return isinstance(effect, PublishBatch) and effect.record.state in _ENDS
+    return isinstance(effect, Write) and isinstance(effect.record, BatchRecord) and effect.record.state in _ENDS
 
 
 _ENDS = (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED)
@@ -188,8 +188,8 @@ _ENDS = (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED)
 
 def _is_awaited(effect: Effect) -> bool:
     match effect:
-        case PublishBatch(record=batch):
+        case Write(record=BatchRecord() as batch):
             return batch.state is not BatchLifecycleState.PENDING
-        case Observe() | RejectTask() | TellPace():
+        case Observe() | RejectTask() | Write(record=SetPace()):
             return False
     return True

@@ -23,74 +23,34 @@ from schemas import (
     TaskResult,
     VersionWanted,
 )
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, ROLLOUTS
 from trinity_bus.coordination.inputs import Origin
 
-
-class SendOrder(Struct, frozen=True):
-    """To ``rollouts``, into the lane of ``record.explorer``."""
-
-    record: Dispatch | Cancel
-    traceparent: str | None  # of the task
-    lane: int | None = None
-
-
-class TellPace(Struct, frozen=True):
-    """To ``rollouts``, into the lane of ``record.explorer``: how often it is to send heartbeats."""
-
-    record: SetPace
-    lane: int | None = None
-
-
-class PublishBatch(Struct, frozen=True):
-    """To ``batches``: a batch after a transition."""
-
-    record: BatchRecord
+type Written = (
+    Dispatch
+    | Cancel
+    | SetPace
+    | Superseded
+    | BatchRecord
+    | BatchSkipped
+    | TaskResult
+    | CommandReply
+    | ModelVersion
+    | VersionWanted
+    | PublishedVersion
+)
 
 
-class Skip(Struct, frozen=True):
-    """To ``batches``: the trainer is to pass over a batch."""
+class Write(Struct, frozen=True):
+    """A record for a topic."""
 
-    record: BatchSkipped
-
-
-class AnnounceVersion(Struct, frozen=True):
-    """To ``model-versions``: weights to be served, and who takes part in moving them."""
-
-    record: ModelVersion
-    traceparent: str | None  # of the trainer's publication
-
-
-class SendReply(Struct, frozen=True):
-    """To ``replies``."""
-
-    record: CommandReply
-    traceparent: str | None  # of the command
-
-
-class PublishResult(Struct, frozen=True):
-    """To ``results``: exactly one for each accepted task."""
-
-    record: TaskResult
-    traceparent: str | None  # of the rollout that counts, else of the task
-
-
-class Dismiss(Struct, frozen=True):
-    """To the incarnation that it names: it is to end, because another has its place."""
-
-    record: Superseded
-    lane: int | None = None
-
-
-class RequestVersion(Struct, frozen=True):
-    """To ``coordinator-events``, for the trainer."""
-
-    record: VersionWanted
-
-
-class RecordVersion(Struct, frozen=True):
-    """To ``version-history``."""
-
-    record: PublishedVersion
+    topic: Topic
+    key: str
+    record: Written
+    # Of the task, the command, the trainer's publication or the rollout that counts.
+    traceparent: str | None = None
+    lane: int | None = None  # of ``rollouts``, as the explorer has told
 
 
 class RejectionReason(StrEnum):
@@ -152,20 +112,7 @@ class Observe(Struct, frozen=True):
     detail: str = ""
 
 
-type Effect = (
-    SendOrder
-    | TellPace
-    | PublishBatch
-    | Skip
-    | PublishResult
-    | SendReply
-    | AnnounceVersion
-    | RequestVersion
-    | Dismiss
-    | RecordVersion
-    | RejectTask
-    | Observe
-)
+type Effect = Write | RejectTask | Observe
 
 
 class Effects:
@@ -176,6 +123,12 @@ class Effects:
 
     def add(self, effect: Effect) -> None:
         self._effects.append(effect)
+
+    def publish_batch(self, record: BatchRecord) -> None:
+        self._effects.append(Write(BATCHES, record.batch_id, record))
+
+    def request_version(self, record: VersionWanted) -> None:
+        self._effects.append(Write(COORDINATOR_EVENTS, record.model, record))
 
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
         self._effects.append(Observe(fact, subject, detail))
@@ -194,7 +147,9 @@ class Effects:
             f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
         )
         self.observe(fact, name, detail)
-        self.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts), lane))
+        topic = ROLLOUTS if service == "explorer" else COORDINATOR_EVENTS
+        superseded = Superseded(service=service, name=name, incarnation=incarnation, by=counts)
+        self.add(Write(topic, name, superseded, lane=lane))
 
     def take(self) -> list[Effect]:
         """Return all effects, and forget them."""

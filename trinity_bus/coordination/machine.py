@@ -50,6 +50,7 @@ from schemas import (
     SetPace,
     UnservedPool,
 )
+from schemas.topics import MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
@@ -59,14 +60,12 @@ from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
 from trinity_bus.coordination.dispatch.stragglers import slow_attempts
 from trinity_bus.coordination.effects import (
-    AnnounceVersion,
     Effect,
     Effects,
     Fact,
-    PublishBatch,
     RejectionReason,
     RejectTask,
-    TellPace,
+    Write,
 )
 from trinity_bus.coordination.events.answers import Answers
 from trinity_bus.coordination.events.batch_commands import BatchCommands
@@ -226,7 +225,7 @@ class CoordinatorMachine:
             return
         new_batch = self.ledger.accept(arrived)
         if new_batch is not None:
-            self._out.add(PublishBatch(new_batch.record()))
+            self._out.publish_batch(new_batch.record())
         self._endings.abort_unfilled_batches()
 
     def _command(self, arrived: CommandArrived) -> None:
@@ -280,7 +279,7 @@ class CoordinatorMachine:
             )
         if beat.pace_s not in (None, self.fleet.pace_s):
             pace = SetPace(explorer=beat.explorer, incarnation=beat.incarnation, pace_s=self.fleet.pace_s)
-            self._out.add(TellPace(pace, beat.lane))
+            self._out.add(Write(ROLLOUTS, beat.explorer, pace, lane=beat.lane))
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)
@@ -319,7 +318,7 @@ class CoordinatorMachine:
         if announcement is None:
             announcement = self.sync.next_round(self.fleet, now)
         if announcement is not None:
-            self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
+            self._out.add(Write(MODEL_VERSIONS, announcement.model, announcement, self.sync.state.traceparent))
         self._settle_batches()
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
@@ -347,7 +346,7 @@ class CoordinatorMachine:
             ended = self._endings.finalize_batches()
             admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
             for record in admitted:
-                self._out.add(PublishBatch(record))
+                self._out.publish_batch(record)
                 self._contributions.count(record)
             if not (ended or admitted or self._fail_unknown_workflows()):
                 return

@@ -29,10 +29,10 @@ from trinity_bus.coordination import (
     CommitPlan,
     CommitSchedule,
     CoordinatorMachine,
+    Effect,
     Leadership,
-    PublishBatch,
-    Skip,
     Tick,
+    Write,
 )
 from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
@@ -319,8 +319,8 @@ class LeaderTerm:
             await outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes)
             return
         async with self._bounds.asked() as asked:
-            of_batches = [effect for effect in pending.effects if isinstance(effect, PublishBatch | Skip)]
-            others = [effect for effect in pending.effects if not isinstance(effect, PublishBatch | Skip)]
+            of_batches = [effect for effect in pending.effects if _is_of_batch(effect)]
+            others = [effect for effect in pending.effects if not _is_of_batch(effect)]
             await outputs.carry_out(others, pending.originals, pending.spans, self._lanes)
             self._producer.announce(BATCHES)
             found = await asked
@@ -359,6 +359,10 @@ class LeaderTerm:
 
     def _nothing(self) -> PendingCommit:
         return PendingCommit(Spans(self._namespace))
+
+
+def _is_of_batch(effect: Effect) -> bool:
+    return isinstance(effect, Write) and effect.topic is BATCHES
 
 
 async def _is_committed(committing: asyncio.Task[None]) -> bool:

@@ -4,7 +4,7 @@ import logging
 
 from opentelemetry import metrics
 
-from schemas import BatchLifecycleState, BatchRecord, ModelVersion, TaskResult
+from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, ModelVersion, TaskResult
 from trinity_bus.coordination import Fact, staleness
 from trinity_bus.coordination.effects import Observe
 from trinity_bus.rollout.metrics import reward_of
@@ -70,11 +70,21 @@ def observe(observed: Observe) -> None:
         log.log(level, "%s: %s: %s", observed.fact.value.replace("_", " "), observed.subject, observed.detail)
 
 
-def answered(result: TaskResult) -> None:
-    TASKS.add(1, {names.RL_TASK_STATUS: result.status, names.RL_BATCH_TYPE: result.batch_type})
+def written(record: object) -> None:
+    """Count and log a record that was written, where that is worth it."""
+    match record:
+        case TaskResult():
+            TASKS.add(1, {names.RL_TASK_STATUS: record.status, names.RL_BATCH_TYPE: record.batch_type})
+        case BatchRecord():
+            _batch_moved(record)
+        case BatchSkipped():
+            log.warning("batch %s is to be passed over: %s", record.batch_id, record.reason)
+        case ModelVersion():
+            members = ", ".join(member.explorer for member in record.members) or "no explorer yet"
+            log.info("announced version %d, epoch %d, for %s", record.version, record.epoch, members)
 
 
-def batch_moved(record: BatchRecord) -> None:
+def _batch_moved(record: BatchRecord) -> None:
     BATCH_AGES.moved(record)
     if record.state is BatchLifecycleState.FINALIZED:
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
@@ -100,8 +110,3 @@ def batch_moved(record: BatchRecord) -> None:
             record.expected_task_count,
             record.failed_task_count,
         )
-
-
-def announced(record: ModelVersion) -> None:
-    members = ", ".join(member.explorer for member in record.members) or "no explorer yet"
-    log.info("announced version %d, epoch %d, for %s", record.version, record.epoch, members)

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas import BatchRecord
 from schemas.topics import TASKS
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.coordination import Effect, Origin, PublishBatch
+from trinity_bus.coordination import Effect, Origin, Write
 from workers.coordinator.spans import Spans
 
 
@@ -36,4 +37,5 @@ class PendingCommit:
     def add(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             self.effects.append(effect)
-            self.ends_batches = self.ends_batches or (isinstance(effect, PublishBatch) and bool(effect.record.manifest))
+            if isinstance(effect, Write) and isinstance(effect.record, BatchRecord) and effect.record.manifest:
+                self.ends_batches = True

@@ -19,7 +19,7 @@ from schemas import (
 )
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.console.index import Index, SampleFilter, SamplePlace, Store
-from trinity_bus.coordination.versions.history import entry
+from trinity_bus.coordination.events.version_events import history_entry as entry
 
 MODEL = {"incarnation": "a", "model": "policy"}
 GROUPS = [

@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Final
 
 from schemas import Cancel, Dispatch, Position
+from schemas.topics import ROLLOUTS
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
@@ -18,7 +19,7 @@ from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.dispatch.placement import Placement
-from trinity_bus.coordination.effects import Effects, SendOrder
+from trinity_bus.coordination.effects import Effects, Write
 from trinity_bus.coordination.limits import short_error
 
 MOST_STARTED: Final = 256  # of one pass, so that a thousand free explorers do not delay all other work
@@ -135,7 +136,7 @@ class Dispatcher:
             restart_runner=restart_runner,
         )
         lane = self._fleet.lane_of(attempt.explorer, attempt.incarnation)
-        self._out.add(SendOrder(order, task.traceparent, lane))
+        self._out.add(Write(ROLLOUTS, attempt.explorer, order, task.traceparent, lane))
 
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
@@ -159,7 +160,7 @@ class Dispatcher:
             timeout_s=timeout_s,
             turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
         )
-        self._out.add(SendOrder(dispatch, task.traceparent, explorer.lane))
+        self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.traceparent, explorer.lane))
 
 
 def _min_version(batch: Batch, newest_version: int) -> int:

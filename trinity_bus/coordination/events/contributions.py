@@ -31,7 +31,7 @@ refused as          because
 from schemas import BatchRecord, Contribute, Task
 from schemas.command import CommandError
 from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
-from trinity_bus.coordination.effects import Fact, PublishBatch, RejectionReason
+from trinity_bus.coordination.effects import Fact, RejectionReason
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Uncountable
 from trinity_bus.coordination.limits import records_left
@@ -109,7 +109,7 @@ class Contributions:
         new_batch = self._ledger.accept(TaskArrived(task, Origin(0, 0), arrived.traceparent), answer)
         self._ledger.cover(command.covers or ())
         if new_batch is not None:
-            self._out.add(PublishBatch(new_batch.record()))
+            self._out.publish_batch(new_batch.record())
 
     def _refusal(self, command: Contribute, task: Task) -> Refusal | None:
         refused = self._ledger.refusal(task)

@@ -29,6 +29,7 @@ from collections.abc import Container, Sequence
 from schemas import BatchLifecycleState as State
 from schemas import RolloutFinished
 from schemas.command import BatchResult
+from schemas.topics import RESULTS
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
@@ -37,7 +38,7 @@ from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.effects import Fact, PublishBatch, PublishResult
+from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.limits import short_error
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 
@@ -259,7 +260,7 @@ class Endings:
     def _finish(self, task: OpenTask, result: Result) -> None:
         batch = self._ledger.finish_task(task, result)
         record = results.record(task, batch.batch_type, result)
-        self._out.add(PublishResult(record, result.traceparent or task.traceparent))
+        self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.traceparent))
         fact = _FACTS.get(result.status, Fact.TASK_COMPLETED)
         self._out.observe(fact, result.task_id, result.status if fact is Fact.TASK_COMPLETED else result.error or "")
         if batch.state is State.RUNNING:
@@ -270,7 +271,7 @@ class Endings:
 
     def _complete(self, batch: Batch) -> None:
         self._waiting.pop(batch.batch_id, None)
-        self._out.add(PublishBatch(self._ledger.completed(batch)))
+        self._out.publish_batch(self._ledger.completed(batch))
 
     def _wait_if_enough(self, batch: Batch) -> None:
         if batch.state is State.RUNNING and batch.cut_at is None and batch.has_enough:
@@ -282,7 +283,7 @@ class Endings:
         record = batch.record(
             reason=reason, with_results=with_results, detailed_stats=self._settings.detailed_eval_stats
         )
-        self._out.add(PublishBatch(record))
+        self._out.publish_batch(record)
         result = BatchResult(
             batch_id=batch.batch_id,
             batch_type=batch.batch_type,

@@ -66,7 +66,7 @@ from schemas import (
     VersionWanted,
 )
 from schemas.command import CommandError
-from trinity_bus.coordination.effects import Fact, RequestVersion
+from trinity_bus.coordination.effects import Fact
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.versions.weight_sync import Choice
 
@@ -122,7 +122,7 @@ class VersionChoice:
         else:
             self._sync.choose(choice)
             self._deadline = self._clock.now + self._timeout_s
-            self._out.add(self._question(choice))
+            self._out.request_version(self._question(choice))
 
     def roll_back(self, command: RollBack, traceparent: str | None) -> bool:
         """Note that a client ends a lineage. Return whether the trainer is asked, so that what runs must stop."""
@@ -149,7 +149,7 @@ class VersionChoice:
             self._reply(earlier, "invalid", f"a rollback to version {command.version} came meanwhile")
         self._sync.choose(choice)
         self._deadline = self._clock.now + ROLLBACK_S
-        self._out.add(self._question(choice))
+        self._out.request_version(self._question(choice))
         return True
 
     def rolled_back(self, step: StepTrained, former: StepTrained | None) -> bool:
@@ -170,11 +170,10 @@ class VersionChoice:
             self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
         return True
 
-    def _question(self, choice: Choice) -> RequestVersion:
-        wanted = VersionWanted(model=self._model, version=choice.version)
+    def _question(self, choice: Choice) -> VersionWanted:
         if choice.rollback is not None:
-            wanted = VersionWanted(model=self._model, rollback=choice.rollback)
-        return RequestVersion(wanted)
+            return VersionWanted(model=self._model, rollback=choice.rollback)
+        return VersionWanted(model=self._model, version=choice.version)
 
     def offered(self, step: StepTrained, traceparent: str | None) -> None:
         """Note that the trainer has an older version at hand again."""
@@ -202,9 +201,9 @@ class VersionChoice:
         state = self._sync.state
         if state.choice is not None:
             self._sync.choose(state.choice.but(step=None, step_traceparent=None))
-            self._out.add(self._question(state.choice))
+            self._out.request_version(self._question(state.choice))
         elif state.pinned:
-            self._out.add(RequestVersion(VersionWanted(model=self._model, version=self._sync.version)))
+            self._out.request_version(VersionWanted(model=self._model, version=self._sync.version))
 
     def overdue(self) -> None:
         """Give up on a trainer that does not answer."""

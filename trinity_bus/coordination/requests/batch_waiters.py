@@ -6,7 +6,8 @@ is the machine's; after a restart it begins again.
 
 from schemas import CommandReply, FinalizeBatch
 from schemas.command import BatchResult
-from trinity_bus.coordination.effects import SendReply
+from schemas.topics import REPLIES
+from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Groups
@@ -24,7 +25,7 @@ class BatchWaiter(Value, array_like=True):
     def key(self) -> tuple[str, str]:
         return self.command.client, self.command.command_id
 
-    def reply(self, result: BatchResult) -> SendReply:
+    def reply(self, result: BatchResult) -> Write:
         return ended_reply(self.command, result, self.traceparent)
 
 
@@ -59,8 +60,8 @@ class BatchWaiters:
             waiter.deadline = now + waiter.timeout_s
 
 
-def ended_reply(command: FinalizeBatch, result: BatchResult, traceparent: str | None) -> SendReply:
+def ended_reply(command: FinalizeBatch, result: BatchResult, traceparent: str | None) -> Write:
     record = CommandReply(
         client=command.client, command_id=command.command_id, batch_id=command.batch_id, result=result
     )
-    return SendReply(record, traceparent)
+    return Write(REPLIES, record.client, record, traceparent)

@@ -12,7 +12,8 @@ from msgspec import Struct
 from schemas import BatchLifecycleState, CommandReply
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
-from trinity_bus.coordination.effects import SendReply
+from schemas.topics import REPLIES
+from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -71,7 +72,7 @@ class Replies:
         self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, dirty)
         self._codec = dirty.codec
 
-    def again(self, command: Request, traceparent: str | None) -> SendReply | None:
+    def again(self, command: Request, traceparent: str | None) -> Write | None:
         """Return the answer that the command got when it was sent before; None if it was not, or too long ago."""
         item = self.memory.get(_name(command))
         if item is None:
@@ -79,7 +80,7 @@ class Replies:
         remembered = self._codec.decode(_Given, item)
         return _reply(command, remembered.error, remembered.detail, traceparent)
 
-    def give(self, command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> SendReply:
+    def give(self, command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> Write:
         """Return the answer to a command, remembered."""
         self.memory.add(_name(command), self._codec.encode(_Given(error, detail)))
         return _reply(command, error, detail, traceparent)
@@ -90,7 +91,7 @@ def _name(command: Request) -> str:
     return f"{command.client} {command.command_id}"
 
 
-def _reply(command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> SendReply:
+def _reply(command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> Write:
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
@@ -98,4 +99,4 @@ def _reply(command: Request, error: CommandError | None, detail: str, traceparen
         error=error,
         detail=detail,
     )
-    return SendReply(record, traceparent)
+    return Write(REPLIES, record.client, record, traceparent)

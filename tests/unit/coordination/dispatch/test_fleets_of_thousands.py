@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from schemas import Dispatch, SetPace, Task
 from schemas.event import MAX_PACE_S, MISSED
+from tests.support.effects import written
 from tests.support.simulation.harness import Harness, dispatches, facts
-from trinity_bus.coordination import Effect, Fact, Origin, TellPace
+from trinity_bus.coordination import Effect, Fact, Origin
 from trinity_bus.coordination.batches.parts import Attempt, split
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.deadlines import Deadlines
@@ -29,7 +30,7 @@ changes = st.tuples(
 
 
 def paces(effects: list[Effect]) -> dict[str, float]:
-    told = [effect.record for effect in effects if isinstance(effect, TellPace)]
+    told = written(effects, SetPace)
     assert all(isinstance(record, SetPace) for record in told)
     return {record.explorer: record.pace_s for record in told}
 
