@@ -79,6 +79,7 @@ from trinity_bus.coordination.inputs import (
     Event,
     EventArrived,
     Input,
+    Origin,
     TaskArrived,
     Tick,
 )
@@ -362,8 +363,11 @@ class CoordinatorMachine:
                 hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[kind])}
                 self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
-            error = self._unknown(task.kind)
-            self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
+            accepted, error = task.accepted, self._unknown(task.kind)
+            origin = Origin(accepted.partition, accepted.offset)
+            self._out.add(
+                RejectTask(accepted.task, origin, RejectionReason.UNKNOWN_WORKFLOW, error, accepted.traceparent)
+            )
             self._endings.fail_task(task, error)
         self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)

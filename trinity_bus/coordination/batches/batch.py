@@ -115,15 +115,15 @@ class Batch(Row):
         self.state = Transition(self.state, target).target
 
     def admit_task(self, task: OpenTask) -> None:
-        self.open_tasks[task.task.task_id] = task
+        self.open_tasks[task.task_id] = task
         self.size += task.size
         if not task.parts_left:
-            self.contributed[task.task.task_id] = task
+            self.contributed[task.task_id] = task
 
     def release_task(self, task: OpenTask) -> None:
         """Note that an open task is about to have its result."""
-        del self.open_tasks[task.task.task_id]
-        self.contributed.pop(task.task.task_id, None)
+        del self.open_tasks[task.task_id]
+        self.contributed.pop(task.task_id, None)
         self.size -= task.size
 
     def count(self, result: Result) -> None:
@@ -142,7 +142,7 @@ class Batch(Row):
             insort(self.durations, seconds)
 
     def enqueue(self, task: OpenTask, part: Part) -> None:
-        heapq.heappush(self.queued.setdefault(task.kind, []), (task.order, part.index, task.task.task_id))
+        heapq.heappush(self.queued.setdefault(task.kind, []), (task.accepted.order, part.index, task.task_id))
 
     def next_queued(self, kinds: Collection[Kind]) -> Queued | None:
         heads = [heap[0] for kind, heap in self.queued.items() if kind in kinds]
@@ -158,7 +158,7 @@ class Batch(Row):
         queue = self.queued.get(task.kind)
         if queue is None:
             return
-        heap = [item for item in queue if item[0] != task.order]
+        heap = [item for item in queue if item[0] != task.accepted.order]
         if heap:
             heapq.heapify(heap)
             self.queued[task.kind] = heap

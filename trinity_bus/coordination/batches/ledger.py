@@ -47,7 +47,7 @@ from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.batches.usage import Usage
 from trinity_bus.coordination.effects import RejectionReason
-from trinity_bus.coordination.inputs import Origin, TaskArrived
+from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
 from trinity_bus.coordination.state.counters import Counters
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -133,7 +133,7 @@ class Ledger:
             task=task,
         )
         packed = self._codec.encode(accepted)
-        opened = accepted.opened(self.pages.add(order, task.task_id, packed), arrived.origin, len(packed))
+        opened = OpenTask(accepted, self.pages.add(order, task.task_id, packed), len(packed))
         self.tasks[task.task_id] = opened
         if answer is not None:
             opened.answer(opened.parts[0], answer)
@@ -213,7 +213,7 @@ class Ledger:
 
     def finish_task(self, task: OpenTask, result: Result) -> Batch:
         """Note that the task, of which nothing is running or queued any more, has its result. Return its batch."""
-        task_id = task.task.task_id
+        task_id = task.task_id
         batch = self.batches[task.batch_id]
         del self.tasks[task_id]
         batch.release_task(task)
@@ -237,13 +237,13 @@ class Ledger:
 
     def progressed(self, task: OpenTask, *lost_at: Part) -> None:
         """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
-        task_id = task.task.task_id
+        task_id = task.task_id
         self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
         """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""
         self.progressed(task, *lost_at)
-        self._answers[_answer_name(task.task.task_id, index)] = answer
+        self._answers[_answer_name(task.task_id, index)] = answer
 
     def finalized(self, batch: Batch) -> None:
         """Note that a complete batch whose turn has come has ended."""
@@ -261,8 +261,11 @@ class Ledger:
 
     def overdue(self, now: float) -> list[Attempt]:
         """Return running attempts whose time is up, in the order of their tasks."""
-        late = self.running.overdue(now)
-        return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
+        return self.in_order(self.running.overdue(now))
+
+    def in_order(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Return attempts in the order of their tasks' acceptance, and of their start."""
+        return sorted(attempts, key=lambda attempt: (self.tasks[attempt.task_id].accepted.order, attempt.number))
 
     def rebuild(self, running: Iterable[Attempt]) -> None:
         """Find again what follows from the tables, which were filled from a changelog, and from what explorers run."""
@@ -310,17 +313,16 @@ class Ledger:
             task.resume(attempt)
             self.running.add(attempt)
             self.shares.take(self.batches[task.batch_id].owner)
-        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
+        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].accepted.order))
 
     def _open_again(self, page: str, item: bytes) -> str:
-        accepted = self._codec.decode(AcceptedTask, item)
-        task = accepted.opened(page, Origin(accepted.partition, accepted.offset), len(item))
-        self.tasks[task.task.task_id] = task
-        return task.task.task_id
+        task = OpenTask(self._codec.decode(AcceptedTask, item), page, len(item))
+        self.tasks[task.task_id] = task
+        return task.task_id
 
     def _join(self, task: OpenTask, batch: Batch) -> None:
-        task.producer = sender(task.task, batch)
-        task.kind = pools.kind_of(task.task, self._settings.model)
+        task.producer = sender(task.accepted.task, batch)
+        task.kind = pools.kind_of(task.accepted.task, self._settings.model)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 

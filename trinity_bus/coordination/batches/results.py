@@ -108,8 +108,8 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
     first = answers[0]
     runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
     return Result(
-        order=task.order,
-        task_id=task.task.task_id,
+        order=task.accepted.order,
+        task_id=task.task_id,
         status="completed" if whole else "partial",
         parts=[part for answer in answers for part in answer.parts],
         error=None if error is None else short_error(error),
@@ -158,8 +158,8 @@ def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
 
 def _nothing(task: OpenTask, status: TaskStatus, error: str, metrics: Metrics) -> Result:
     return Result(
-        order=task.order,
-        task_id=task.task.task_id,
+        order=task.accepted.order,
+        task_id=task.task_id,
         status=status,
         parts=[],
         error=short_error(error),

@@ -39,7 +39,6 @@ from trinity_bus.coordination.batches.parts import (
     split,
     stretches,
 )
-from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
 
@@ -55,11 +54,6 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     runs: int
     per_part: int | None  # runs of each part but the last; None: one part has all
     task: Task
-
-    def opened(self, page: str, origin: Origin, size: int) -> "OpenTask":
-        """Return the task as it was when it was accepted, kept on this page with so many bytes."""
-        parts = split(self.runs, self.per_part)
-        return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page, size)
 
 
 class Progress(Row):
@@ -80,12 +74,7 @@ class Progress(Row):
 class OpenTask:
     """A task without a result. It is made with parts that nobody has tried yet."""
 
-    task: Task
-    batch_id: str
-    order: int  # number of its acceptance, over all tasks
-    origin: Origin
-    traceparent: str | None
-    parts: list[Part]
+    accepted: AcceptedTask
     page: str  # where it is kept in the changelog, see coordination.state.pages
     size: int  # bytes of it, as they are kept there
     attempts: int = 0  # how many were started, at all parts: the number of the last one
@@ -98,14 +87,24 @@ class OpenTask:
     producer: str = ""  # who counts as its sender; follows from the task and its batch
     kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
     # Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
-    # This and the next follow from the parts.
+    # This and ``parts_left`` follow from the parts.
     homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
+    parts: list[Part] = dataclasses.field(init=False)
     parts_left: int = dataclasses.field(init=False, compare=False)  # parts that have not ended
     # Whether one of its parts was cut, because some of its runs were done.
     is_cut: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.parts = split(self.accepted.runs, self.accepted.per_part)
         self.parts_left = len(self.parts)
+
+    @property
+    def task_id(self) -> str:
+        return self.accepted.task.task_id
+
+    @property
+    def batch_id(self) -> str:
+        return self.accepted.batch_id
 
     @property
     def total_runs(self) -> int:
@@ -127,7 +126,7 @@ class OpenTask:
 
     def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
         self.attempts += 1
-        attempt = Attempt(self.task.task_id, part.index, self.attempts, timeout_s)
+        attempt = Attempt(self.task_id, part.index, self.attempts, timeout_s)
         attempt.place(explorer, incarnation, now)
         attempt.started = now
         part.running.append(attempt)

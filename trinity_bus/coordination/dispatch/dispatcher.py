@@ -136,13 +136,13 @@ class Dispatcher:
             restart_runner=restart_runner,
         )
         lane = self._fleet.lane_of(attempt.explorer, attempt.incarnation)
-        self._out.add(Write(ROLLOUTS, attempt.explorer, order, task.traceparent, lane))
+        self._out.add(Write(ROLLOUTS, attempt.explorer, order, task.accepted.traceparent, lane))
 
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
         self._started += 1
-        timeout_s = self._timeouts.limit(task.task.timeout_s)
+        timeout_s = self._timeouts.limit(task.accepted.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running.add(attempt)
         self._ledger.shares.take(batch.owner)
@@ -150,7 +150,7 @@ class Dispatcher:
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
-            task=task.task,
+            task=task.accepted.task,
             attempt=attempt.number,
             batch_id=batch.batch_id,
             batch_type=batch.batch_type,
@@ -160,7 +160,7 @@ class Dispatcher:
             timeout_s=timeout_s,
             turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
         )
-        self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.traceparent, explorer.lane))
+        self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.accepted.traceparent, explorer.lane))
 
 
 def _min_version(batch: Batch, newest_version: int) -> int:

@@ -26,7 +26,7 @@ def slow_attempts(settings: CoordinatorSettings, ledger: Ledger, now: float) -> 
                     continue
                 attempt = part.running[0]
                 if attempt.started is not None and now - attempt.started > limit:
-                    slow.append((attempt.started, task.order, attempt.number, attempt))
+                    slow.append((attempt.started, task.accepted.order, attempt.number, attempt))
     return [attempt for *_, attempt in sorted(slow, key=lambda found: found[:3])]
 
 

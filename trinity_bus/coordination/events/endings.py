@@ -68,7 +68,7 @@ class Endings:
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
         whole = event.status == "completed"
-        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.traceparent, whole=whole)
+        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.accepted.traceparent, whole=whole)
         task.answer(part, answer)
         self._dispatcher.cancel(part.running, f"attempt {attempt.number} was faster")
         if task.parts_left:
@@ -88,7 +88,7 @@ class Endings:
         self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
         task.first_error = task.first_error or error
         rest = task.cut(part, done, attempt.explorer)
-        trace = traceparent or task.traceparent
+        trace = traceparent or task.accepted.traceparent
         answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
         task.answer(part, answer)
         self._ledger.answered(task, part.index, answer, *rest)
@@ -132,7 +132,7 @@ class Endings:
         batch = self._ledger.batches[task.batch_id]
         if parts[0].lost < self._settings.max_attempts:
             detail = f"{parts[0].lost} of {self._settings.max_attempts} tries"
-            self._out.observe(Fact.TASK_RETRIED, task.task.task_id, detail)
+            self._out.observe(Fact.TASK_RETRIED, task.task_id, detail)
             for part in parts:
                 self._ledger.queue.enqueue(batch, task, part)
             return
@@ -150,14 +150,14 @@ class Endings:
     def explorer_lost(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
         """Retry or fail the attempts of an explorer's incarnation that has ended. Call it while it is in the fleet."""
         lost = [self._ledger.running[key] for key in explorer.assigned]
-        for attempt in sorted(lost, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        for attempt in self._ledger.in_order(lost):
             if attempt.key in explorer.assigned:
                 self.attempt_failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
 
     def requeue_from(self, explorer: Explorer, kept: Container[AttemptKey]) -> None:
         """Queue the attempts that a draining explorer does not run, all but ``kept``; none counts as failed."""
         returned = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
-        for attempt in sorted(returned, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        for attempt in self._ledger.in_order(returned):
             task, part = self._dispatcher.stop(attempt)
             self._ledger.progressed(task)
             if not part.running:
@@ -166,7 +166,7 @@ class Endings:
     def requeue_running(self, reason: str) -> None:
         """Stop and queue all attempts with the trainer's weights; this does not count as a failed attempt."""
         running = [attempt for attempt in self._ledger.running.values() if not self._fleet.is_fixed(attempt.explorer)]
-        for attempt in sorted(running, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        for attempt in self._ledger.in_order(running):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
             # Completed turns of a discarded version are not continued.
@@ -185,7 +185,7 @@ class Endings:
 
     def finish_answered_task(self, task: OpenTask) -> None:
         """End a task whose parts are all answered."""
-        self._finish(task, results.joined(task, task.task.batch_type))
+        self._finish(task, results.joined(task, task.accepted.task.batch_type))
 
     def end_unfinished_tasks(
         self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False
@@ -250,7 +250,7 @@ class Endings:
 
     def _timed(self, attempt: Attempt) -> float | None:
         task = self._ledger.tasks[attempt.task_id]
-        return self._timeouts.ended(attempt, task.task.batch_type, self._clock.now)
+        return self._timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
 
     def _stop_all(self, task: OpenTask, reason: str, *, restart_runners: bool = False) -> None:
         self._dispatcher.cancel(task.running, reason, restart_runner=restart_runners)
@@ -260,7 +260,7 @@ class Endings:
     def _finish(self, task: OpenTask, result: Result) -> None:
         batch = self._ledger.finish_task(task, result)
         record = results.record(task, batch.batch_type, result)
-        self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.traceparent))
+        self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.accepted.traceparent))
         fact = _FACTS.get(result.status, Fact.TASK_COMPLETED)
         self._out.observe(fact, result.task_id, result.status if fact is Fact.TASK_COMPLETED else result.error or "")
         if batch.state is State.RUNNING:

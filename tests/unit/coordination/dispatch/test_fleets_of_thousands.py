@@ -8,9 +8,9 @@ from schemas import Dispatch, SetPace, Task
 from schemas.event import MAX_PACE_S, MISSED
 from tests.support.effects import written
 from tests.support.simulation.harness import Harness, dispatches, facts
-from trinity_bus.coordination import Effect, Fact, Origin
-from trinity_bus.coordination.batches.parts import Attempt, split
-from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.coordination import Effect, Fact
+from trinity_bus.coordination.batches.parts import Attempt
+from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
@@ -49,8 +49,9 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     homes: set[str],
     min_version: int,
 ) -> None:
-    task = OpenTask(Task(task_id="t", workflow="code", prompt="1"), "b", 1, Origin(0, 0), None, split(4, 2), "1", 9)
-    task.kind = kind_of(task.task, "policy")
+    given = Task(task_id="t", workflow="code", prompt="1")
+    task = OpenTask(AcceptedTask("b", 1, 0, 0, None, 4, 2, given), "1", 9)
+    task.kind = kind_of(given, "policy")
     task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on
     free_slots, known = FreeSlots(), dict[str, Explorer]()
