@@ -27,10 +27,7 @@ _EVERY_S = LOOK_S / 2
 
 
 class SteadyClock:
-    """Turns readings of any clock into a steady one that starts at 0: it never runs backward and never jumps. Pure.
-
-    ``now``: seconds counted so far.
-    """
+    """Turns readings of any clock into a steady one, ``now``, from 0: it never runs backward and never jumps. Pure."""
 
     def __init__(self, longest_step_s: float) -> None:
         self.now = 0.0
@@ -120,21 +117,14 @@ class Timeout:
 
 
 def timeout(seconds: float | None) -> Timeout:
-    """Limit what is awaited in an ``async with``, as ``asyncio.timeout`` does; None: no limit.
-
-    Raises:
-        TimeoutError: It is over.
-    """
+    """Raise TimeoutError in an ``async with`` after so many seconds, as ``asyncio.timeout`` does; None: no limit."""
     return Timeout(seconds)
 
 
 async def wait[F: asyncio.Future[Any]](
     waited_for: Collection[F], seconds: float, *, return_when: str = asyncio.ALL_COMPLETED
 ) -> tuple[set[F], set[F]]:
-    """Wait for tasks or futures as ``asyncio.wait`` does, but at most so long; what is waited for goes on.
-
-    Returns those that are done, and those that are not.
-    """
+    """Wait for tasks or futures as ``asyncio.wait`` does, but at most so long; what is waited for goes on."""
     until = now() + seconds
     while True:
         done, pending = await asyncio.wait(waited_for, timeout=max(0.0, until - now()), return_when=return_when)

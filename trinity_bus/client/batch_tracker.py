@@ -159,10 +159,7 @@ class Wait:
 
 
 class WaitAll:
-    """A wait for every task of every batch, whose limit, the longest time without a result, begins again with each.
-
-    ``now``: seconds on any clock that never runs backward.
-    """
+    """A wait for every task of every batch, whose limit, the longest time without a result, begins again with each."""
 
     def __init__(self, trackers: Iterable[BatchTracker], now: float, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -152,8 +152,7 @@ class CommandChannel:
         ``covers``: other ids under which they could be contributed; nothing counts where one of them is known.
         """
         command = Contribute(
-            client=self.client,
-            command_id=self.command_id(),
+            **self._own(),
             task_id=published.task_id,
             pieces=published.pieces,
             version_min=published.version_min,
@@ -165,44 +164,29 @@ class CommandChannel:
 
     async def publish_version(self, model: str, version: int | None, asked_by: str | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""
-        command = PublishVersion(
-            client=self.client, command_id=self.command_id(), model=model, version=version, asked_by=asked_by
-        )
+        command = PublishVersion(**self._own(), model=model, version=version, asked_by=asked_by)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     async def roll_back(self, model: str, version: int, reason: str, asked_by: str | None) -> CommandReply:
         """Ask, as an operator, that what is newer than a version be discarded."""
-        command = RollBack(
-            client=self.client,
-            command_id=self.command_id(),
-            model=model,
-            version=version,
-            reason=reason,
-            asked_by=asked_by,
-        )
+        command = RollBack(**self._own(), model=model, version=version, reason=reason, asked_by=asked_by)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     async def finalize_upgrade(self, level: int) -> CommandReply:
         """Ask, as an operator, that the coordinator's state be written at this level from now on."""
-        command = FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level)
+        command = FinalizeUpgrade(**self._own(), level=level)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     async def ask_whether_present(self) -> None:
-        """Return when a coordinator answers.
-
-        Raises:
-            NoCoordinatorError: None does.
-        """
+        """Return when a coordinator answers; NoCoordinatorError where none does."""
         await self._ask(self._question())
 
-    def _names(self, batch_id: str | None) -> dict[str, str]:
-        command_id = self.command_id()
-        return {
-            "client": self.client,
-            "command_id": command_id,
-            "batch_id": batch_id or command_id,
-            "producer": self.producer,
-        }
+    def _own(self) -> dict[str, Any]:
+        return {"client": self.client, "command_id": self.command_id()}
+
+    def _names(self, batch_id: str | None) -> dict[str, Any]:
+        own = self._own()
+        return {**own, "batch_id": batch_id or own["command_id"], "producer": self.producer}
 
     async def _ask(self, command: AnyCommand, topic: Topic = COMMANDS) -> CommandReply:
         # The reply may say that the command was refused. Raises NoCoordinatorError where none answers.

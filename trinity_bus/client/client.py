@@ -38,7 +38,7 @@ from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
-from trinity_bus.client.rejections import Rejection, rejection_of
+from trinity_bus.client.results import Rejection, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.config import Settings

@@ -27,13 +27,7 @@ class Connection:
 
     @classmethod
     async def open(cls, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic] = ()) -> Self:
-        """Connect.
-
-        Args:
-            settings: Where the log is; read from the environment where absent.
-            bus: A connected bus that outlives this; its own where absent.
-            name: What brokers and the coordinator call this client.
-            topics: That are needed besides those for commands and tasks.
+        """Connect, over ``bus`` if given, which outlives this.
 
         Raises:
             BusError: The broker cannot be reached.
@@ -50,11 +44,7 @@ class Connection:
             return cls(bus, producer, channel, stack.pop_all())
 
     async def close(self) -> None:
-        """Disconnect.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
+        """Disconnect; SendError where something that was sent is not known to be durable."""
         await self.stack.aclose()
 
 

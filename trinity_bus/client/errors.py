@@ -34,11 +34,7 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
 
 @asynccontextmanager
 async def within(seconds: float, why: str) -> AsyncIterator[None]:
-    """Give what is done inside so many seconds.
-
-    Raises:
-        TimedOutError: They are over; the message says why that matters.
-    """
+    """Give what is done inside so many seconds; TimedOutError, which says why that matters, when they are over."""
     limit = awake.timeout(seconds)
     try:
         async with limit:

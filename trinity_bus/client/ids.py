@@ -40,11 +40,7 @@ _PART_CHARS = 99
 
 
 def batch_name(batch_id: BatchId) -> str:
-    """Return a batch's name on the log.
-
-    Raises:
-        RefusedError: It is neither a number nor text, or cannot stand on the log.
-    """
+    """Return a batch's name on the log; RefusedError where it is neither a number nor text, or cannot stand there."""
     if isinstance(batch_id, bool) or not isinstance(batch_id, int | str):
         raise RefusedError(f"a batch id is an int or a str, not {shown(batch_id)}")
     name = escaped(str(batch_id))
@@ -62,11 +58,7 @@ def is_of_scheduler(batch: str) -> bool:
 
 
 def task_name(batch: str, task_id: str) -> str:
-    """Return a task's id on the log, of the name of its batch and the id that it was given.
-
-    Raises:
-        RefusedError: Together they are too long.
-    """
+    """Return a task's id on the log, of its batch's name and its own; RefusedError where both are too long."""
     name = f"{batch}{_MARK}{task_id}"
     if not _is_identifier(name):
         raise RefusedError(f"task id {name!r} is too long: batch id and task id may have 199 characters together")
@@ -94,11 +86,8 @@ def tasks_of(
 
     Args:
         size: Of the batch; ``None`` for an open one.
-        taken: Ids on the log that the batch has already.
+        taken: Ids on the log that the batch has already; RefusedError where two tasks have the same.
         producer: Who sends those that do not say.
-
-    Raises:
-        RefusedError: Two have the same id, or an id is too long.
     """
     named = [
         task.model_copy(

@@ -29,8 +29,7 @@ from trinity_bus.client.batch_tracker import BatchTracker
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
-from trinity_bus.client.rejections import rejection_of
-from trinity_bus.client.results import CompletedTaskResult
+from trinity_bus.client.results import CompletedTaskResult, rejection_of
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 
@@ -84,11 +83,7 @@ class OpenBatches:
         self._connection, self._caught_up, self._failure = connection, caught_up, None
 
     async def disconnect(self, reason: str) -> None:
-        """Close every batch.
-
-        Raises:
-            NoCoordinatorError: None answers; batches stay open on the log.
-        """
+        """Close every batch; they stay open on the log where no coordinator answers (NoCoordinatorError)."""
         try:
             closed = [self.close(batch, reason) for batch in self._batches.values()]
             for outcome in await asyncio.gather(*closed, *self._background, return_exceptions=True):
@@ -99,11 +94,7 @@ class OpenBatches:
 
     @property
     def connection(self) -> Connection:
-        """What it works over.
-
-        Raises:
-            NotStartedError: There is none.
-        """
+        """What it works over; NotStartedError where there is nothing."""
         if self._connection is None:
             raise NotStartedError("Scheduler is not started: await start() first.")
         return self._connection
@@ -144,11 +135,7 @@ class OpenBatches:
         return told
 
     async def change(self, pause_s: float, batches: Sequence[ScheduledBatch]) -> None:
-        """Wait until something has changed, or for so many seconds.
-
-        Raises:
-            Exception: Not all tasks of one of these batches could be sent, or results cannot be read any more.
-        """
+        """Wait until something has changed, or for so many seconds; raise what went wrong with sending or reading."""
         if self._failure is not None:
             raise self._failure
         for batch in batches:
@@ -159,11 +146,7 @@ class OpenBatches:
                 await self._changed.wait()
 
     async def take_completed(self, batch: ScheduledBatch, *, payloads: bool) -> list[CompletedTaskResult]:
-        """Return the results that are there, taken.
-
-        Raises:
-            RecordGoneError: A payload is not on the log any more, or cannot be read; nothing was taken.
-        """
+        """Return the results that are there, taken; none is taken where a payload cannot be read (RecordGoneError)."""
         async with batch.taking:
             wrappers = batch.tracker.completed()
             positions = [position for wrapper in wrappers for position in wrapper.positions] if payloads else []
@@ -193,14 +176,10 @@ class OpenBatches:
         return [received.raw for received in found]
 
     async def close(self, batch: ScheduledBatch, reason: str, *, partial: bool = False, restart: bool = False) -> None:
-        """End a batch on the log. Its results are there when this returns; nothing happens if it is not open.
+        """End a batch on the log, if it is open. Its results are there when this returns.
 
-        Args:
-            partial: Whether a task counts with the runs that it has done.
-            restart: Whether runners that are at its tasks are stopped at once.
-
-        Raises:
-            NoCoordinatorError: None answers. The batch is still open.
+        ``partial``: whether a task counts with the runs that it has done. ``restart``: whether runners that are at its
+        tasks are stopped at once. It stays open where no coordinator answers (NoCoordinatorError).
         """
         target, batch.open = batch.open, None
         if target is None:

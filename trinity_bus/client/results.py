@@ -1,12 +1,17 @@
-"""What a caller of ``Scheduler`` gets for its tasks."""
+"""What a caller of ``Scheduler`` gets for its tasks, and which tasks the coordinator refuses."""
 
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from schemas import TaskResult
 from schemas.record import Metrics
+from schemas.topics import TASKS
+from trinity_bus.bus import Received
+from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, header
 from trinity_bus.client.ids import BatchId
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."
+_DUPLICATE: Final = "duplicate_task"
 
 
 @dataclass(slots=True)
@@ -58,3 +63,20 @@ def _message(result: TaskResult) -> str | None:
     start = f"{result.completed_runs}/{result.total_runs} runs completed successfully."
     error = result.error or "the coordinator does not say"
     return f"{start} {CLEANUP}" if CLEANUP in error else f"{start} First error: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    task_name: str  # its id on the log
+    why: str
+
+
+def rejection_of(letter: Received[Any]) -> Rejection | None:
+    """Return what a dead letter says of a task; None where it is of something else.
+
+    A task that came twice is refused once and run once: of that, too, nothing is said.
+    """
+    reason = header(letter.headers, DLQ_REASON)
+    if header(letter.headers, DLQ_TOPIC) != TASKS.name or letter.key is None or reason in {None, _DUPLICATE}:
+        return None
+    return Rejection(letter.key, f"{reason}: {header(letter.headers, DLQ_DETAIL) or 'see the dead letters'}")

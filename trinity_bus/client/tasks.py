@@ -35,12 +35,9 @@ async def send_all(
     records: Iterable[tuple[str, Any, int | None]],
     on_queued: Callable[[], None] = lambda: None,
 ) -> int:
-    """Send records and wait until all are durable; those of a partition lie there in their order. Return how many.
+    """Send records, each with key and partition (None: that of the key), until all are durable; return how many.
 
-    ``records``: each with its key and its partition; None where the key decides.
-
-    Raises:
-        SendError: One is not known to be durable.
+    Those of a partition lie there in their order. SendError where one is not known to be durable.
     """
     pending: list[asyncio.Future[Position]] = []
     count = 0

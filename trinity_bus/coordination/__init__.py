@@ -10,7 +10,6 @@ from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectionRea
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     ContributionArrived,
-    Event,
     EventArrived,
     Examined,
     Finding,
@@ -21,11 +20,11 @@ from trinity_bus.coordination.inputs import (
     Tick,
     Uncountable,
 )
-from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
-from trinity_bus.coordination.machine import CoordinatorMachine, Figures
+from trinity_bus.coordination.leadership import Leader, Leadership, Role
+from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.retention import Retention
 from trinity_bus.coordination.state.codec import StateError
-from trinity_bus.coordination.sync_policy import SyncPolicy, required_version, staleness
+from trinity_bus.coordination.sync_policy import SyncPolicy, staleness
 
 __all__ = [
     "TRANSITIONS",
@@ -35,16 +34,13 @@ __all__ = [
     "ContributionArrived",
     "CoordinatorMachine",
     "Effect",
-    "Event",
     "EventArrived",
     "Examined",
     "Fact",
-    "Figures",
     "Finding",
     "IllegalTransitionError",
     "Input",
     "Leader",
-    "LeaderState",
     "Leadership",
     "Observe",
     "Origin",
@@ -60,6 +56,5 @@ __all__ = [
     "Transition",
     "Uncountable",
     "Write",
-    "required_version",
     "staleness",
 ]

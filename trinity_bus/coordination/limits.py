@@ -44,10 +44,7 @@ if _LINES + _REST > BatchRecord.MAX_BYTES or not _SMALLER_FIT:
 
 
 def parts_allowed(expected: int | None, in_batch: int) -> int:
-    """Into how many parts each task of a batch of ``expected`` tasks may be split; None: of an open one.
-
-    ``in_batch``: parts that a batch may have, ``coordinator.max_batch_parts``.
-    """
+    """Into how many parts each task of a batch may be split that may have ``in_batch`` parts; None: of an open one."""
     return MAX_REPEAT_TIMES if expected is None else in_batch // max(1, expected)
 
 

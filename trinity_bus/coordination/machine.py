@@ -55,10 +55,9 @@ from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
-from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
+from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attempts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
-from trinity_bus.coordination.dispatch.stragglers import slow_attempts
 from trinity_bus.coordination.effects import (
     Effect,
     Effects,
@@ -187,11 +186,7 @@ class CoordinatorMachine:
         return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
-        """Become the machine that wrote these changes. To be called on a new machine.
-
-        Raises:
-            StateError: They cannot be read.
-        """
+        """Become, as a new machine, the one that wrote these changes; StateError where they cannot be read."""
         self._store.load(entries, lambda: self.state.rebuild(self._clock.now))
         self._endings.restart_waits()
 

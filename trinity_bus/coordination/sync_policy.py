@@ -96,11 +96,7 @@ class SyncPolicy:
 
     @classmethod
     def of(cls, synchronizer: SynchronizerSettings, coordinator: CoordinatorSettings) -> "SyncPolicy":
-        """Return the policy that the settings describe.
-
-        Raises:
-            ConfigError: They starve the mesh, or contradict each other.
-        """
+        """Return the policy that the settings describe; ConfigError where they starve the mesh or conflict."""
         left_open = synchronizer.sync_style == "fixed" and "max_staleness" not in coordinator.model_fields_set
         return cls(
             style=synchronizer.sync_style,
@@ -124,10 +120,7 @@ class SyncPolicy:
         return self.style != "fixed"
 
     def version_needed(self, sequence: int, announced: int = 0) -> int:
-        """Return the oldest version that the train batch of this sequence, from 1, may be sampled with.
-
-        ``announced`` is the newest version that was announced when the batch is dispatched.
-        """
+        """Return the oldest version that the train batch of this sequence, from 1, may be sampled with."""
         if self.style == "fixed":
             syncs = max(0, (sequence - 1 - self.offset) // self.explorer_interval)
             return self._published_by(self.explorer_interval * syncs)
@@ -161,19 +154,14 @@ class SyncPolicy:
     def holds(self, version: int, *, served: int, oldest_needed: int | None) -> bool:
         """Whether a published version is kept from the explorers for now, because a batch is sampled with an older one.
 
-        Args:
-            version: Its number.
-            served: The version that explorers are told to serve.
-            oldest_needed: The oldest version that explorers are kept at; see ``Ledger.oldest_needed``.
+        ``oldest_needed``: the oldest version that explorers are kept at; see ``Ledger.oldest_needed``.
         """
         return oldest_needed is not None and oldest_needed <= min(served, version - 1)
 
     def want(self, finalized: int, asked_after: int) -> VersionRequest | None:
-        """Return what the explorers' side asks for now; None if it has asked, or never does.
+        """Return what the explorers' side asks for now; None if it has (last after ``asked_after``), or never does.
 
-        Args:
-            finalized: Sequence of the train batch that was finalized last; it never falls.
-            asked_after: ``after`` of the last time that it asked; 0 before.
+        ``finalized``: sequence of the train batch that was finalized last; it never falls.
         """
         if self.style != "explorer_driven" or finalized <= self.offset:
             return None

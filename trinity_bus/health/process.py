@@ -49,11 +49,7 @@ async def readings() -> dict[str, bool]:
 
 @asynccontextmanager
 async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterator[None]:
-    """Answer probes for the length of the block, where a port is set.
-
-    Raises:
-        ConfigError: The port cannot be listened on.
-    """
+    """Answer probes for the length of the block, where a port is set; ConfigError where it cannot be listened on."""
     global _state  # noqa: PLW0603 - there is one process, and its health is one thing
     if settings.port is None:
         yield

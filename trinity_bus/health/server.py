@@ -63,12 +63,9 @@ class BrokerCheck:
 
 
 class HealthServer:
-    """Serves until closed.
+    """Serves until closed; ConfigError where the port cannot be listened on.
 
     ``broker``: why the broker cannot be reached; None if it can. Called in the threads of requests.
-
-    Raises:
-        ConfigError: The port cannot be listened on.
     """
 
     def __init__(self, settings: HealthSettings, state: HealthState, broker: Callable[[], str | None]) -> None:

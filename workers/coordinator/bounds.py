@@ -49,11 +49,7 @@ class ExperienceBounds:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def now(self) -> tuple[Offsets, Offsets]:
-        """Return where each partition begins, and where it ends.
-
-        Raises:
-            BusError: The broker does not answer.
-        """
+        """Return where each partition begins, and where it ends; BusError where the broker does not answer."""
         now = self._clock()
         if now < self._asked_at + BEGIN_S:
             return self._begins, await self._bus.written_ends(EXPERIENCES)

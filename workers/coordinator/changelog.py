@@ -39,11 +39,7 @@ class Changelog:
         self.records = 0  # how many were taken in
 
     def take(self, received: Received[Any]) -> None:
-        """Take in the next record.
-
-        Raises:
-            StateError: It cannot be read by this program.
-        """
+        """Take in the next record; StateError where this program cannot read it."""
         if isinstance(received.record, Undecodable):
             raise StateError(
                 f"{received.place} cannot be read ({received.record.reason}: {received.record.detail}): what the "

@@ -34,7 +34,7 @@ from trinity_bus.coordination import (
     Tick,
     Write,
 )
-from trinity_bus.coordination.batches.record_need import too_large
+from trinity_bus.coordination.batches.task_rules import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.heap import FullCollections

@@ -136,11 +136,7 @@ class Standby:
         return at_end
 
     def check_outage(self, error: Exception) -> None:
-        """Warn that the log has failed.
-
-        Raises:
-            BrokerUnreachableError: It has failed for too long.
-        """
+        """Warn that the log has failed; BrokerUnreachableError where it has for too long."""
         why = str(error) or type(error).__name__
         if self._leadership.failing_s > self._outage_s:
             raise BrokerUnreachableError(

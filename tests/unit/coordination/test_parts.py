@@ -15,7 +15,7 @@ from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
 from trinity_bus.coordination.pools import kind_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.state.window import BLOCK_SIZE, Window
+from trinity_bus.coordination.state.memory import BLOCK_SIZE, Window
 from trinity_bus.coordination.sync_policy import required_version, staleness
 
 

@@ -107,11 +107,6 @@ class Batch(Row):
         return self.min_wait_num is not None and self.finished >= self.min_wait_num
 
     def move(self, target: State) -> None:
-        """Go to another state.
-
-        Raises:
-            IllegalTransitionError: The lifecycle has no such transition.
-        """
         self.state = Transition(self.state, target).target
 
     def admit_task(self, task: OpenTask) -> None:
@@ -168,10 +163,7 @@ class Batch(Row):
     def record(
         self, *, reason: str | None = None, with_results: bool = False, detailed_stats: bool = False
     ) -> BatchRecord:
-        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for.
-
-        ``detailed_stats``: whether evaluation tells the spread over tasks.
-        """
+        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for."""
         results = sorted(self.results.values(), key=lambda r: r.order) if with_results else []
         return BatchRecord(
             batch_id=self.batch_id,

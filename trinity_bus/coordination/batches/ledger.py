@@ -37,23 +37,21 @@ from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import pools
 from trinity_bus.coordination.batches.admission import Admission
-from trinity_bus.coordination.batches.backlog import Backlog
+from trinity_bus.coordination.batches.backlog import Backlog, Usage
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
-from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer
-from trinity_bus.coordination.batches.running_attempts import RunningAttempts
+from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer, RunningAttempts
 from trinity_bus.coordination.batches.shares import Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
-from trinity_bus.coordination.batches.usage import Usage
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
 from trinity_bus.coordination.state.counters import Counters
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.memory import Window
 from trinity_bus.coordination.state.pages import ResultPages, TaskPages
 from trinity_bus.coordination.state.tables import Single, Table
-from trinity_bus.coordination.state.window import Window
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
 CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
@@ -166,9 +164,6 @@ class Ledger:
         if wanted.min_wait_num is not None and batch.expected and batch.batch_type == "train":
             batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
         return batch
-
-    def start_open(self, batch: Batch) -> None:
-        batch.move(State.RUNNING)
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
         """Start full batches for which there is room; see :meth:`Admission.admit`."""

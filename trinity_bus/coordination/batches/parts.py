@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from schemas import Position, ResultPart
 from schemas.record import Metrics
+from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.tables import Row
 
@@ -61,6 +62,26 @@ class Attempt(Value, array_like=True):
     @property
     def key(self) -> AttemptKey:
         return self.task_id, self.number
+
+
+class RunningAttempts(dict[AttemptKey, Attempt]):
+    """The attempts that explorers run, of all tasks, by key, in the order in which they began; and their deadlines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deadlines: Deadlines[AttemptKey] = Deadlines()
+
+    def add(self, attempt: Attempt) -> None:
+        self[attempt.key] = attempt
+        self._deadlines.set(attempt.key, attempt.deadline)
+
+    def __delitem__(self, key: AttemptKey) -> None:
+        super().__delitem__(key)
+        self._deadlines.forget(key)
+
+    def overdue(self, now: float) -> list[Attempt]:
+        """Return those whose time is up. Each is returned once: whoever asks ends it."""
+        return [self[key] for key in self._deadlines.take(now)]
 
 
 class StoredPart(Value, array_like=True):

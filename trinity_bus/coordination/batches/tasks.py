@@ -157,10 +157,7 @@ class OpenTask:
     def cut(self, part: Part, done: Sequence[int], failed_on: str) -> list[Part]:
         """Leave a part only the runs that are done, and return the parts that have the others: they have lost a try.
 
-        Args:
-            part: Nothing of it runs.
-            done: Its runs that are done, ascending.
-            failed_on: The explorer that has not done the others.
+        Nothing of the part runs; ``done`` is ascending.
         """
         missing = sorted(set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done))
         new = [

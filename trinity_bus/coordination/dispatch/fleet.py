@@ -11,10 +11,16 @@ the explorer; an earlier incarnation that still speaks is a zombie and is ignore
                                +--heartbeat of a new incarnation--> LIVE, as that one
 
 Silence is measured from the arrival of the last heartbeat, and lasts three of them where the coordinator has set their
-:mod:`pace <trinity_bus.coordination.dispatch.pace>`. A restart of the coordinator counts as a sign of life, so
+*pace*. A restart of the coordinator counts as a sign of life, so
 that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
 knew: tasks for them wait rather than fail while it restarts. That hour begins anew with each coordinator, so no more
 than ``GONE_KEPT`` are remembered, those that went last: names may come and go faster than coordinators stay.
+
+The pace is how often explorers send heartbeats that tell nothing new: the more there are, the less often.
+Each heartbeat costs the coordinator some fifty microseconds, and one more for each few attempts that it tells of. So
+all of them together are bounded, and the time between two of one explorer grows with their number, by doubling. An
+explorer is told (``SetPace``) when a heartbeat of it says that it has another pace; so nothing has to be remembered of
+who was told, and all are told within one pause of theirs. What changes is told at once, whatever the pace.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,13 +31,13 @@ from schemas.event import MAX_PACE_S, MISSED, ExplorerState
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.dispatch.pace import pace
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.pools import Kind, pool_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Groups, Table
 
+OWN_PACE_S = 0.5  # explorers that are told nothing send as often by default
 GONE_KEPT_S = 3600.0
 GONE_KEPT = 256  # of a larger fleet that restarts at once, these know what the others knew
 # Earlier incarnations remembered of each explorer, and of the trainer. One that wakes up after more than that is taken
@@ -277,3 +283,16 @@ class Fleet:
 
 def _sorted(workflows: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(workflows)))
+
+
+def pace(explorers: int, beats_per_s: int, before: float) -> float:
+    """Return the least time between two heartbeats, in seconds; 0 where explorers may send as often as they like.
+
+    ``before``, the pace until now, is kept until half as many explorers would still have it.
+    """
+    paused, needed = 0.0, explorers / beats_per_s
+    if before and before / 4 < needed <= before:
+        return before
+    while max(paused, OWN_PACE_S) < needed and paused < MAX_PACE_S:
+        paused = max(2 * paused, 2 * OWN_PACE_S)
+    return paused

@@ -115,7 +115,7 @@ class BatchCommands:
         batch = self._ledger.register(command)
         self._out.publish_batch(batch.record())
         if batch.is_open:
-            self._ledger.start_open(batch)
+            batch.move(State.RUNNING)
             self._out.publish_batch(batch.record())
         self._answer(command, traceparent)
         self._endings.abort_unfilled_batches()

@@ -72,11 +72,7 @@ class StateCodec:
         self._has_unknown = self._leaves_out = False
 
     def set_level(self, level: int) -> None:
-        """From now on values are written at this level.
-
-        Raises:
-            StateError: This program does not know it.
-        """
+        """Write values at this level from now on; StateError where this program does not know it."""
         if not OLDEST_LEVEL <= level <= NEWEST_LEVEL:
             raise StateError(
                 f"the coordinator's state has level {level}, this program knows {OLDEST_LEVEL} to {NEWEST_LEVEL}; "
@@ -93,11 +89,7 @@ class StateCodec:
         return _ENCODER.encode(self._written(value) if self._has_unknown or self._leaves_out else value)
 
     def build[T](self, of: type[T], plain: Any) -> T:
-        """Return the value in a body that was unpacked, with what this program does not know of it.
-
-        Raises:
-            StateError: It is no such value.
-        """
+        """Return the value in an unpacked body, with what this program does not know of it, or raise StateError."""
         try:
             value = msgspec.convert(plain, of, dec_hook=_record_of, builtin_types=(bytes,))
         except ValueError as error:
@@ -106,11 +98,7 @@ class StateCodec:
         return value
 
     def decode[T](self, of: type[T], item: bytes) -> T:
-        """Return the inverse of :meth:`encode`.
-
-        Raises:
-            StateError: It is no such value.
-        """
+        """Return the inverse of :meth:`encode`, or raise StateError."""
         try:
             return msgspec.msgpack.decode(item, type=of, dec_hook=_record_of)
         except ValueError as error:
@@ -137,11 +125,7 @@ class StateCodec:
 
 
 def unpack(key: str, value: bytes) -> Any:
-    """Return the body of an entry, as plain data.
-
-    Raises:
-        StateError: It is no entry, or of a version that this program does not know.
-    """
+    """Return the body of an entry, as plain data; StateError where it is none, or of an unknown version."""
     try:
         entry = msgspec.msgpack.decode(value)
     except ValueError as error:

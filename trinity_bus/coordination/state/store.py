@@ -67,12 +67,9 @@ class StateStore:
             yield key, self._codec.pack(self._dirty.body(key))
 
     def load(self, entries: Iterable[tuple[str, bytes | None]], rebuild: Callable[[], None]) -> None:
-        """Fill the tables, which are as new, from a changelog in the order in which it was written.
+        """Fill the tables, which are as new, from a changelog in the order of its writing; StateError if unreadable.
 
         ``rebuild`` finds again whatever follows from the tables.
-
-        Raises:
-            StateError: It cannot be read, by this program at least.
         """
         latest: dict[str, bytes] = {}
         for key, value in entries:

@@ -208,10 +208,7 @@ class WeightSync:
         return self._announce(held, [e for e in explorers if e.can_sync], now)
 
     def is_trained_again(self, before: StepTrained) -> bool:
-        """Whether what is to be served may be other weights than a former trainer had under its number.
-
-        ``before``: what was to be served until now.
-        """
+        """Whether what is to be served may be other weights than ``before``, of a former trainer, under its number."""
         now = self.state.release
         if now is None or now.incarnation == before.incarnation:
             return False
@@ -246,10 +243,7 @@ class WeightSync:
         self.state.pinned = False
 
     def want(self, finalized: int) -> VersionWanted | None:
-        """Return what the trainer is to be asked for, because the explorers' side has come to the end of an interval.
-
-        ``finalized``: sequence of the train batch that was finalized last.
-        """
+        """Return what the trainer is to be asked for, as the explorers' side has come to the end of an interval."""
         want = None if self.state.release is None else self._policy.want(finalized, self.state.asked_after)
         if want is None:
             return None

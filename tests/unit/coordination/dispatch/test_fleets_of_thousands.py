@@ -14,7 +14,7 @@ from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.dispatch.pace import OWN_S, pace
+from trinity_bus.coordination.dispatch.fleet import OWN_PACE_S, pace
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.pools import kind_of
 
@@ -106,7 +106,7 @@ def test_putting_off_again_and_again_keeps_nothing() -> None:
 )
 def test_the_pace_bounds_all_heartbeats_and_does_not_swing(explorers: int, before: float, after: float) -> None:
     assert pace(explorers, 2000, before) == after
-    assert explorers / max(after, OWN_S) <= 2000
+    assert explorers / max(after, OWN_PACE_S) <= 2000
 
 
 def test_the_pace_has_an_end() -> None:
