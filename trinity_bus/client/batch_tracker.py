@@ -59,12 +59,10 @@ class BatchTracker:
 
     @property
     def unfinished(self) -> int:
-        """How many tasks have no result yet."""
         return len(self._outstanding)
 
     @property
     def ready(self) -> int:
-        """How many results are there to be taken."""
         return len(self._ready)
 
     @property
@@ -138,7 +136,6 @@ class Wait:
     enough_since: float | None = None
 
     def over(self, now: float) -> WaitOutcome | None:
-        """Why it is over; None while it is not."""
         if self.tracker.unfinished == 0:
             return WaitOutcome.COMPLETE
         if self.min_num is not None and self.tracker.ready >= self.min_num:
@@ -167,7 +164,6 @@ class WaitAll:
         self._finished = sum(tracker.finished for tracker in trackers)
 
     def over(self, trackers: Iterable[BatchTracker], now: float) -> WaitOutcome | None:
-        """Why it is over; None while it is not."""
         trackers = list(trackers)
         finished = sum(tracker.finished for tracker in trackers)
         if finished > self._finished:

@@ -229,7 +229,6 @@ class OpenBatches:
         self._notify()
 
     def fail(self, error: BaseException) -> None:
-        """Results cannot be read any more."""
         self._failure = error
         self._notify()
 

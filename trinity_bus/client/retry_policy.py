@@ -59,7 +59,6 @@ class RetryPolicy:
         return max(0.0, min(self._last_sent_at + self._again_s, self._end(heard_at)) - now)
 
     def sent(self, now: float, *, taken: bool) -> None:
-        """Note that it was sent again, and the broker took it or not."""
         if taken and not self._taken:
             self._since = now
         self._last_sent_at, self._taken = now, taken

@@ -43,8 +43,6 @@ type Written = (
 
 
 class Write(Struct, frozen=True):
-    """A record for a topic."""
-
     topic: Topic
     key: str
     record: Written
@@ -67,8 +65,6 @@ class RejectionReason(StrEnum):
 
 
 class RejectTask(Struct, frozen=True):
-    """To ``dead-letters``."""
-
     task: Task
     origin: Origin
     refusal: RejectionReason
@@ -116,8 +112,6 @@ type Effect = Write | RejectTask | Observe
 
 
 class Effects:
-    """Effects in the order in which they were decided."""
-
     def __init__(self) -> None:
         self._effects: list[Effect] = []
 
@@ -141,7 +135,6 @@ class Effects:
         counts: str,
         lane: int | None = None,
     ) -> None:
-        """Tell an incarnation that still speaks that another one has its place."""
         fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
         detail = (
             f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
@@ -152,6 +145,5 @@ class Effects:
         self.add(Write(topic, name, superseded, lane=lane))
 
     def take(self) -> list[Effect]:
-        """Return all effects, and forget them."""
         effects, self._effects = self._effects, []
         return effects

@@ -97,7 +97,6 @@ class Retention:
         return fresh
 
     def batch(self, batch_id: str, offset: int, record: BatchRecord | None) -> None:
-        """Note a record of ``batches``; ``None`` where it was a tombstone."""
         self._ended.pop(batch_id, None)
         if record is None or record.state not in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
             return
@@ -106,7 +105,6 @@ class Retention:
             ended.least = least(part.position for entry in record.manifest for part in entry.parts)
 
     def version(self, key: str, *, is_there: bool) -> None:
-        """Note a record of ``version-history``, or its tombstone."""
         self._versions.pop(key, None)
         if is_there:
             self._versions[key] = None

@@ -67,8 +67,6 @@ def staleness(sequence: int, version: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VersionRequest:
-    """The explorers' side wants a version."""
-
     after: int  # sequence of the batch after which it syncs
     at_least: int  # what the batches up to the next sync need
 

@@ -33,8 +33,6 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a probe."""
-
     ok: bool
     reason: str  # one line
 
@@ -71,7 +69,6 @@ class HealthState:
         self._read.pop(what, None)
 
     def alive(self, now: float) -> Verdict:
-        """Whether the process should be left running."""
         if self.phase is Phase.STARTING:
             age = now - self._started
             if age > self._start_s:

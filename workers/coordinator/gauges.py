@@ -43,7 +43,6 @@ class BatchAges:
             self._since = {name: (b.state.value, b.batch_type, now) for name, b in batches.items()}
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Open batches by state and type."""
         with self._lock:
             return Counter((state, kind) for state, kind, _ in self._since.values())
 

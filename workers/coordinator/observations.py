@@ -71,7 +71,6 @@ def observe(observed: Observe) -> None:
 
 
 def written(record: object) -> None:
-    """Count and log a record that was written, where that is worth it."""
     match record:
         case TaskResult():
             TASKS.add(1, {names.RL_TASK_STATUS: record.status, names.RL_BATCH_TYPE: record.batch_type})

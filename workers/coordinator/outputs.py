@@ -26,13 +26,10 @@ type Originals = Mapping[Origin, Received[Any]]  # tasks as they came, of those 
 
 
 class Outputs:
-    """Writes to the open transaction of a producer."""
-
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
     async def carry_out(self, effects: Iterable[Effect], originals: Originals, spans: Spans, lanes: Lanes) -> None:
-        """Write what the machine has decided, in its order."""
         for effect in effects:
             match effect:
                 case Write():
@@ -87,7 +84,6 @@ class Outputs:
         await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
     async def show_progress(self, positions: Positions, group: str) -> None:
-        """Commit how far the inputs were read, for monitoring."""
         await self._producer.send_offsets(positions, group)
 
 

@@ -23,7 +23,7 @@ class PendingCommit:
     ends_batches: bool = False  # whether a manifest is among it
 
     def take(self, received: Iterable[Received[Any]]) -> tuple[int, int]:
-        """Take records that are decided upon now; how many tasks are among them, and their bytes."""
+        # How many tasks are among them, and their bytes.
         tasks = task_bytes = 0
         for item in received:
             self.received.append(item)

@@ -82,8 +82,6 @@ async def run(settings: Settings) -> None:
 
 
 class Coordinator:
-    """One coordinator over a connected bus."""
-
     def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = awake.now) -> None:
         self._settings = settings
         self._bus = bus

@@ -28,8 +28,6 @@ def sound(context: str | None) -> str | None:
 
 
 class Spans:
-    """The spans of one transaction; a context manager around it."""
-
     def __init__(self, namespace: str) -> None:
         self._open: list[Span] = []
         self._tasks = TASKS.full_name(namespace)

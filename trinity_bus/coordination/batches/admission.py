@@ -43,7 +43,6 @@ class Admission:
         self._shares = Shares(counters, "training_turns")
 
     def created(self, batch: Batch) -> None:
-        """Note that a batch was registered, and has no task yet."""
         if batch.unnamed:
             self.filling[batch.batch_type] = batch
         elif not batch.is_open:
@@ -151,7 +150,6 @@ class Admission:
             self._train(batch)
 
     def waiting(self) -> Iterator[Batch]:
-        """Full batches whose turn has not come."""
         for batches in self._waiting.values():
             yield from batches.values()
 

@@ -21,8 +21,6 @@ class Amount:
 
 @dataclass(slots=True)
 class Backlog:
-    """Open tasks by count and by bytes; both bound what is read."""
-
     tasks: Amount = field(default_factory=Amount)  # open ones, of batches that need no more of them to go on
     results: Amount = field(default_factory=Amount)  # of batches that are full
 

@@ -93,17 +93,14 @@ class Batch(Row):
 
     @property
     def accepted(self) -> int:
-        """Tasks, with and without a result."""
         return self.finished + self.aborted + len(self.open_tasks)
 
     @property
     def all_ended(self) -> bool:
-        """Whether all its tasks have come and have a result."""
         return not self.open_tasks and self.accepted == self.expected
 
     @property
     def has_enough(self) -> bool:
-        """Whether so many tasks are finished that the others need not be waited for."""
         return self.min_wait_num is not None and self.finished >= self.min_wait_num
 
     def move(self, target: State) -> None:

@@ -166,7 +166,6 @@ class Ledger:
         return batch
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
-        """Start full batches for which there is room; see :meth:`Admission.admit`."""
         admitted = self.admission.admit(announced=announced, newest=newest)
         records = []
         for batch in admitted:
@@ -241,7 +240,6 @@ class Ledger:
         self._answers[_answer_name(task.task_id, index)] = answer
 
     def finalized(self, batch: Batch) -> None:
-        """Note that a complete batch whose turn has come has ended."""
         batch.move(State.FINALIZED)
         self.admission.finalized(batch)
         self._close(batch)
@@ -255,7 +253,6 @@ class Ledger:
         self._close(batch)
 
     def overdue(self, now: float) -> list[Attempt]:
-        """Return running attempts whose time is up, in the order of their tasks."""
         return self.in_order(self.running.overdue(now))
 
     def in_order(self, attempts: Iterable[Attempt]) -> list[Attempt]:

@@ -98,8 +98,6 @@ class StoredPart(Value, array_like=True):
 
 
 class PartAnswer(Row, array_like=True):
-    """What a good attempt gave."""
-
     SINCE: ClassVar[Mapping[str, int]] = {"more": PIECES_LEVEL}
 
     part: StoredPart  # its experiences; of a group in several records, the first
@@ -147,17 +145,14 @@ class Part:
 
     @property
     def ended(self) -> bool:
-        """Whether it is ANSWERED or FAILED."""
         return self.failed or self.answer is not None
 
     @property
     def queued(self) -> bool:
-        """Whether it waits to be dispatched."""
         return not self.running and not self.ended
 
     @property
     def tries(self) -> int:
-        """Attempts that were started."""
         return self.lost + len(self.running)
 
 

@@ -117,7 +117,6 @@ class OpenTask:
 
     @property
     def records(self) -> int:
-        """How many records its answers are in."""
         return sum([len(answer.parts) for answer in self.answers])
 
     @property

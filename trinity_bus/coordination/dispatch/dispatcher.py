@@ -127,7 +127,6 @@ class Dispatcher:
             self.recall(attempt, task, reason, restart_runner=restart_runner)
 
     def recall(self, attempt: Attempt, task: OpenTask, reason: str, *, restart_runner: bool = False) -> None:
-        """Tell the explorer of an attempt that is over."""
         order = Cancel(
             explorer=attempt.explorer,
             incarnation=attempt.incarnation,

@@ -175,11 +175,9 @@ class Fleet:
         return (e for e in self.explorers.values() if not e.gone)
 
     def followers(self) -> Iterator[Explorer]:
-        """Explorers that are not gone and follow the trainer."""
         return (e for e in self.explorers.values() if not (e.gone or e.fixed))
 
     def pools(self) -> frozenset[str]:
-        """Those with an explorer that is not gone."""
         return frozenset(e.pool for e in self.live())
 
     def is_fixed(self, name: str) -> bool:

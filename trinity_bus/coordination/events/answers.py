@@ -13,8 +13,6 @@ from trinity_bus.coordination.state.store import StateStore
 
 
 class Answers:
-    """Takes the answers of explorers."""
-
     def __init__(self, context: MachineContext, state: MachineState, store: StateStore, endings: Endings) -> None:
         self._settings = context.settings
         self._out = context.out
@@ -24,7 +22,6 @@ class Answers:
         self._endings = endings
 
     def handle(self, event: RolloutFinished, traceparent: str | None) -> None:
-        """Take the answer if its attempt is one that counts, else ignore it."""
         attempt = self._ledger.running.get((event.task_id, event.attempt))
         if attempt is None or (attempt.explorer, attempt.incarnation) != (event.explorer, event.incarnation):
             detail = f"attempt {event.attempt} of {event.explorer} does not count"

@@ -184,7 +184,6 @@ class Endings:
         self._finish(task, results.failure(task, first))
 
     def finish_answered_task(self, task: OpenTask) -> None:
-        """End a task whose parts are all answered."""
         self._finish(task, results.joined(task, task.accepted.task.batch_type))
 
     def end_unfinished_tasks(

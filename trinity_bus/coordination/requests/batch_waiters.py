@@ -51,7 +51,6 @@ class BatchWaiters:
         del self._waiting.of(waiter.command.batch_id)[waiter.key]
 
     def take(self, batch_id: str) -> list[BatchWaiter]:
-        """All that wait for a batch; none are left."""
         return self._waiting.take(batch_id)
 
     def rebuild(self, now: float) -> None:

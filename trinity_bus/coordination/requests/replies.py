@@ -46,8 +46,6 @@ class _Outcome(Value, array_like=True):
 
 
 class Outcomes:
-    """What became of batches that have ended lately."""
-
     def __init__(self, dirty: DirtyKeys) -> None:
         self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, dirty)
         self._codec = dirty.codec
@@ -66,8 +64,6 @@ class Outcomes:
 
 
 class Replies:
-    """The last answers, by client and command id."""
-
     def __init__(self, dirty: DirtyKeys) -> None:
         self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, dirty)
         self._codec = dirty.codec

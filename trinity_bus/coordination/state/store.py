@@ -59,7 +59,6 @@ class StateStore:
         return None, f"the state has level {level} now, {before} before"
 
     def entries(self) -> Iterator[tuple[str, bytes]]:
-        """Return all entries: what all changes add up to."""
         if self._says_level:
             yield LEVEL_KEY, self._level_entry()
         yield from self._unknown.items()

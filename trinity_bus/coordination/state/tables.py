@@ -143,7 +143,6 @@ class Groups[K, V: Keyed[Any]]:
         return list(self._groups.get(name, {}).values())
 
     def take(self, name: str) -> list[V]:
-        """Delete a group, and return what was in it."""
         taken = list(self._groups.pop(name, {}).values())
         if taken:
             self._dirty.touch(f"{self._kind}/{name}")

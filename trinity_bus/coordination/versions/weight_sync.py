@@ -215,7 +215,6 @@ class WeightSync:
         return (now.version, now.checksum) != (before.version, before.checksum)
 
     def choose(self, choice: Choice | None) -> None:
-        """Keep a choice that has yet to take effect, or forget it."""
         self.state.choice = choice
 
     def asked(self, asked_by: str | None) -> None:
@@ -232,7 +231,6 @@ class WeightSync:
     def go_back(
         self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
     ) -> ModelVersion:
-        """Pin a version, and return its announcement."""
         self.pin(step, traceparent)
         self.state.rounds = []
         self._retry_at.clear()
