@@ -22,17 +22,12 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-LOOK_S = 1.0
-"""Most that counts between two looks."""
+LOOK_S = 1.0  # most that counts between two looks
 _EVERY_S = LOOK_S / 2
 
 
 class SteadyClock:
-    """Turns readings of any clock into a steady one that starts at 0: it never runs backward and never jumps. Pure.
-
-    Attributes:
-        now: Seconds counted so far.
-    """
+    """Turns readings of any clock into a steady one, ``now``, from 0: it never runs backward and never jumps. Pure."""
 
     def __init__(self, longest_step_s: float) -> None:
         self.now = 0.0
@@ -48,7 +43,7 @@ class SteadyClock:
 
 
 class _OfThisProcess:
-    """One clock, and a thread that looks at it; a process forked from this one begins anew."""
+    # One clock, and a thread that looks at it; a process forked from this one begins again.
 
     def __init__(self) -> None:
         # Kept, for simulations that replace it would move the limits of everything else in their process.
@@ -87,11 +82,7 @@ def now() -> float:
 
 
 class Timeout:
-    """What ``asyncio.Timeout`` is, by this module's clock.
-
-    Args:
-        seconds: The limit. Unset: none.
-    """
+    """What ``asyncio.Timeout`` is, by this module's clock; None: no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -100,7 +91,6 @@ class Timeout:
         self._timer: asyncio.TimerHandle | None = None
 
     def expired(self) -> bool:
-        """Whether it is over."""
         return self._timeout.expired()
 
     def _look(self) -> None:
@@ -127,30 +117,14 @@ class Timeout:
 
 
 def timeout(seconds: float | None) -> Timeout:
-    """Limit what is awaited in an ``async with``, as ``asyncio.timeout`` does.
-
-    Args:
-        seconds: The limit. Unset: none.
-
-    Raises:
-        TimeoutError: It is over.
-    """
+    """Raise TimeoutError in an ``async with`` after so many seconds, as ``asyncio.timeout`` does; None: no limit."""
     return Timeout(seconds)
 
 
 async def wait[F: asyncio.Future[Any]](
     waited_for: Collection[F], seconds: float, *, return_when: str = asyncio.ALL_COMPLETED
 ) -> tuple[set[F], set[F]]:
-    """Wait for tasks or futures as ``asyncio.wait`` does, but at most so long; what is waited for goes on.
-
-    Args:
-        waited_for: At least one.
-        seconds: The limit.
-        return_when: All of them, or the first.
-
-    Returns:
-        Those that are done, and those that are not.
-    """
+    """Wait for tasks or futures as ``asyncio.wait`` does, but at most so long; what is waited for goes on."""
     until = now() + seconds
     while True:
         done, pending = await asyncio.wait(waited_for, timeout=max(0.0, until - now()), return_when=return_when)
@@ -159,14 +133,9 @@ async def wait[F: asyncio.Future[Any]](
 
 
 def wait_in_thread(wait: Callable[[float], object], seconds: float) -> bool:
-    """Wait in a thread, for a condition, an event or another thread.
+    """Wait in a thread, for a condition, an event or another thread. Return whether it has come in time.
 
-    Args:
-        wait: Waits for so many seconds at most, and returns whether it has come.
-        seconds: The limit.
-
-    Returns:
-        Whether it has come in time.
+    ``wait`` waits for so many seconds at most, and returns whether it has come.
     """
     until = now() + seconds
     while not wait(max(0.0, until - now())):
@@ -176,12 +145,7 @@ def wait_in_thread(wait: Callable[[float], object], seconds: float) -> bool:
 
 
 def join(thread: threading.Thread, seconds: float) -> None:
-    """Wait for the end of a thread, as ``Thread.join`` does, but by this module's clock.
-
-    Args:
-        thread: Started.
-        seconds: The limit.
-    """
+    """Wait for the end of a thread, as ``Thread.join`` does, but by this module's clock."""
 
     def ended(limit_s: float) -> bool:
         thread.join(limit_s)
@@ -191,19 +155,13 @@ def join(thread: threading.Thread, seconds: float) -> None:
 
 
 class Alarm:
-    """Calls a function after so many seconds, from a thread of its own: what ``threading.Timer`` is, by this clock.
-
-    Args:
-        seconds: From now.
-        function: What to call.
-    """
+    """Calls a function after so many seconds, from a thread of its own: what ``threading.Timer`` is, by this clock."""
 
     def __init__(self, seconds: float, function: Callable[[], object]) -> None:
         self._off = threading.Event()
         threading.Thread(target=self._ring, args=(seconds, function), name="alarm", daemon=True).start()
 
     def cancel(self) -> None:
-        """Call nothing any more."""
         self._off.set()
 
     def _ring(self, seconds: float, function: Callable[[], object]) -> None:

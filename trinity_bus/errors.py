@@ -84,7 +84,7 @@ class UnknownBatchError(TrinityError, KeyError):
     """There is no batch of this id, or it has ended so long ago that it is not remembered."""
 
     def __str__(self) -> str:
-        """Return the message, of which ``KeyError`` would return the source."""
+        # The message, of which ``KeyError`` would return the source.
         return str(self.args[0])
 
 

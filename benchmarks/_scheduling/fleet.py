@@ -34,18 +34,7 @@ from schemas import (
     WeightsSynced,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination import (
-    AnnounceVersion,
-    CoordinatorMachine,
-    Effect,
-    EventArrived,
-    Input,
-    Origin,
-    PublishBatch,
-    SendOrder,
-    TaskArrived,
-    Tick,
-)
+from trinity_bus.coordination import CoordinatorMachine, Effect, EventArrived, Input, Origin, TaskArrived, Tick, Write
 
 EXPLORERS, SLOTS = 64, 1
 BATCH = 128
@@ -154,17 +143,17 @@ class Simulation:
 
     def _carry_out(self, command: Effect) -> None:
         match command:
-            case SendOrder(record=Dispatch() as order):
+            case Write(record=Dispatch() as order):
                 self._start(order)
-            case SendOrder(record=Cancel() as cancel):
+            case Write(record=Cancel() as cancel):
                 key = cancel.task_id, cancel.attempt
                 running = self.running.pop(key, None)
                 if running is not None:
                     running.cancelled = True
                     self.ended[key] = running.began, self.now, running.version
-            case AnnounceVersion(record=version):
+            case Write(record=ModelVersion() as version):
                 self._later(SYNC_S, lambda: self._sync(version))
-            case PublishBatch(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
+            case Write(record=BatchRecord() as batch) if batch.state is BatchLifecycleState.FINALIZED:
                 self.finalized.append((self.now, batch))
                 self.progress(len(self.finalized))
                 self.trainer_free_at = max(self.now, self.trainer_free_at) + TRAIN_S

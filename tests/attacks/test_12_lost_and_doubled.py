@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from schemas import StepTrained, Superseded, TrainerHeartbeat, VersionWanted
+from schemas import ModelVersion, StepTrained, Superseded, TrainerHeartbeat, VersionWanted
 from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.explorer.test_explorer import LIMIT_S, exploring, fork_server, mesh_of, settings
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, until
+from tests.support.effects import written
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.simulation.harness import Harness, facts
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.coordination import AnnounceVersion, Dismiss, Fact, RequestVersion
+from trinity_bus.coordination import Fact
 from trinity_bus.coordination.effects import Effect
 from trinity_bus.errors import SupersededError
 from trinity_bus.runners.fork_server import ForkServer
@@ -49,7 +50,7 @@ def beat_of_trainer(harness: Harness, version: int, incarnation: str = "t1") -> 
 
 
 def asked(commands: list[Effect]) -> list[int]:
-    return [command.record.at_least for command in commands if isinstance(command, RequestVersion)]
+    return [command.at_least for command in written(commands, VersionWanted)]
 
 
 def test_a_heartbeat_tells_of_a_version_that_nobody_has_heard_of() -> None:
@@ -64,7 +65,7 @@ def test_a_heartbeat_tells_of_a_version_that_nobody_has_heard_of() -> None:
     harness.restart()
     assert asked(beat_of_trainer(harness, 3)) == [3], "until it is heard of, whoever dies"
     commands = harness.trained(3)
-    assert [c.record.version for c in commands if isinstance(c, AnnounceVersion)] == [3]
+    assert [c.version for c in written(commands, ModelVersion)] == [3]
     assert asked(beat_of_trainer(harness, 3)) == []
     assert asked(beat_of_trainer(harness, 0, incarnation="t2")) == [0], "a new incarnation, whose first word was lost"
 
@@ -72,19 +73,19 @@ def test_a_heartbeat_tells_of_a_version_that_nobody_has_heard_of() -> None:
 def test_whose_place_another_has_is_told_at_each_word() -> None:
     harness = Harness()
     harness.beat(incarnation="1")
-    assert [c for c in harness.beat(incarnation="2") if isinstance(c, Dismiss)] == []
+    assert written(harness.beat(incarnation="2"), Superseded) == []
     for _ in range(2):
         commands = harness.beat(incarnation="1")
         told = Superseded(service="explorer", name="e0", incarnation="1", by="2")
-        assert [c.record for c in commands if isinstance(c, Dismiss)] == [told]
+        assert written(commands, Superseded) == [told]
         assert Fact.ZOMBIE_EXPLORER in facts(commands)
     harness.trained(0, incarnation="t1")
     harness.trained(0, incarnation="t2")
     told = Superseded(service="trainer", name="trainer", incarnation="t1", by="t2")
     for commands in (beat_of_trainer(harness, 0, incarnation="t1"), harness.trained(1, incarnation="t1")):
-        assert [c.record for c in commands if isinstance(c, Dismiss)] == [told]
+        assert written(commands, Superseded) == [told]
         assert Fact.ZOMBIE_TRAINER in facts(commands)
-    assert [c for c in beat_of_trainer(harness, 0, incarnation="t2") if isinstance(c, Dismiss)] == []
+    assert written(beat_of_trainer(harness, 0, incarnation="t2"), Superseded) == []
 
 
 # -- the services ----------------------------------------------------------------------------------------------------

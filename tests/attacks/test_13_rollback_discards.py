@@ -25,11 +25,12 @@ from schemas import (
 )
 from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, trained, until
+from tests.support.effects import written
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.simulation.harness import Harness, cancels, dispatches, facts, replies
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.coordination import AnnounceVersion, Fact, RequestVersion
+from trinity_bus.coordination import Fact
 from trinity_bus.coordination.effects import Effect
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
@@ -43,11 +44,11 @@ TO_ONE = Rollback(to=1, through=2, reason="it diverged")
 
 
 def announced(commands: list[Effect]) -> list[ModelVersion]:
-    return [command.record for command in commands if isinstance(command, AnnounceVersion)]
+    return written(commands, ModelVersion)
 
 
 def asked(commands: list[Effect]) -> list[VersionWanted]:
-    return [command.record for command in commands if isinstance(command, RequestVersion)]
+    return written(commands, VersionWanted)
 
 
 def diverged() -> Harness:

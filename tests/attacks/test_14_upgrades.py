@@ -22,6 +22,7 @@ from schemas import CommandReply, FinalizeUpgrade, Record
 from schemas.codec import RECORDS, decode
 from schemas.topics import COORDINATOR_STATE
 from tests.support import level_2_reader
+from tests.support.effects import written
 from tests.support.golden_state import GOLDEN, machine_of, with_records
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.waiting import until
@@ -29,7 +30,7 @@ from tests.support.simulation import World, draw_settings
 from tests.support.simulation.coordinator import Process
 from tests.support.simulation.histories import happen
 from trinity_bus.config import KafkaSettings
-from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, SendReply, StateError, Tick
+from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, StateError, Tick
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL, OLDEST_LEVEL
 from workers.coordinator.changelog import Changelog, unpack_leader, unpack_positions
@@ -65,7 +66,7 @@ def load(path: Path) -> dict[str, Any]:
 def finalize(machine: CoordinatorMachine, level: int = NEWEST_LEVEL) -> CommandReply:
     """What the operator is told."""
     command = FinalizeUpgrade(client="upgrade", command_id=f"to-{level}", level=level)
-    (reply,) = (c.record for c in machine.handle(CommandArrived(command), 0.0) if isinstance(c, SendReply))
+    (reply,) = written(machine.handle(CommandArrived(command), 0.0), CommandReply)
     return reply
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.simulation.harness import Harness
 from trinity_bus.config import CoordinatorSettings, Settings
 from trinity_bus.config.mesh import MIN_RECORD_MIB
-from trinity_bus.coordination.batches.record_need import too_large
+from trinity_bus.coordination.batches.task_rules import too_large
 from trinity_bus.errors import ConfigError
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.leader_term import LeaderTerm

@@ -26,12 +26,13 @@ from rich.console import Console
 
 from schemas import ModelVersion
 from schemas.codec import decode, encode
+from schemas.topics import MODEL_VERSIONS
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.certificates import certificate
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
-from trinity_bus.coordination.effects import AnnounceVersion
+from trinity_bus.coordination.effects import Write
 from trinity_bus.errors import ConfigError
 from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
@@ -369,7 +370,9 @@ async def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_
     lanes = Lanes(cast("Bus", None), time.monotonic)
     with Spans("trinity") as spans:
         for _ in range(3):
-            await Outputs(cast("Producer", producer)).carry_out([AnnounceVersion(decided, None)], {}, spans, lanes)
+            await Outputs(cast("Producer", producer)).carry_out(
+                [Write(MODEL_VERSIONS, decided.model, decided)], {}, spans, lanes
+            )
     secrets = [sent.secret or "" for sent in producer.sent]
     assert len(set(secrets)) == 3
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)

@@ -362,7 +362,7 @@ def _running(harness: Harness) -> list[Dispatch]:
             Dispatch(
                 explorer=attempt.explorer,
                 incarnation=attempt.incarnation,
-                task=task.task,
+                task=task.accepted.task,
                 attempt=attempt.number,
                 batch_id=batch.batch_id,
                 batch_type=batch.batch_type,

@@ -11,6 +11,7 @@ import msgpack
 
 from schemas import (
     BatchLifecycleState,
+    BatchRecord,
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
@@ -26,17 +27,15 @@ from schemas.codec import decode, encode
 from tests.support.simulation import random_history
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
-    AnnounceVersion,
     CommandArrived,
     CoordinatorMachine,
     Effect,
     EventArrived,
     Input,
     Origin,
-    PublishBatch,
-    SendOrder,
     TaskArrived,
     Tick,
+    Write,
 )
 from trinity_bus.coordination.dispatch.explorer import Explorer
 
@@ -92,11 +91,11 @@ class Rest:
         answers: list[Any] = []
         for command in commands:
             match command:
-                case SendOrder(record=Dispatch() as order):
+                case Write(record=Dispatch() as order):
                     answers.append(self._finished_order(order))
-                case AnnounceVersion(record=version):
+                case Write(record=ModelVersion() as version):
                     answers += [_synced(version, member.explorer, member.incarnation) for member in version.members]
-                case PublishBatch(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
+                case Write(record=BatchRecord() as batch) if batch.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(encode(batch))
         return answers
 

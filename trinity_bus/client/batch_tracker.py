@@ -30,33 +30,23 @@ from trinity_bus.client.results import Status, refused, status_of
 class TaskWrapper:
     """A task that was scheduled, and what became of it."""
 
-    task: Task
-    """As it stands on the log."""
-    order: int
-    """Of its scheduling."""
-    status: Status | None = None
-    """When it is READY."""
-    positions: list[Position] = field(default_factory=list)
-    """Where its experiences lie."""
+    task: Task  # as it stands on the log
+    order: int  # of its scheduling
+    status: Status | None = None  # when it is READY
+    positions: list[Position] = field(default_factory=list)  # where its experiences lie
 
     @property
     def task_id(self) -> str:
-        """As it was given."""
+        """The id as it was given."""
         return given_task_id(self.task.task_id)
 
 
 class BatchTracker:
-    """The tasks of one batch.
-
-    Args:
-        batch_id: As the caller calls it.
-        default_runs: Runs of a task that names no number, to be told of one that was refused.
-    """
+    """The tasks of one batch. ``default_runs``: of a task that names no number, to be told of one that was refused."""
 
     def __init__(self, batch_id: BatchId, default_runs: int = 1) -> None:
         self.batch_id = batch_id
-        self.finished = 0
-        """Results so far, taken ones too."""
+        self.finished = 0  # results so far, taken ones too
         self._default_runs = default_runs
         self._scheduled = 0
         self._outstanding: dict[str, TaskWrapper] = {}
@@ -69,27 +59,24 @@ class BatchTracker:
 
     @property
     def unfinished(self) -> int:
-        """How many tasks have no result yet."""
         return len(self._outstanding)
 
     @property
     def ready(self) -> int:
-        """How many results are there to be taken."""
         return len(self._ready)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left of it."""
         return not self._outstanding and not self._ready
 
     def schedule(self, tasks: Iterable[Task]) -> None:
-        """More tasks, as they stand on the log, with ids that were not used before."""
+        """Add tasks, as they stand on the log, with ids that were not used before."""
         for task in tasks:
             self._outstanding[task.task_id] = TaskWrapper(task, self._scheduled)
             self._scheduled += 1
 
     def accept(self, result: TaskResult) -> bool:
-        """Take note of a result. Whether it was waited for; a second one for the same task is not."""
+        """Note a result. Return whether it was waited for; a second one for the same task is not."""
         return self._settle(
             result.task_id,
             status_of(result),
@@ -97,7 +84,7 @@ class BatchTracker:
         )
 
     def refuse(self, task_name: str, why: str) -> bool:
-        """Take note that the coordinator will not run a task. Whether it was waited for."""
+        """Note that the coordinator will not run a task. Return whether it was waited for."""
         wrapper = self._outstanding.get(task_name)
         runs = self._default_runs if wrapper is None else wrapper.task.repeat_times or self._default_runs
         return self._settle(task_name, refused(runs, why), [])
@@ -112,7 +99,6 @@ class BatchTracker:
         return sorted(self._ready.values(), key=lambda wrapper: wrapper.order)
 
     def take(self, wrappers: Sequence[TaskWrapper]) -> None:
-        """Note that these have been handed to the caller."""
         for wrapper in wrappers:
             self._ready.pop(wrapper.task.task_id, None)
 
@@ -127,8 +113,6 @@ class BatchTracker:
 
 
 class WaitOutcome(StrEnum):
-    """Why a wait is over."""
-
     COMPLETE = "complete"
     ENOUGH = "enough"
     TIMEOUT = "timeout"
@@ -139,9 +123,7 @@ class Wait:
     """One caller's wait for a batch.
 
     Args:
-        tracker: Of the batch.
         started_at: Seconds on any clock that never runs backward.
-        timeout_s: Its limit.
         wait_after_min_s: How long it goes on when ``min_num`` results are there.
         min_num: Results that are enough; all where absent, or where there are fewer tasks.
     """
@@ -154,7 +136,6 @@ class Wait:
     enough_since: float | None = None
 
     def over(self, now: float) -> WaitOutcome | None:
-        """Why it is over; None while it is not."""
         if self.tracker.unfinished == 0:
             return WaitOutcome.COMPLETE
         if self.min_num is not None and self.tracker.ready >= self.min_num:
@@ -175,13 +156,7 @@ class Wait:
 
 
 class WaitAll:
-    """A wait for every task of every batch, whose limit begins anew with each result.
-
-    Args:
-        trackers: Of every batch.
-        now: Seconds on any clock that never runs backward.
-        timeout_s: Longest time without a result.
-    """
+    """A wait for every task of every batch, whose limit, the longest time without a result, begins again with each."""
 
     def __init__(self, trackers: Iterable[BatchTracker], now: float, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -189,7 +164,6 @@ class WaitAll:
         self._finished = sum(tracker.finished for tracker in trackers)
 
     def over(self, trackers: Iterable[BatchTracker], now: float) -> WaitOutcome | None:
-        """Why it is over; None while it is not."""
         trackers = list(trackers)
         finished = sum(tracker.finished for tracker in trackers)
         if finished > self._finished:

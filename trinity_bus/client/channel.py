@@ -77,8 +77,6 @@ class CommandChannel:
     """Sends commands and waits for their replies. An async context manager.
 
     Args:
-        bus: Connected; the topics exist.
-        producer: Started.
         name: What the coordinator's log calls this client; what follows it tells it from others of that name.
         again_s: Time without a reply after which a command is sent again.
         silence_s: Time without a word from any coordinator after which waiting is given up.
@@ -96,8 +94,7 @@ class CommandChannel:
         clock: Callable[[], float] = awake.now,
     ) -> None:
         self.client = f"{name[:_NAME_CHARS]}-{uuid.uuid4().hex[:12]}"
-        self.producer = producer_name(bus.settings, name)
-        """Whose the tasks and batches are that are sent through it."""
+        self.producer = producer_name(bus.settings, name)  # whose the tasks and batches are that are sent through it
         self._bus = bus
         self._producer = producer
         self._again_s = again_s
@@ -122,7 +119,6 @@ class CommandChannel:
 
     @property
     def settings(self) -> KafkaSettings:
-        """The connection's settings."""
         return self._bus.settings
 
     def command_id(self) -> str:
@@ -138,7 +134,7 @@ class CommandChannel:
         return await self._ask(FinalizeBatch(**self._names(batch_id), **fields))
 
     async def abort(self, batch_id: str, *, operator: bool = False, **fields: Any) -> CommandReply:
-        """Ask to give a batch up, as an operator anybody's; the fields are those of ``AbortBatch``."""
+        """Ask to abort a batch, as an operator anybody's; the fields are those of ``AbortBatch``."""
         command = AbortBatch(**self._names(batch_id), **fields)
         return await self._ask(command, OPERATOR_COMMANDS if operator else COMMANDS)
 
@@ -153,13 +149,10 @@ class CommandChannel:
     async def contribute(self, published: Published, covers: Sequence[str] = ()) -> CommandReply:
         """Ask that experiences count as a task's.
 
-        Args:
-            published: Where they lie.
-            covers: Other ids under which they could be contributed; nothing counts where one of them is known.
+        ``covers``: other ids under which they could be contributed; nothing counts where one of them is known.
         """
         command = Contribute(
-            client=self.client,
-            command_id=self.command_id(),
+            **self._own(),
             task_id=published.task_id,
             pieces=published.pieces,
             version_min=published.version_min,
@@ -171,52 +164,32 @@ class CommandChannel:
 
     async def publish_version(self, model: str, version: int | None, asked_by: str | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""
-        command = PublishVersion(
-            client=self.client, command_id=self.command_id(), model=model, version=version, asked_by=asked_by
-        )
+        command = PublishVersion(**self._own(), model=model, version=version, asked_by=asked_by)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     async def roll_back(self, model: str, version: int, reason: str, asked_by: str | None) -> CommandReply:
         """Ask, as an operator, that what is newer than a version be discarded."""
-        command = RollBack(
-            client=self.client,
-            command_id=self.command_id(),
-            model=model,
-            version=version,
-            reason=reason,
-            asked_by=asked_by,
-        )
+        command = RollBack(**self._own(), model=model, version=version, reason=reason, asked_by=asked_by)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     async def finalize_upgrade(self, level: int) -> CommandReply:
         """Ask, as an operator, that the coordinator's state be written at this level from now on."""
-        command = FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level)
+        command = FinalizeUpgrade(**self._own(), level=level)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     async def ask_whether_present(self) -> None:
-        """Return when a coordinator answers.
-
-        Raises:
-            NoCoordinatorError: None does.
-        """
+        """Return when a coordinator answers; NoCoordinatorError where none does."""
         await self._ask(self._question())
 
-    def _names(self, batch_id: str | None) -> dict[str, str]:
-        """Who asks, under a new id, about a batch; about none where there is none."""
-        command_id = self.command_id()
-        return {
-            "client": self.client,
-            "command_id": command_id,
-            "batch_id": batch_id or command_id,
-            "producer": self.producer,
-        }
+    def _own(self) -> dict[str, Any]:
+        return {"client": self.client, "command_id": self.command_id()}
+
+    def _names(self, batch_id: str | None) -> dict[str, Any]:
+        own = self._own()
+        return {**own, "batch_id": batch_id or own["command_id"], "producer": self.producer}
 
     async def _ask(self, command: AnyCommand, topic: Topic = COMMANDS) -> CommandReply:
-        """Send a command and wait for its reply, which may say that it was refused.
-
-        Raises:
-            NoCoordinatorError: None answers.
-        """
+        # The reply may say that the command was refused. Raises NoCoordinatorError where none answers.
         if self._failure is not None:
             raise self._failure
         answered: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
@@ -255,11 +228,11 @@ class CommandChannel:
         return math.inf if self._heard_at is None else now - self._heard_at
 
     def _question(self) -> AbortBatch:
-        """Answered at once by any coordinator, and of no effect: to abort what never was is a success."""
+        # Answered at once by any coordinator, and of no effect: to abort what never was is a success.
         return AbortBatch(**self._names(None), reason="are you there?")
 
     async def _send(self, command: AnyCommand, topic: Topic = COMMANDS) -> BusError | None:
-        """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
+        # What goes wrong is returned, and made good by sending it again.
         try:
             async with awake.timeout(self._again_s):
                 await (await self._producer.send(topic, command.subject, command))
@@ -302,7 +275,7 @@ class CommandChannel:
 
 
 def _told(command: AnyCommand) -> str:
-    """Return what a command is about, for people."""
+    # What a command is about, for people.
     match command:
         case PublishVersion() | RollBack():
             return f"the versions of model {command.model!r}"

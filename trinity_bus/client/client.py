@@ -38,7 +38,7 @@ from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
-from trinity_bus.client.rejections import Rejection, rejection_of
+from trinity_bus.client.results import Rejection, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.config import Settings
@@ -60,8 +60,8 @@ class Client:
         self._name = name
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
+        # Those of which results are to come, by the names of their batches on the log.
         self._handles: dict[str, BatchHandle] = {}
-        """Those of which results are to come, by the names of their batches on the log."""
 
     async def start(self) -> None:
         """Connect. Nothing happens where that is done already.
@@ -122,7 +122,7 @@ class Client:
         Args:
             tasks: At least one; their ids are unique within the batch.
             batch_id: Not used before. Absent: one that is made up.
-            batch_type: What the batch is for. Absent: as its tasks say, and all of them say the same.
+            batch_type: Absent: as its tasks say, and all of them say the same.
             min_wait_num: Finished tasks with which the batch may end; see ``RolloutCoordinator.submit_batch``.
 
         Raises:
@@ -149,8 +149,7 @@ class Client:
     async def send(self, tasks: Sequence[Task]) -> int:
         """Send tasks that are to be trained on, and nothing more: they form batches by themselves, or name theirs.
 
-        Returns:
-            How many; they are durable.
+        Return how many; they are durable.
 
         Raises:
             SendError: One is not known to be durable.
@@ -260,7 +259,7 @@ class BatchHandle:
         return reply.result
 
     async def abort(self, reason: str, *, keep_partial_results: bool = False) -> None:
-        """Give the batch up: see ``RolloutCoordinator.abort_batch``. Nothing happens where it has ended.
+        """Abort the batch: see ``RolloutCoordinator.abort_batch``. Nothing happens where it has ended.
 
         Raises:
             NotOwnerError: Somebody else has taken its id.
@@ -273,7 +272,7 @@ class BatchHandle:
             raise_refusal(reply, self.batch_id)
 
     def take(self, ended: TaskResult | Rejection) -> None:
-        """Take note of how a task ended; the client calls it. A second word about the same task changes nothing."""
+        """Note how a task ended; the client calls it. A second word about the same task changes nothing."""
         name = ended.task_name if isinstance(ended, Rejection) else ended.task_id
         task = self._unfinished.pop(name, None)
         if task is None:
@@ -298,7 +297,7 @@ def _type_of(tasks: Sequence[Task], batch_type: BatchType | None) -> BatchType:
 
 
 def _refused(task: Task, why: str) -> TaskResult:
-    """Return the result of a task that the coordinator has not accepted."""
+    # The result of a task that the coordinator has not accepted.
     return TaskResult(
         task_id=task.task_id,
         batch_id=task.batch_id or "",

@@ -23,18 +23,11 @@ class Connection:
     bus: Bus
     producer: Producer
     channel: CommandChannel
-    stack: AsyncExitStack
-    """What else is to be closed goes on it."""
+    stack: AsyncExitStack  # what else is to be closed goes on it
 
     @classmethod
     async def open(cls, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic] = ()) -> Self:
-        """Connect.
-
-        Args:
-            settings: Where the log is; read from the environment where absent.
-            bus: A connected bus that outlives this; its own where absent.
-            name: What brokers and the coordinator call this client.
-            topics: That are needed besides those for commands and tasks.
+        """Connect, over ``bus`` if given, which outlives this.
 
         Raises:
             BusError: The broker cannot be reached.
@@ -51,15 +44,11 @@ class Connection:
             return cls(bus, producer, channel, stack.pop_all())
 
     async def close(self) -> None:
-        """Disconnect.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
+        """Disconnect; SendError where something that was sent is not known to be durable."""
         await self.stack.aclose()
 
 
 def tell_unused(*given: object) -> None:
-    """Say that actors or models were given to a client, as the reference's are, and that they are not asked."""
+    """Warn that actors or models were given to a client, as the reference's are, and that they are not used."""
     if any(one is not None for one in given):
         log.warning("models and actors that a client is given are not used: the services of the mesh do the work")

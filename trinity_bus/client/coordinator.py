@@ -50,12 +50,10 @@ class RolloutCoordinator:
     """Batches, from submission to result. Also an async context manager: ``prepare`` and ``shutdown``.
 
     Args:
-        settings: Where the log is. Read from the environment where absent.
-        rollout_model: Not used, with a line in the log: the mesh's explorers answer.
-        auxiliary_models: Likewise: they are explorers of pools.
+        settings: Read from the environment where absent.
+        rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
         bus: A connected bus to use, that outlives this object; its own where absent.
-        name: What the coordinator's log calls this client, and whose its batches are: other clients of this name may
-            end them, and share slots and caps with it.
+        name: Whose its batches are: other clients of this name may end them, and share slots and caps with it.
         operator: Whether it ends batches whoever they belong to, which takes the rights of an operator.
     """
 
@@ -163,9 +161,7 @@ class RolloutCoordinator:
         When the time is up first, a batch with a ``min_wait_num`` of which at least one task is finished is ended with
         what it has. Any other goes on, and can be finalized later: nothing of it is lost.
 
-        Args:
-            batch_id: As it was submitted.
-            timeout: Seconds. Absent, or 0: what all attempts at one task may take together.
+        ``timeout``: seconds; absent, or 0: what all attempts at one task may take together.
 
         Returns:
             ``batch_id`` as it was given, ``batch_type``, ``finished_task_count``, and ``metrics``: ``rollout/...``. Of
@@ -182,28 +178,16 @@ class RolloutCoordinator:
     async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
         """Wait until an eval batch is FINALIZED; when the time is up, it is ended with what it has.
 
-        Args:
-            batch_id: As it was submitted.
-            timeout: Seconds. Absent, or 0: what all attempts at one task may take together.
-
-        Returns:
-            As of ``finalize_train_batch``; ``metrics`` are ``eval/<batch id after the first slash>/...``.
-
-        Raises:
-            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
-            RefusedError: ``Batch X is train, expected eval.``, at once; or it is open.
-            NoCoordinatorError: None answers.
+        Arguments, result and errors are those of ``finalize_train_batch``, but that it never times out; ``metrics`` are
+        ``eval/<batch id after the first slash>/...``.
         """
         return await self._finalize(batch_id, "eval", timeout)
 
     async def abort_batch(self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False) -> None:
-        """Give a batch up. Nothing happens where it has ended or was never known.
+        """Abort a batch. Nothing happens where it has ended or was never known.
 
-        Args:
-            batch_id: As it was submitted.
-            reason: Stands in its record.
-            keep_partial_results: Whether its ABORTED record names the results that it has, those of unfinished tasks
-                too. They are never trained on.
+        With ``keep_partial_results`` its ABORTED record, which has the reason, names the results that it has, those of
+        unfinished tasks too. They are never trained on.
 
         Raises:
             NotOwnerError: It is another producer's.
@@ -218,9 +202,7 @@ class RolloutCoordinator:
     async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
         """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator.
 
-        Args:
-            batch_id: As it was submitted.
-            reason: Stands in the lineage of every version that follows.
+        The reason stands in the lineage of every version that follows.
 
         Raises:
             NotOwnerError: This object was not made with ``operator``.

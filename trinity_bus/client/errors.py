@@ -14,16 +14,7 @@ from trinity_bus.errors import NotOwnerError, RefusedError, TimedOutError, Unkno
 def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | None = None) -> NoReturn:
     """Raise what a reply with an error says.
 
-    Args:
-        reply: Its ``error`` is set.
-        batch_id: As the caller gave it.
-        expected: The type that the command took the batch to have, where it was to finalize it.
-
-    Raises:
-        UnknownBatchError: A batch that is to be finalized is not known, or not any more.
-        TimedOutError: Time was up.
-        NotOwnerError: The batch is another producer's.
-        RefusedError: Anything else.
+    ``expected``: the type that the command took the batch to have, where it was to finalize it.
     """
     if reply.error == "unknown_batch":
         raise UnknownBatchError(f"Batch {batch_id} is not registered.")
@@ -43,11 +34,7 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
 
 @asynccontextmanager
 async def within(seconds: float, why: str) -> AsyncIterator[None]:
-    """Give what is done inside so many seconds.
-
-    Raises:
-        TimedOutError: They are over; the message says why that matters.
-    """
+    """Give what is done inside so many seconds; TimedOutError, which says why that matters, when they are over."""
     limit = awake.timeout(seconds)
     try:
         async with limit:

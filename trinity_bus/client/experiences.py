@@ -50,14 +50,9 @@ class Published:
 async def publish(
     producer: Producer, payloads: Sequence[bytes], *, author: str, incarnation: str, max_bytes: int
 ) -> tuple[Metrics, list[Published]]:
-    """Check and publish experiences.
+    """Check and publish encoded groups, each of another task, in the name of ``author`` and ``incarnation``.
 
-    Args:
-        producer: Started.
-        payloads: Each one ``ExperienceGroup``, encoded; each of another task.
-        author: In whose name they are published, whatever they say.
-        incarnation: Likewise.
-        max_bytes: Of one record; a larger group is published in several.
+    A group that is larger than ``max_bytes`` is published in several records.
 
     Returns:
         ``experience_pipeline/experience_count``, the samples in all groups; ``time/experience_pipeline/write`` and
@@ -65,8 +60,7 @@ async def publish(
 
     Raises:
         SchemaError: A payload is no experience group, or a sample is larger than a record; nothing was published.
-        SendError: Not all are known to be durable. To publish all of them again is safe: what counts is named by
-            position.
+        SendError: Not all are known to be durable. To publish all again is safe: what counts is named by position.
     """
     if not payloads:
         return {}, []
@@ -101,7 +95,7 @@ async def publish(
 
 
 def _anew(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
-    """Return what a scheduler gave of one task, as a task that nobody has answered; of the same runs, the same."""
+    # What a scheduler gave of one task, as a task that nobody has answered; of the same runs, the same.
     whole = join_groups(sorted(parts, key=lambda part: int(part.run_ids.min())))
     return msgspec.structs.replace(whole, task_id=f"{whole.task_id}@{whole.run_ids.min()}")
 

@@ -40,11 +40,7 @@ _PART_CHARS = 99
 
 
 def batch_name(batch_id: BatchId) -> str:
-    """Return a batch's name on the log.
-
-    Raises:
-        RefusedError: It is neither a number nor text, or cannot stand on the log.
-    """
+    """Return a batch's name on the log; RefusedError where it is neither a number nor text, or cannot stand there."""
     if isinstance(batch_id, bool) or not isinstance(batch_id, int | str):
         raise RefusedError(f"a batch id is an int or a str, not {shown(batch_id)}")
     name = escaped(str(batch_id))
@@ -62,11 +58,7 @@ def is_of_scheduler(batch: str) -> bool:
 
 
 def task_name(batch: str, task_id: str) -> str:
-    """Return a task's id on the log, of the name of its batch and the id that it was given.
-
-    Raises:
-        RefusedError: Together they are too long.
-    """
+    """Return a task's id on the log, of its batch's name and its own; RefusedError where both are too long."""
     name = f"{batch}{_MARK}{task_id}"
     if not _is_identifier(name):
         raise RefusedError(f"task id {name!r} is too long: batch id and task id may have 199 characters together")
@@ -74,12 +66,10 @@ def task_name(batch: str, task_id: str) -> str:
 
 
 def batch_of_task(name: str) -> str:
-    """Return the name of a task's batch, of the task's id on the log."""
     return name.partition(_MARK)[0]
 
 
 def given_task_id(name: str) -> str:
-    """Return the id that a task was given, of its id on the log."""
     return name.partition(_MARK)[2]
 
 
@@ -95,15 +85,9 @@ def tasks_of(
     """Return the tasks as they go to the log, each naming its batch. What they said of a batch before is replaced.
 
     Args:
-        tasks: As given.
-        batch: The name of their batch.
-        batch_type: Of the batch.
         size: Of the batch; ``None`` for an open one.
-        taken: Ids on the log that the batch has already.
+        taken: Ids on the log that the batch has already; RefusedError where two tasks have the same.
         producer: Who sends those that do not say.
-
-    Raises:
-        RefusedError: Two have the same id, or an id is too long.
     """
     named = [
         task.model_copy(

@@ -29,8 +29,7 @@ from trinity_bus.client.batch_tracker import BatchTracker
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
-from trinity_bus.client.rejections import rejection_of
-from trinity_bus.client.results import CompletedTaskResult
+from trinity_bus.client.results import CompletedTaskResult, rejection_of
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 
@@ -46,8 +45,7 @@ class OpenBatch:
     task_names: set[str] = field(default_factory=set)
     submitted: bool = False
     closing: bool = False
-    sending: asyncio.Task[None] | None = None
-    """The last ``schedule`` of it; each waits for the one before."""
+    sending: asyncio.Task[None] | None = None  # the last ``schedule`` of it; each waits for the one before
 
 
 @dataclass(slots=True, eq=False)
@@ -56,18 +54,12 @@ class ScheduledBatch:
 
     tracker: BatchTracker
     open: OpenBatch | None = None
-    failure: Exception | None = None
-    """Why not all of its tasks are on the log."""
-    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Whoever takes results has it."""
+    failure: Exception | None = None  # why not all of its tasks are on the log
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever takes results has it
 
 
 class OpenBatches:
-    """All batches of a scheduler.
-
-    Args:
-        default_runs: Runs of a task that names no number.
-    """
+    """All batches of a scheduler. ``default_runs``: of a task that names no number."""
 
     def __init__(self, default_runs: int) -> None:
         self._default_runs = default_runs
@@ -75,30 +67,23 @@ class OpenBatches:
         self._connection: Connection | None = None
         self._caught_up: Callable[[], Awaitable[None]] | None = None
         self._batches: dict[BatchId, ScheduledBatch] = {}
+        # Those of which results may come, by their names on the log.
         self._on_log: dict[str, tuple[ScheduledBatch, OpenBatch]] = {}
-        """Those of which results may come, by their names on the log."""
-        self._names: dict[BatchId, int] = {}
-        """How many names each id has had on the log."""
+        self._names: dict[BatchId, int] = {}  # how many names each id has had on the log
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     def connect(self, connection: Connection, caught_up: Callable[[], Awaitable[None]]) -> None:
-        """Work over a connection from now on.
+        """Work over an open connection from now on.
 
-        Args:
-            connection: Open.
-            caught_up: Waits until every record that is on the log has been passed to ``take``, those of transactions
-                that are open too.
+        ``caught_up`` waits until every record that is on the log has been passed to ``take``, those of open
+        transactions too.
         """
         self._connection, self._caught_up, self._failure = connection, caught_up, None
 
     async def disconnect(self, reason: str) -> None:
-        """Close every batch.
-
-        Raises:
-            NoCoordinatorError: None answers; batches stay open on the log.
-        """
+        """Close every batch; they stay open on the log where no coordinator answers (NoCoordinatorError)."""
         try:
             closed = [self.close(batch, reason) for batch in self._batches.values()]
             for outcome in await asyncio.gather(*closed, *self._background, return_exceptions=True):
@@ -109,11 +94,7 @@ class OpenBatches:
 
     @property
     def connection(self) -> Connection:
-        """What it works over.
-
-        Raises:
-            NotStartedError: There is none.
-        """
+        """What it works over; NotStartedError where there is nothing."""
         if self._connection is None:
             raise NotStartedError("Scheduler is not started: await start() first.")
         return self._connection
@@ -124,7 +105,6 @@ class OpenBatches:
         return list(self._batches.values())
 
     def get(self, batch_id: BatchId) -> ScheduledBatch | None:
-        """Return the batch of this id."""
         return self._batches.get(batch_id)
 
     def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> asyncio.Future[None]:
@@ -155,11 +135,7 @@ class OpenBatches:
         return told
 
     async def change(self, pause_s: float, batches: Sequence[ScheduledBatch]) -> None:
-        """Wait until something has changed, or for so many seconds.
-
-        Raises:
-            Exception: Not all tasks of one of these batches could be sent, or results cannot be read any more.
-        """
+        """Wait until something has changed, or for so many seconds; raise what went wrong with sending or reading."""
         if self._failure is not None:
             raise self._failure
         for batch in batches:
@@ -170,11 +146,7 @@ class OpenBatches:
                 await self._changed.wait()
 
     async def take_completed(self, batch: ScheduledBatch, *, payloads: bool) -> list[CompletedTaskResult]:
-        """Return the results that are there, taken.
-
-        Raises:
-            RecordGoneError: A payload is not on the log any more, or cannot be read; nothing was taken.
-        """
+        """Return the results that are there, taken; none is taken where a payload cannot be read (RecordGoneError)."""
         async with batch.taking:
             wrappers = batch.tracker.completed()
             positions = [position for wrapper in wrappers for position in wrapper.positions] if payloads else []
@@ -204,16 +176,10 @@ class OpenBatches:
         return [received.raw for received in found]
 
     async def close(self, batch: ScheduledBatch, reason: str, *, partial: bool = False, restart: bool = False) -> None:
-        """End a batch on the log. Results that it came to are there when this returns.
+        """End a batch on the log, if it is open. Its results are there when this returns.
 
-        Args:
-            batch: Nothing happens if it is not open.
-            reason: Why, for its record.
-            partial: Whether a task counts with the runs that it has done.
-            restart: Whether runners that are at its tasks are stopped at once.
-
-        Raises:
-            NoCoordinatorError: None answers. The batch is still open.
+        ``partial``: whether a task counts with the runs that it has done. ``restart``: whether runners that are at its
+        tasks are stopped at once. It stays open where no coordinator answers (NoCoordinatorError).
         """
         target, batch.open = batch.open, None
         if target is None:
@@ -263,7 +229,6 @@ class OpenBatches:
         self._notify()
 
     def fail(self, error: BaseException) -> None:
-        """Results cannot be read any more."""
         self._failure = error
         self._notify()
 

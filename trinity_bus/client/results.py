@@ -1,12 +1,18 @@
-"""What a caller of ``Scheduler`` gets for its tasks."""
+"""What a caller of ``Scheduler`` gets for its tasks, and which tasks the coordinator refuses."""
 
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from schemas import TaskResult
+from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.record import Metrics
+from schemas.topics import TASKS
+from trinity_bus.bus import Received
+from trinity_bus.bus.received import header
 from trinity_bus.client.ids import BatchId
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."
+_DUPLICATE: Final = "duplicate_task"
 
 
 @dataclass(slots=True)
@@ -40,7 +46,6 @@ class CompletedTaskResult:
 
 
 def status_of(result: TaskResult) -> Status:
-    """Return a result as its caller sees it."""
     return Status(
         completed_runs=result.completed_runs,
         total_runs=result.total_runs,
@@ -50,7 +55,6 @@ def status_of(result: TaskResult) -> Status:
 
 
 def refused(total_runs: int, why: str) -> Status:
-    """Return the status of a task that the coordinator did not accept."""
     return Status(0, total_runs, [{}], f"0/{total_runs} runs completed successfully. First error: {why}")
 
 
@@ -60,3 +64,20 @@ def _message(result: TaskResult) -> str | None:
     start = f"{result.completed_runs}/{result.total_runs} runs completed successfully."
     error = result.error or "the coordinator does not say"
     return f"{start} {CLEANUP}" if CLEANUP in error else f"{start} First error: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    task_name: str  # its id on the log
+    why: str
+
+
+def rejection_of(letter: Received[Any]) -> Rejection | None:
+    """Return what a dead letter says of a task; None where it is of something else.
+
+    A task that came twice is refused once and run once: of that, too, nothing is said.
+    """
+    reason = header(letter.headers, DLQ_REASON)
+    if header(letter.headers, DLQ_TOPIC) != TASKS.name or letter.key is None or reason in {None, _DUPLICATE}:
+        return None
+    return Rejection(letter.key, f"{reason}: {header(letter.headers, DLQ_DETAIL) or 'see the dead letters'}")

@@ -22,8 +22,6 @@ SILENCE_S = 30.0
 
 
 class RetryStep(StrEnum):
-    """What to do now."""
-
     WAIT = "wait"
     AGAIN = "again"
     GIVE_UP = "give_up"
@@ -51,12 +49,7 @@ class RetryPolicy:
         self._taken = taken
 
     def step(self, now: float, heard_at: float | None) -> RetryStep:
-        """Return what to do.
-
-        Args:
-            now: The time.
-            heard_at: When a coordinator was last heard, by anyone; ``None`` if never.
-        """
+        """Return what to do. ``heard_at``: when a coordinator was last heard, by anyone; ``None`` if never."""
         if now >= self._end(heard_at):
             return RetryStep.GIVE_UP
         return RetryStep.AGAIN if now >= self._last_sent_at + self._again_s else RetryStep.WAIT
@@ -66,7 +59,6 @@ class RetryPolicy:
         return max(0.0, min(self._last_sent_at + self._again_s, self._end(heard_at)) - now)
 
     def sent(self, now: float, *, taken: bool) -> None:
-        """Note that it was sent again, and the broker took it or not."""
         if taken and not self._taken:
             self._since = now
         self._last_sent_at, self._taken = now, taken

@@ -64,9 +64,8 @@ class Scheduler:
     """Runs tasks on the fleet. Also an async context manager: ``start`` and ``stop``.
 
     Args:
-        settings: Where the log is. Read from the environment where absent.
-        rollout_model: Not used, with a line in the log: the mesh's explorers answer.
-        auxiliary_models: Likewise: they are explorers of pools.
+        settings: Read from the environment where absent.
+        rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
     """
@@ -141,13 +140,12 @@ class Scheduler:
     def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> asyncio.Future[None]:
         """Hand tasks out as soon as there is room; several calls for a batch add up.
 
+        What is returned may be awaited: done when the tasks are durable. It raises what went wrong otherwise, and so
+        does every later wait for the batch.
+
         Args:
             tasks: All of one type, that of the batch. Their ids are unique within the batch. None: nothing happens.
             batch_id: Decides which go first: see ``trinity_bus.rollout.order.sort_batch_id``.
-
-        Returns:
-            Something that may be awaited: done when the tasks are durable. It raises what went wrong otherwise, and so
-            does every later wait for the batch.
 
         Raises:
             RefusedError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
@@ -217,10 +215,9 @@ class Scheduler:
     async def abort_batch(
         self, batch_id: BatchId, return_partial_tasks: bool = False, restart_runners: bool = True
     ) -> None:
-        """Cut the unfinished tasks of a batch off. Results that are there stay, to be taken.
+        """Cut the unfinished tasks of a batch off, if it is known. Results that are there stay, to be taken.
 
         Args:
-            batch_id: As scheduled; one that is not known is as good as aborted.
             return_partial_tasks: Whether a task counts with the runs that it has done.
             restart_runners: Whether runners that are at its tasks are stopped at once.
 
@@ -240,10 +237,8 @@ class Scheduler:
     async def wait_all(self, timeout: float | None = None, clear_timeout_tasks: bool = True) -> None:  # noqa: ASYNC109 - it begins anew with each result
         """Wait until no task of any batch is without a result. Nothing is taken.
 
-        Args:
-            timeout: Longest time without a result, in seconds. Absent, or 0: what all attempts at one task may take
-                together.
-            clear_timeout_tasks: Whether all unfinished tasks are then cut off, and their runners stopped.
+        ``timeout``: longest time without a result, in seconds. Absent, or 0: what all attempts at one task may take
+        together. With ``clear_timeout_tasks`` all unfinished tasks are then cut off, and their runners stopped.
 
         Raises:
             TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
@@ -271,9 +266,8 @@ class Scheduler:
     def dynamic_timeout(self, timeout: float | None = None) -> float:
         """Limit of an attempt that starts now, in seconds.
 
-        Args:
-            timeout: What it would be without measurements; absent, or 0: ``coordinator.task_timeout_s``. That is the
-                limit as long as the coordinator has not measured enough attempts, or is not to; else it bounds theirs.
+        ``timeout``: what it would be without measurements; absent, or 0: ``coordinator.task_timeout_s``. That is the
+        limit as long as the coordinator has not measured enough attempts, or is not to; else it bounds theirs.
         """
         coordinator = self._coordinator()
         measured = coordinator.dynamic_timeout_s
@@ -290,10 +284,7 @@ class Scheduler:
         return self.get_all_state().get(runner_id, {})
 
     def get_all_state(self) -> dict[str, dict[str, Any]]:
-        """Return the state of every runner in the fleet, as last told.
-
-        See ``trinity_bus.view.runner_values``.
-        """
+        """Return the state of every runner in the fleet, as last told; see ``trinity_bus.view.runner_values``."""
         return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
 
     def print_all_state(self) -> None:
@@ -355,7 +346,7 @@ class Scheduler:
         return await self._batches.take_completed(batch, payloads=payloads)
 
     def _default_timeout(self) -> float:
-        """Return what all attempts at one task may take together, in seconds."""
+        # What all attempts at one task may take together, in seconds.
         coordinator = self._coordinator()
         return coordinator.max_timeout_s * coordinator.attempts_per_task
 
@@ -367,7 +358,7 @@ class Scheduler:
 
     @property
     def _fleet(self) -> MeshState:
-        """As it is now; empty before the first start."""
+        # Empty before the first start.
         return MeshState() if self._mesh is None else self._mesh.state
 
 

@@ -28,9 +28,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
+from schemas import CommandReply
 from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
 from trinity_bus import awake
 from trinity_bus.bus import Bus
+from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.connection import Connection, tell_unused
 from trinity_bus.client.errors import within
 from trinity_bus.config import Settings
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
     import torch
 
 type TrainerStatus = Literal["running", "stopped"]
-type TensorDescription = tuple[str, str, tuple[int, ...]]
-"""Name, dtype such as ``bfloat16``, shape."""
+type TensorDescription = tuple[str, str, tuple[int, ...]]  # name, dtype such as ``bfloat16``, shape
 
+# Of the reference, by the states of explorers.
 _STATUSES = {
     "starting": "require_sync",
     "ready": "running",
@@ -52,9 +54,7 @@ _STATUSES = {
     "draining": "running",
     "stopped": "stopped",
 }
-"""Of the reference, by the states of explorers."""
-_LOOK_S = 1.0
-"""Silence is news too: who waits looks again after so much of it."""
+_LOOK_S = 1.0  # silence is news too: who waits looks again after so much of it
 WEIGHTS = "model.safetensors"
 
 
@@ -62,7 +62,7 @@ class Synchronizer:
     """Model versions. Also an async context manager: ``prepare`` and ``shutdown``.
 
     Args:
-        settings: Where the log is, and the model's name. Read from the environment where absent.
+        settings: Also the model's name. Read from the environment where absent.
         module_ref: Not used, with a line in the log: who is there is told by heartbeats.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
@@ -286,15 +286,8 @@ class Synchronizer:
             TimedOutError: The trainer did not answer.
             NoCoordinatorError: No coordinator answers.
         """
-        self._now()
-        if self._connection is None:
-            raise NotStartedError("prepare() comes first")
-        reply = await self._connection.channel.publish_version(self._settings.mesh.model, version, asked_by)
-        if reply.error == "timeout":
-            raise TimedOutError(reply.detail)
-        if reply.error is not None:
-            raise RefusedError(reply.detail)
-        return reply.detail
+        reply = await self._channel().publish_version(self._settings.mesh.model, version, asked_by)
+        return _detail(reply)
 
     async def roll_back(self, version: int, *, reason: str, asked_by: str | None = None) -> str:
         """End the lineage after a version: train on from it, have explorers serve it at once, discard what is newer.
@@ -312,20 +305,19 @@ class Synchronizer:
             TimedOutError: The trainer did not answer; it is done when it does.
             NoCoordinatorError: No coordinator answers.
         """
-        self._now()
-        if self._connection is None:
-            raise NotStartedError("prepare() comes first")
-        reply = await self._connection.channel.roll_back(self._settings.mesh.model, version, reason, asked_by)
-        if reply.error == "timeout":
-            raise TimedOutError(reply.detail)
-        if reply.error is not None:
-            raise RefusedError(reply.detail)
-        return reply.detail
+        reply = await self._channel().roll_back(self._settings.mesh.model, version, reason, asked_by)
+        return _detail(reply)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _now(self) -> MeshState:
         return self._follower().state
+
+    def _channel(self) -> CommandChannel:
+        self._now()
+        if self._connection is None:
+            raise NotStartedError("prepare() comes first")
+        return self._connection.channel
 
     def _follower(self) -> MeshFollower:
         if self._stack is None or self._mesh is None:
@@ -336,3 +328,11 @@ class Synchronizer:
         folder = self.get_latest_model_path()
         path = None if folder is None else folder / WEIGHTS
         return path if path is not None and path.is_file() else None
+
+
+def _detail(reply: CommandReply) -> str:
+    if reply.error == "timeout":
+        raise TimedOutError(reply.detail)
+    if reply.error is not None:
+        raise RefusedError(reply.detail)
+    return reply.detail

@@ -9,24 +9,15 @@ from schemas.topic import Topic
 from schemas.topics import TASKS
 from trinity_bus.bus import Producer, partition_of
 
-IN_FLIGHT: Final = 1000
-"""Records that are sent but not yet known to be durable."""
+IN_FLIGHT: Final = 1000  # records that are sent but not yet known to be durable
 
 
 async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Callable[[], None] = lambda: None) -> int:
-    """Send tasks and wait until all are durable.
+    """Send tasks and wait until all are durable; return how many.
 
     Those of a batch that name their producer go to one partition, that of the producer. So the coordinator accepts them
-    in this order, which is that of the manifest and of being handed out, and batches are full in the order in which
-    they were submitted, however late the log is read.
-
-    Args:
-        producer: Started.
-        tasks: What to send, keyed by task id.
-        on_queued: Called after each is handed over.
-
-    Returns:
-        How many.
+    in this order, which is that of the manifest and of dispatch, and batches are full in the order in which they were
+    submitted, however late the log is read. ``on_queued`` is called after each is handed over.
 
     Raises:
         SendError: One is not known to be durable.
@@ -44,19 +35,9 @@ async def send_all(
     records: Iterable[tuple[str, Any, int | None]],
     on_queued: Callable[[], None] = lambda: None,
 ) -> int:
-    """Send records and wait until all are durable; those of a partition lie there in their order.
+    """Send records, each with key and partition (None: that of the key), until all are durable; return how many.
 
-    Args:
-        producer: Started.
-        topic: Of all.
-        records: Each with its key and its partition; None where the key decides.
-        on_queued: Called after each is handed over.
-
-    Returns:
-        How many.
-
-    Raises:
-        SendError: One is not known to be durable.
+    Those of a partition lie there in their order. SendError where one is not known to be durable.
     """
     pending: list[asyncio.Future[Position]] = []
     count = 0

@@ -6,27 +6,10 @@ what to delete is decided beside it. ``workers.coordinator`` runs them.
 
 from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
 from trinity_bus.coordination.commit_schedule import CommitPlan, CommitSchedule
-from trinity_bus.coordination.effects import (
-    AnnounceVersion,
-    Dismiss,
-    Effect,
-    Fact,
-    Observe,
-    PublishBatch,
-    PublishResult,
-    RecordVersion,
-    RejectionReason,
-    RejectTask,
-    RequestVersion,
-    SendOrder,
-    SendReply,
-    Skip,
-    TellPace,
-)
+from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     ContributionArrived,
-    Event,
     EventArrived,
     Examined,
     Finding,
@@ -37,54 +20,41 @@ from trinity_bus.coordination.inputs import (
     Tick,
     Uncountable,
 )
-from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
-from trinity_bus.coordination.machine import CoordinatorMachine, Figures
+from trinity_bus.coordination.leadership import Leader, Leadership, Role
+from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.retention import Retention
 from trinity_bus.coordination.state.codec import StateError
-from trinity_bus.coordination.sync_policy import SyncPolicy, required_version, staleness
+from trinity_bus.coordination.sync_policy import SyncPolicy, staleness
 
 __all__ = [
     "TRANSITIONS",
-    "AnnounceVersion",
     "CommandArrived",
     "CommitPlan",
     "CommitSchedule",
     "ContributionArrived",
     "CoordinatorMachine",
-    "Dismiss",
     "Effect",
-    "Event",
     "EventArrived",
     "Examined",
     "Fact",
-    "Figures",
     "Finding",
     "IllegalTransitionError",
     "Input",
     "Leader",
-    "LeaderState",
     "Leadership",
     "Observe",
     "Origin",
-    "PublishBatch",
-    "PublishResult",
-    "RecordVersion",
     "RejectTask",
     "RejectionReason",
     "Request",
-    "RequestVersion",
     "Retention",
     "Role",
-    "SendOrder",
-    "SendReply",
-    "Skip",
     "StateError",
     "SyncPolicy",
     "TaskArrived",
-    "TellPace",
     "Tick",
     "Transition",
     "Uncountable",
-    "required_version",
+    "Write",
     "staleness",
 ]

@@ -18,56 +18,48 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from schemas import BatchLifecycleState
-from trinity_bus.coordination.effects import Effect, Observe, PublishBatch, RejectTask, TellPace
+from schemas import BatchLifecycleState, BatchRecord, SetPace
+from trinity_bus.coordination.effects import Effect, Observe, RejectTask, Write
 
+# Least time from the begin of a transaction to that of the next: each costs the brokers, the explorers that it has
+# orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once.
 COMMIT_EVERY_S: Final = 0.008
-"""Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
-orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
+# Most of the time that may be spent in transactions: where they take long, the machines are busy, and fewer, larger
+# ones leave more of them to the work itself.
 COMMIT_SHARE: Final = 0.5
-"""Most of the time that may be spent in transactions: where they take long the machines are busy, and fewer, larger
-ones leave more of them to the work itself."""
+# After so long the next one begins, whatever the last one took.
 COMMIT_LATEST_S: Final = 0.03
-"""After so long the next one begins, whatever the last one took."""
+# With so many commands and events at most, the end of a batch does not wait for more of them: with more, ends come in
+# every transaction, and the machines have no time to lose.
 MAX_AHEAD: Final = 64
-"""With so many commands and events at most, the end of a batch does not wait for more of them: with more, ends come in
-every transaction, and the machines have no time to lose."""
+# How long what nobody waits for is kept: tasks of a batch that is not full yet, heartbeats.
 LINGER_S: Final = 0.05
-"""How long what nobody waits for is kept for company: tasks of a batch that is not full yet, signs of life."""
+# Least time between two reads of tasks: each costs the broker and this process a request, for one as for hundreds. One
+# that comes after a pause is taken at once.
 TASKS_EVERY_S: Final = 0.025
-"""Least time between two takings of tasks off the log: each costs the broker and this process a request, for one as
-for hundreds. One that comes after a pause is taken at once."""
+# How often positions are committed under the consumer group, while records come.
 POSITIONS_EVERY_S: Final = 1.0
-"""How often positions are committed under the consumer group, while records come."""
+# So many commands and events make a transaction full. With more, all that is under way would move in step: explorers
+# would wait while the coordinator decides, and it while they work.
 MAX_SIGNALS: Final = 256
-"""So many commands and events make a transaction full: the next ones are read when it is under way. With more, all that
-is under way would move in step: explorers would wait while the coordinator decides, and it while they work."""
+# Taking tasks in keeps results waiting for as long as it lasts.
 MAX_TASKS: Final = 256
-"""So many tasks do: taking them in keeps results waiting for as long as it lasts."""
+# Until it is committed, each task is kept as it came, for its dead letter.
 MAX_TASK_BYTES: Final = 16 << 20
-"""So many bytes of them do too: until it is committed, each is kept as it came, for its dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What may be read next, and until when to wait for it."""
-
     until: float
     tasks: bool
-    signals: bool
-    """Commands and events."""
+    signals: bool  # commands and events
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """A transaction that begins."""
-
-    beats: bool
-    """Whether it says that this coordinator works."""
-    marks: bool
-    """Whether it commits positions under the consumer group."""
-    since: float | None
-    """When the first of the records came that it is made of."""
+    beats: bool  # whether it carries the heartbeat
+    marks: bool  # whether it commits positions under the consumer group
+    since: float | None  # when the first of its records came
 
 
 @dataclass(slots=True)
@@ -82,24 +74,17 @@ class _Pending:
 
 @dataclass(slots=True)
 class CommitSchedule:
-    """When to commit, as long as one coordinator works.
-
-    Args:
-        tick_s: How often time is counted.
-        heartbeat_s: How often a transaction says that it works.
-        now: Seconds of any steady clock; so are all times.
-    """
+    """When to commit. ``now`` is in seconds of any steady clock; so are all times."""
 
     tick_s: float
     heartbeat_s: float
     now: float
     _pending: _Pending = field(default_factory=_Pending, init=False)
     _is_under_way: bool = field(default=False, init=False)
+    # Records were read whose positions are not committed under the group.
     _has_unmarked: bool = field(default=False, init=False)
-    """Whether records were read whose positions are not committed under the group."""
     _began_at: float = field(init=False)
-    _soonest: float = field(init=False)
-    """When the next transaction may begin."""
+    _soonest: float = field(init=False)  # when the next transaction may begin
     _beat_at: float = field(init=False)
     _marked_at: float = field(init=False)
     _ticked_at: float = field(init=False)
@@ -135,13 +120,11 @@ class CommitSchedule:
         return True
 
     def is_due(self, now: float) -> bool:
-        """Whether the next transaction may begin, if there is anything to tell."""
         return not self._is_under_way and now >= self._commit_at()
 
     # -- what has been done ------------------------------------------------------------------------------------------
 
     def took(self, now: float, *, signals: int = 0, tasks: int = 0, task_bytes: int = 0) -> None:
-        """Note records that were read, and are decided upon now."""
         if not (signals or tasks):
             return
         pending = self._pending
@@ -155,7 +138,6 @@ class CommitSchedule:
             self._tasks_at = now
 
     def decided(self, effects: Iterable[Effect]) -> None:
-        """Note what was decided."""
         for effect in effects:
             self._pending.is_awaited = self._pending.is_awaited or _is_awaited(effect)
             self._pending.ends_batch = self._pending.ends_batch or _ends_batch(effect)
@@ -163,9 +145,7 @@ class CommitSchedule:
     def begin(self, now: float, *, has_news: bool) -> CommitPlan | None:
         """Return the transaction that begins now, with all that is pending; None where there is nothing to tell.
 
-        Args:
-            now: The time.
-            has_news: Whether anything of what is pending outlives a restart, or is for others to read.
+        ``has_news``: whether anything of what is pending outlives a restart, or is for others to read.
         """
         since, self._pending = self._pending.since, _Pending()
         marks = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
@@ -187,11 +167,10 @@ class CommitSchedule:
         self._soonest = self._began_at + min(max(wanted, COMMIT_EVERY_S), COMMIT_LATEST_S)
 
     def taken_back(self) -> None:
-        """Note that nothing is pending or under way: all of it is decided anew."""
+        """Note that nothing is pending or under way: all of it is decided again."""
         self._pending, self._is_under_way = _Pending(), False
 
     def _commit_at(self) -> float:
-        """When the next transaction begins, as far as it is decided."""
         pending = self._pending
         if pending.ends_batch and pending.signals <= MAX_AHEAD:
             return min(self._soonest, self._began_at + COMMIT_EVERY_S)
@@ -201,7 +180,7 @@ class CommitSchedule:
 
 
 def _ends_batch(effect: Effect) -> bool:
-    return isinstance(effect, PublishBatch) and effect.record.state in _ENDS
+    return isinstance(effect, Write) and isinstance(effect.record, BatchRecord) and effect.record.state in _ENDS
 
 
 _ENDS = (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED)
@@ -209,8 +188,8 @@ _ENDS = (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED)
 
 def _is_awaited(effect: Effect) -> bool:
     match effect:
-        case PublishBatch(record=batch):
+        case Write(record=BatchRecord() as batch):
             return batch.state is not BatchLifecycleState.PENDING
-        case Observe() | RejectTask() | TellPace():
+        case Observe() | RejectTask() | Write(record=SetPace()):
             return False
     return True

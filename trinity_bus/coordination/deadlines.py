@@ -3,8 +3,7 @@
 import heapq
 from collections.abc import Hashable
 
-_SPARE = 16
-"""Entries that are out of date, besides one for each key, before the heap is made anew."""
+_SPARE = 16  # out-of-date entries, besides one for each key, before the heap is built again
 
 
 class Deadlines[K: Hashable]:
@@ -16,14 +15,12 @@ class Deadlines[K: Hashable]:
         self._pushed = 0
 
     def set(self, key: K, time: float) -> None:
-        """Say when ``key`` is due."""
         before = self._times.get(key)
         self._times[key] = time
         if before is None or time < before:
             self._push(key, time)
 
     def forget(self, key: K) -> None:
-        """Note that ``key`` is never due."""
         self._times.pop(key, None)
         if not self._times:
             self._heap.clear()

@@ -23,81 +23,32 @@ from schemas import (
     TaskResult,
     VersionWanted,
 )
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, ROLLOUTS
 from trinity_bus.coordination.inputs import Origin
 
-
-class SendOrder(Struct, frozen=True):
-    """To ``rollouts``, into the lane of ``record.explorer``."""
-
-    record: Dispatch | Cancel
-    traceparent: str | None
-    """Context of the task."""
-    lane: int | None = None
-    """As the explorer has told."""
-
-
-class TellPace(Struct, frozen=True):
-    """To ``rollouts``, into the lane of ``record.explorer``: how often it is to send heartbeats."""
-
-    record: SetPace
-    lane: int | None = None
-    """As the explorer has told."""
+type Written = (
+    Dispatch
+    | Cancel
+    | SetPace
+    | Superseded
+    | BatchRecord
+    | BatchSkipped
+    | TaskResult
+    | CommandReply
+    | ModelVersion
+    | VersionWanted
+    | PublishedVersion
+)
 
 
-class PublishBatch(Struct, frozen=True):
-    """To ``batches``: a batch after a transition."""
-
-    record: BatchRecord
-
-
-class Skip(Struct, frozen=True):
-    """To ``batches``: the trainer is to pass over a batch."""
-
-    record: BatchSkipped
-
-
-class AnnounceVersion(Struct, frozen=True):
-    """To ``model-versions``: weights to be served, and who takes part in moving them."""
-
-    record: ModelVersion
-    traceparent: str | None
-    """Context of the trainer's publication."""
-
-
-class SendReply(Struct, frozen=True):
-    """To ``replies``: the answer to a client's command."""
-
-    record: CommandReply
-    traceparent: str | None
-    """Context of the command."""
-
-
-class PublishResult(Struct, frozen=True):
-    """To ``results``: how a task ended. Exactly one for each accepted task."""
-
-    record: TaskResult
-    traceparent: str | None
-    """Context of the rollout that counts, else of the task."""
-
-
-class Dismiss(Struct, frozen=True):
-    """To whom it names: it is to end, because another incarnation has its place."""
-
-    record: Superseded
-    lane: int | None = None
-    """As the explorer has told."""
-
-
-class RequestVersion(Struct, frozen=True):
-    """To ``coordinator-events``, for the trainer: a version is wanted."""
-
-    record: VersionWanted
-
-
-class RecordVersion(Struct, frozen=True):
-    """To ``version-history``: a version that was published."""
-
-    record: PublishedVersion
+class Write(Struct, frozen=True):
+    topic: Topic
+    key: str
+    record: Written
+    # Of the task, the command, the trainer's publication or the rollout that counts.
+    traceparent: str | None = None
+    lane: int | None = None  # of ``rollouts``, as the explorer has told
 
 
 class RejectionReason(StrEnum):
@@ -114,8 +65,6 @@ class RejectionReason(StrEnum):
 
 
 class RejectTask(Struct, frozen=True):
-    """To ``dead-letters``: this task will not be run."""
-
     task: Task
     origin: Origin
     refusal: RejectionReason
@@ -155,39 +104,27 @@ class Observe(Struct, frozen=True):
     """To the counters and the log; nothing depends on it."""
 
     fact: Fact
-    subject: str
-    """Name of the task, the explorer or the trainer."""
+    subject: str  # name of the task, the explorer or the trainer
     detail: str = ""
 
 
-type Effect = (
-    SendOrder
-    | TellPace
-    | PublishBatch
-    | Skip
-    | PublishResult
-    | SendReply
-    | AnnounceVersion
-    | RequestVersion
-    | Dismiss
-    | RecordVersion
-    | RejectTask
-    | Observe
-)
+type Effect = Write | RejectTask | Observe
 
 
 class Effects:
-    """Effects in the order in which they were decided."""
-
     def __init__(self) -> None:
         self._effects: list[Effect] = []
 
     def add(self, effect: Effect) -> None:
-        """Append an effect."""
         self._effects.append(effect)
 
+    def publish_batch(self, record: BatchRecord) -> None:
+        self._effects.append(Write(BATCHES, record.batch_id, record))
+
+    def request_version(self, record: VersionWanted) -> None:
+        self._effects.append(Write(COORDINATOR_EVENTS, record.model, record))
+
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
-        """Something to be counted and logged."""
         self._effects.append(Observe(fact, subject, detail))
 
     def dismiss(
@@ -198,15 +135,15 @@ class Effects:
         counts: str,
         lane: int | None = None,
     ) -> None:
-        """Tell an incarnation that still speaks that another one has its place."""
         fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
         detail = (
             f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
         )
         self.observe(fact, name, detail)
-        self.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts), lane))
+        topic = ROLLOUTS if service == "explorer" else COORDINATOR_EVENTS
+        superseded = Superseded(service=service, name=name, incarnation=incarnation, by=counts)
+        self.add(Write(topic, name, superseded, lane=lane))
 
     def take(self) -> list[Effect]:
-        """Return all effects, and forget them."""
         effects, self._effects = self._effects, []
         return effects

@@ -37,16 +37,14 @@ class Origin(Struct, frozen=True):
 
 
 class TaskArrived(Struct, frozen=True):
-    """A task was read."""
-
     task: Task
     origin: Origin
+    # W3C context of the sender; every dispatch of the task is its child, after a restart too.
     traceparent: str | None = None
-    """W3C context of whoever sent it; every dispatch of the task is its child, after a restart too."""
 
 
 class EventArrived(Struct, frozen=True):
-    """A worker said that something happened. May come late, twice, or from an incarnation that is over."""
+    """May come late, twice, or from an incarnation that is over."""
 
     event: Event
     traceparent: str | None = None
@@ -59,11 +57,9 @@ class Tick(Struct, frozen=True):
 class Examined(Struct, frozen=True):
     """What the records of a contribution are."""
 
-    attempt: int
-    """That they say they are of."""
+    attempt: int  # that they say they are of
     workflow: str
-    runs: list[Metrics]
-    """Of each run."""
+    runs: list[Metrics]  # of each run
 
 
 class Uncountable(Struct, frozen=True):
@@ -90,13 +86,9 @@ type Request = Asked | Contribute
 
 
 class CommandArrived(Struct, frozen=True):
-    """A client asks for something."""
-
     command: Asked
-    traceparent: str | None = None
-    """W3C context of the client; the answer carries it."""
-    operator: bool = False
-    """Whether it was read where only operators write: then it may be about anybody's batch."""
+    traceparent: str | None = None  # W3C context of the client; the answer carries it
+    operator: bool = False  # whether it was read where only operators write: then it may be about anybody's batch
 
 
 type Input = TaskArrived | EventArrived | CommandArrived | ContributionArrived | Tick

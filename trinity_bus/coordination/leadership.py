@@ -38,17 +38,13 @@ from typing import Literal
 
 from trinity_bus.awake import SteadyClock
 
-LONGEST_STEP = 0.25
-"""Share of ``takeover_s`` that may pass at once; see :mod:`trinity_bus.awake`."""
-SOUND = 10.0
-"""In multiples of ``takeover_s``: who has led for so long is not said to have failed all the time since before."""
-SPREAD = 0.2
-"""Share of ``takeover_s`` over which those that stand by spread their waits."""
-LEFT_SPREAD_S = 0.3
-"""Seconds over which they spread when the one that worked has left: about what a takeover takes."""
+LONGEST_STEP = 0.25  # share of ``takeover_s`` that may pass at once; see trinity_bus.awake
+SOUND = 10.0  # in multiples of ``takeover_s``: who has led for so long has not failed all the time since before
+SPREAD = 0.2  # share of ``takeover_s`` over which standbys spread their waits
+LEFT_SPREAD_S = 0.3  # seconds over which they spread when the leader has left: about what a takeover takes
+# In multiples of ``takeover_s``: how much longer silence may last when the log was away. The others have to find their
+# way back to it, too, and the broker has to remember their transactions.
 AFTER_OUTAGE = 2.0
-"""In multiples of ``takeover_s``: how much longer silence may last when the log was away. The others have to find their
-way back to it, too, and the broker has to remember their transactions."""
 MAX_DOUBLINGS = 5
 
 type LeaderState = Literal["taking_over", "active", "left"]
@@ -64,8 +60,6 @@ class Leader:
 
 
 class Role(StrEnum):
-    """What a coordinator is at the moment."""
-
     STANDBY = "standby"
     TAKING_OVER = "taking over"
     ACTIVE = "active"
@@ -81,7 +75,6 @@ class Leadership:
     """One coordinator's part in the election. It has read the changelog to its end when it is made.
 
     Args:
-        name: Of this coordinator.
         incarnation: Of this process: no other ever has it.
         takeover_s: Silence after which it takes over.
         share: In [0, 1): how its wait differs from that of others; best drawn at random.
@@ -92,35 +85,26 @@ class Leadership:
         self.name = name
         self.incarnation = incarnation
         self.role = Role.STANDBY
-        self.leader: Leader | None = None
-        """Who led last, as far as was read; None if nobody ever has."""
+        self.leader: Leader | None = None  # who led last, as far as was read; None if nobody ever has
         self._takeover_s = takeover_s
         self._share = share
         self._delay_s = takeover_s * SPREAD * share
         self._losses = 0
-        self._was_fenced = False
-        """After it had led for a while."""
+        self._was_fenced = False  # after it had led for a while
         self._allowance_s = 0.0
         self._clock = SteadyClock(takeover_s * LONGEST_STEP)
         self._clock.advance(now)
-        self._since = 0.0
-        """When the present silence, or the present role, began."""
+        self._since = 0.0  # when the present silence, or the present role, began
         self._away_since: float | None = None
         self._broken_since: float | None = None
 
     def entry(self, state: LeaderState) -> Leader:
-        """Return what this one says of itself."""
         return Leader(self.name, self.incarnation, state)
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
     def progress(self, now: float, leader: Leader | None) -> None:
-        """Note that committed progress was read.
-
-        Args:
-            now: Seconds.
-            leader: Who leads, as far as is known with it.
-        """
+        """Note that committed progress was read; ``leader`` is who leads, as far as is known with it."""
         self._expect(Role.STANDBY, Role.TAKING_OVER)
         self.in_touch(now)
         self._since = self._clock.now
@@ -159,15 +143,12 @@ class Leadership:
         self.leader = self.entry("active")
 
     def committed(self, now: float) -> None:
-        """Note that it has said that it lives."""
+        """Note that its heartbeat is committed."""
         self._expect(Role.ACTIVE)
         self._clock.advance(now)
 
     def fenced(self, now: float) -> None:
-        """Note that the broker refuses it.
-
-        Another one has started to take over, or its transaction was open for too long.
-        """
+        """Note that the broker refuses it: another one takes over, or its transaction was open for too long."""
         self._expect(Role.TAKING_OVER, Role.ACTIVE)
         if self.role is Role.ACTIVE:
             self._was_fenced = self._clock.advance(now) - self._since >= self._takeover_s
@@ -183,7 +164,6 @@ class Leadership:
         self._become(Role.STANDBY, now)
 
     def leave(self, now: float) -> None:
-        """Note that it is told to stop."""
         self._become(Role.LEFT, now)
 
     # -- what it decides ---------------------------------------------------------------------------------------------

@@ -26,19 +26,15 @@ from schemas.topic import ROOM
 MAX_ERROR_BYTES = 500
 MAX_METRICS = 1024
 MAX_METRIC_NAME = 200
-MAX_UNFILLED_TASKS = 2 * MAX_BATCH_TASKS
-"""Tasks in named batches that are not full."""
+MAX_UNFILLED_TASKS = 2 * MAX_BATCH_TASKS  # in named batches that are not full
 MAX_UNFILLED_BATCHES = 4096
-MAX_OPEN_BATCHES = 1024
-"""Batches without a number of tasks."""
-MAX_KEPT_RESULTS = 4 * MAX_BATCH_TASKS
-"""Results of batches that have not ended; above it no more tasks are read."""
+MAX_OPEN_BATCHES = 1024  # without a number of tasks
+MAX_KEPT_RESULTS = 4 * MAX_BATCH_TASKS  # of batches that have not ended; above it no more tasks are read
+# One batch has this part of ``max_open_bytes`` at most; all named ones together that are not full have all of it.
 BATCH_SHARE = 2
-"""One batch has this part of ``max_open_bytes`` at most; all named ones together that are not full have all of it."""
+# Attempts that one explorer has at once, whatever it offers: they are one entry of the changelog.
 MAX_SLOTS = 16_384
-"""Attempts that one explorer is handed at once, whatever it offers: they are one entry of the changelog."""
-MAX_BATCH_WAITERS = 1024
-"""Clients that wait for the end of one batch."""
+MAX_BATCH_WAITERS = 1024  # clients that wait for the end of one batch
 
 _LINES = (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS + 80 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
 _REST = MAX_METRICS * (4 * MAX_METRIC_NAME + 9) + 128 * 128 + 1024
@@ -48,12 +44,7 @@ if _LINES + _REST > BatchRecord.MAX_BYTES or not _SMALLER_FIT:
 
 
 def parts_allowed(expected: int | None, in_batch: int) -> int:
-    """Into how many parts each task of a batch of ``expected`` tasks may be split; None: of an open one.
-
-    Args:
-        expected: Tasks of the batch.
-        in_batch: Parts that a batch may have, ``coordinator.max_batch_parts``.
-    """
+    """Into how many parts each task of a batch may be split that may have ``in_batch`` parts; None: of an open one."""
     return MAX_REPEAT_TIMES if expected is None else in_batch // max(1, expected)
 
 
@@ -63,7 +54,6 @@ def records_left(expected: int | None, in_batch: int, taken: int) -> int:
 
 
 def short_error(error: str) -> str:
-    """Return the beginning of an error's text."""
     raw = error.encode("utf-8", "backslashreplace")
     return error if len(raw) <= MAX_ERROR_BYTES else raw[: MAX_ERROR_BYTES - 3].decode("utf-8", "ignore") + "..."
 

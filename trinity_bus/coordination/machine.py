@@ -50,23 +50,21 @@ from schemas import (
     SetPace,
     UnservedPool,
 )
+from schemas.topics import MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
-from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
+from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attempts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
-from trinity_bus.coordination.dispatch.stragglers import slow_attempts
 from trinity_bus.coordination.effects import (
-    AnnounceVersion,
     Effect,
     Effects,
     Fact,
-    PublishBatch,
     RejectionReason,
     RejectTask,
-    TellPace,
+    Write,
 )
 from trinity_bus.coordination.events.answers import Answers
 from trinity_bus.coordination.events.batch_commands import BatchCommands
@@ -80,6 +78,7 @@ from trinity_bus.coordination.inputs import (
     Event,
     EventArrived,
     Input,
+    Origin,
     TaskArrived,
     Tick,
 )
@@ -89,8 +88,7 @@ from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-LONGEST_STEP = 0.25
-"""Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.awake`."""
+LONGEST_STEP = 0.25  # share of ``explorer_timeout_s`` that may pass at once; see trinity_bus.awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +108,8 @@ class Figures:
 class CoordinatorMachine:
     """The state machine of the coordinator.
 
-    Args:
-        settings: Sizes and limits.
-        synchronizer: Which versions batches need, when they are served, and how long that may take.
-
     Raises:
-        ConfigError: The two starve the mesh.
+        ConfigError: The two kinds of settings starve the mesh.
 
     Example:
         >>> machine = CoordinatorMachine(CoordinatorSettings())
@@ -142,21 +136,13 @@ class CoordinatorMachine:
         self._contributions = Contributions(context, self.state, self._policy, self._endings)
         self._choice = VersionChoice(context, self.state)
         self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.requeue_running)
+        # What was known, and how often something was queued, when unknown workflows were last looked for.
         self._judged: tuple[int, int] | None = None
-        """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
     # -- what whoever runs it calls ----------------------------------------------------------------------------------
 
     def handle(self, given: Input, now: float) -> list[Effect]:
-        """Take in one input.
-
-        Args:
-            given: The input.
-            now: Seconds of any clock; see :mod:`trinity_bus.awake` for what becomes of jumps.
-
-        Returns:
-            What is to be done, in order.
-        """
+        """Take in one input. ``now``: seconds of any clock; see :mod:`trinity_bus.awake` for what becomes of jumps."""
         return self.handle_all((given,), now)
 
     def handle_all(self, inputs: Iterable[Input], now: float) -> list[Effect]:
@@ -200,11 +186,7 @@ class CoordinatorMachine:
         return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
-        """Becomes the machine that wrote these changes. To be called on a new machine.
-
-        Raises:
-            StateError: They cannot be read.
-        """
+        """Become, as a new machine, the one that wrote these changes; StateError where they cannot be read."""
         self._store.load(entries, lambda: self.state.rebuild(self._clock.now))
         self._endings.restart_waits()
 
@@ -214,7 +196,6 @@ class CoordinatorMachine:
         return self._store.level
 
     def figures(self) -> Figures:
-        """How much there is to do, and how long it may take."""
         return Figures(
             open_batches=len(self.ledger.batches),
             open_tasks=len(self.ledger.tasks),
@@ -240,7 +221,7 @@ class CoordinatorMachine:
             return
         new_batch = self.ledger.accept(arrived)
         if new_batch is not None:
-            self._out.add(PublishBatch(new_batch.record()))
+            self._out.publish_batch(new_batch.record())
         self._endings.abort_unfilled_batches()
 
     def _command(self, arrived: CommandArrived) -> None:
@@ -294,7 +275,7 @@ class CoordinatorMachine:
             )
         if beat.pace_s not in (None, self.fleet.pace_s):
             pace = SetPace(explorer=beat.explorer, incarnation=beat.incarnation, pace_s=self.fleet.pace_s)
-            self._out.add(TellPace(pace, beat.lane))
+            self._out.add(Write(ROLLOUTS, beat.explorer, pace, lane=beat.lane))
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)
@@ -333,7 +314,7 @@ class CoordinatorMachine:
         if announcement is None:
             announcement = self.sync.next_round(self.fleet, now)
         if announcement is not None:
-            self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
+            self._out.add(Write(MODEL_VERSIONS, announcement.model, announcement, self.sync.state.traceparent))
         self._settle_batches()
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
@@ -345,7 +326,7 @@ class CoordinatorMachine:
                     self._out.observe(Fact.SPECULATIVE_ATTEMPT, attempt.task_id, f"attempt {attempt.number} is slow")
 
     def _released(self) -> ModelVersion | None:
-        """Return the announcement of a version that was held, and is no more."""
+        # A version that was held, and is no more.
         if self.sync.state.held is None:
             return None
         before = self.sync.state.release
@@ -356,18 +337,18 @@ class CoordinatorMachine:
         return announcement
 
     def _settle_batches(self) -> None:
-        """End and start batches until nothing more follows from it."""
+        # Until nothing more follows from it.
         while True:
             ended = self._endings.finalize_batches()
             admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
             for record in admitted:
-                self._out.add(PublishBatch(record))
+                self._out.publish_batch(record)
                 self._contributions.count(record)
             if not (ended or admitted or self._fail_unknown_workflows()):
                 return
 
     def _fail_unknown_workflows(self) -> bool:
-        """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
+        # Tasks that were accepted while nobody could know their workflow, and whose workflow nobody has.
         looked = (self.fleet.membership_changes, self.ledger.queue.additions)
         if looked == self._judged:
             return False
@@ -377,8 +358,11 @@ class CoordinatorMachine:
                 hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[kind])}
                 self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
-            error = self._unknown(task.kind)
-            self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
+            accepted, error = task.accepted, self._unknown(task.kind)
+            origin = Origin(accepted.partition, accepted.offset)
+            self._out.add(
+                RejectTask(accepted.task, origin, RejectionReason.UNKNOWN_WORKFLOW, error, accepted.traceparent)
+            )
             self._endings.fail_task(task, error)
         self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)
@@ -386,7 +370,7 @@ class CoordinatorMachine:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
-        """Note that an incarnation of an explorer is over. To be called while it is in the fleet."""
+        # To be called while the explorer is in the fleet.
         self._endings.explorer_lost(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 

@@ -16,8 +16,6 @@ from trinity_bus.coordination.versions.weight_sync import WeightSync
 
 @dataclass(frozen=True, slots=True)
 class MachineContext:
-    """What each part is run with."""
-
     settings: CoordinatorSettings
     synchronizer: SynchronizerSettings
     clock: SteadyClock
@@ -26,17 +24,6 @@ class MachineContext:
 
 
 class MachineState:
-    """The state of a machine.
-
-    Attributes:
-        ledger: Tasks and batches.
-        fleet: Explorers.
-        sync: Versions of weights.
-        waiters: Who waits for the end of a batch.
-        outcomes: What became of batches that have ended.
-        replies: Answers that were given.
-    """
-
     def __init__(
         self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings, policy: SyncPolicy, dirty: DirtyKeys
     ) -> None:

@@ -23,20 +23,13 @@ fixed, in that of the trained model   always, before any version was published (
 
 from schemas import Task
 
-OWN = ""
-"""The pool of the model that is trained."""
+OWN = ""  # the pool of the model that is trained
 
-type Kind = tuple[str, str]
-"""Pool and workflow."""
+type Kind = tuple[str, str]  # pool and workflow
 
 
 def pool_of(name: str | None, model: str) -> str:
-    """Return a pool, as it is called here.
-
-    Args:
-        name: As tasks and explorers call it.
-        model: That is trained.
-    """
+    """Return a pool, as it is called here. ``model`` is the one that is trained."""
     return OWN if name is None or name == model else name
 
 

@@ -34,16 +34,12 @@ from schemas.numbers import MAX_COUNT
 from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES, TURNS
 from trinity_bus.coordination.batches.parts import AttemptKey
 
-BATCHES_KEPT = 500
-"""Batches that have ended and are trained, for people to look at."""
+BATCHES_KEPT = 500  # that have ended and are trained, for people to look at
 VERSIONS_KEPT = 1000
-MAX_NOTED = 100
-"""Looks that are remembered while an attempt of the first still runs."""
+MAX_NOTED = 100  # looks that are remembered while an attempt of the first still runs
 
-type Place = tuple[str, int]
-"""Topic without namespace, and partition."""
-type Cuts = dict[Place, int]
-"""The offsets before which everything may go."""
+type Place = tuple[str, int]  # topic without namespace, and partition
+type Cuts = dict[Place, int]  # the offsets before which everything may go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,26 +67,23 @@ class RetentionSnapshot:
 
 @dataclass(slots=True)
 class _Ended:
-    """A batch that has ended, as the log has it."""
-
     offset: int
+    # Of a train batch: the first experience that it names, by partition.
     least: dict[int, int] = field(default_factory=dict)
-    """Of a train batch: the first experience that it names, by partition."""
 
 
 class Retention:
     """Follows ``batches``, ``version-history`` and the trainer, and tells what may go."""
 
     def __init__(self) -> None:
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        """In the order of their end."""
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()  # in the order of their end
         self._versions: OrderedDict[str, None] = OrderedDict()
         self._needs_from: int | None = None
+        # Ends of the log, and the attempts of that time that still run, oldest first; all but the first have some.
         self._noted: list[tuple[dict[int, int], set[AttemptKey]]] = []
-        """Ends of the log, and the attempts of that time that still run, oldest first; all but the first have some."""
         self._found: Cuts = {}
+        # The first offset that is needed of each input and of experiences, as the last look has found.
         self.needed: Cuts = {}
-        """The first offset that is needed of each input and of experiences, as the last look has found."""
 
     @property
     def needs_from(self) -> int | None:
@@ -104,7 +97,6 @@ class Retention:
         return fresh
 
     def batch(self, batch_id: str, offset: int, record: BatchRecord | None) -> None:
-        """Note that a record of ``batches``; ``None`` where it was a tombstone."""
         self._ended.pop(batch_id, None)
         if record is None or record.state not in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
             return
@@ -113,23 +105,18 @@ class Retention:
             ended.least = least(part.position for entry in record.manifest for part in entry.parts)
 
     def version(self, key: str, *, is_there: bool) -> None:
-        """Run a record of ``version-history``, or its tombstone."""
         self._versions.pop(key, None)
         if is_there:
             self._versions[key] = None
 
     def trained(self, needs_from: int) -> None:
-        """Note that the trainer says what it may still need of ``batches``.
-
-        Further back than before, what is gone is gone.
-        """
+        """Note what the trainer may still need of ``batches``. Further back than before, what is gone is gone."""
         self._needs_from = needs_from
 
     def look(self, look: RetentionSnapshot) -> Cuts:
-        """Take in a look. To be called only when decisions of the last one are committed.
+        """Take in a look; return what it and the last one have found.
 
-        Returns:
-            What this look and the last one have found.
+        To be called only when decisions of the last one are committed.
         """
         before, self._found = self._found, self._cuts(look)
         return {place: min(offset, before[place]) for place, offset in self._found.items() if place in before}
@@ -187,14 +174,9 @@ def least(positions: Iterable[Position | None]) -> dict[int, int]:
 
 
 def without_lost(record: BatchRecord, begins: Mapping[int, int], ends: Mapping[int, int]) -> BatchRecord:
-    """Return a finalized batch whose manifest names nothing that is gone.
+    """Return a finalized batch whose manifest names nothing that is gone; a task that has lost one has failed.
 
-    A task that has lost an experience has failed.
-
-    Args:
-        record: To be written.
-        begins: Partition to the first offset of experiences that is kept.
-        ends: Partition to the end of them: a broker that lost its power may have lost the last.
+    ``begins`` and ``ends`` are offsets of experiences by partition; a broker that lost power may have lost the last.
     """
     manifest, lost = [], 0
     for entry in record.manifest:

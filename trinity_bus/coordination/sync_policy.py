@@ -67,24 +67,15 @@ def staleness(sequence: int, version: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VersionRequest:
-    """The explorers' side wants a version."""
-
-    after: int
-    """Sequence of the batch after which it syncs."""
-    at_least: int
-    """What the batches up to the next sync need."""
+    after: int  # sequence of the batch after which it syncs
+    at_least: int  # what the batches up to the next sync need
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPolicy:
-    """A sync style with its intervals.
+    """A sync style with its intervals: ``e``, ``t``, ``o`` and ``s`` of the table above.
 
-    Args:
-        style: As the table above names them.
-        explorer_interval: ``e``, at least 1.
-        trainer_interval: ``t``, at least 1.
-        offset: ``o``, at least 0.
-        max_staleness: ``s``, at least 0. None: with ``fixed``, what follows from the others; else 0.
+    ``max_staleness`` None: with ``fixed``, what follows from the others; else 0.
 
     Raises:
         ConfigError: A batch would need a version that is never published, or be staler than allowed.
@@ -103,11 +94,7 @@ class SyncPolicy:
 
     @classmethod
     def of(cls, synchronizer: SynchronizerSettings, coordinator: CoordinatorSettings) -> "SyncPolicy":
-        """Return the policy that the settings describe.
-
-        Raises:
-            ConfigError: They starve the mesh, or contradict each other.
-        """
+        """Return the policy that the settings describe; ConfigError where they starve the mesh or conflict."""
         left_open = synchronizer.sync_style == "fixed" and "max_staleness" not in coordinator.model_fields_set
         return cls(
             style=synchronizer.sync_style,
@@ -131,12 +118,7 @@ class SyncPolicy:
         return self.style != "fixed"
 
     def version_needed(self, sequence: int, announced: int = 0) -> int:
-        """Return the oldest version that the train batch of this sequence may be drawn with.
-
-        Args:
-            sequence: Its place in the order of training, from 1.
-            announced: The newest version that was announced when the batch is handed out.
-        """
+        """Return the oldest version that the train batch of this sequence, from 1, may be sampled with."""
         if self.style == "fixed":
             syncs = max(0, (sequence - 1 - self.offset) // self.explorer_interval)
             return self._published_by(self.explorer_interval * syncs)
@@ -168,21 +150,16 @@ class SyncPolicy:
         return self._published_by(reached) == step
 
     def holds(self, version: int, *, served: int, oldest_needed: int | None) -> bool:
-        """Whether a published version is kept from the explorers for now, because a batch is drawn with an older one.
+        """Whether a published version is kept from the explorers for now, because a batch is sampled with an older one.
 
-        Args:
-            version: Its number.
-            served: The version that explorers are told to serve.
-            oldest_needed: The oldest version that explorers are kept at; see ``Ledger.oldest_needed``.
+        ``oldest_needed``: the oldest version that explorers are kept at; see ``Ledger.oldest_needed``.
         """
         return oldest_needed is not None and oldest_needed <= min(served, version - 1)
 
     def want(self, finalized: int, asked_after: int) -> VersionRequest | None:
-        """Return what the explorers' side asks for now; None if it has asked, or never does.
+        """Return what the explorers' side asks for now; None if it has (last after ``asked_after``), or never does.
 
-        Args:
-            finalized: Sequence of the train batch that was finalized last; it never falls.
-            asked_after: ``after`` of the last time that it asked; 0 before.
+        ``finalized``: sequence of the train batch that was finalized last; it never falls.
         """
         if self.style != "explorer_driven" or finalized <= self.offset:
             return None
@@ -192,7 +169,7 @@ class SyncPolicy:
         return VersionRequest(after, required_version(after + self.explorer_interval, self.staleness_bound))
 
     def _published_by(self, step: int) -> int:
-        """Return the newest version of a trainer that publishes every ``t`` steps and has trained so many."""
+        # The newest version of a trainer that publishes every ``t`` steps and has trained so many.
         return step // self.trainer_interval * self.trainer_interval
 
     def _problem(self) -> str | None:

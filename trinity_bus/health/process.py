@@ -44,17 +44,12 @@ def watching(what: str, keeps_up: Callable[[], Awaitable[bool]]) -> Iterator[Non
 
 
 async def readings() -> dict[str, bool]:
-    """Return whether each thing that is watched is read."""
     return {what: await keeps_up() for what, keeps_up in list(_watched.items())}
 
 
 @asynccontextmanager
 async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterator[None]:
-    """Answers probes for the length of the block, where a port is set.
-
-    Raises:
-        ConfigError: The port cannot be listened on.
-    """
+    """Answer probes for the length of the block, where a port is set; ConfigError where it cannot be listened on."""
     global _state  # noqa: PLW0603 - there is one process, and its health is one thing
     if settings.port is None:
         yield

@@ -29,16 +29,14 @@ from trinity_bus.health.state import HealthState, Verdict
 
 log = logging.getLogger(__name__)
 
-_BROKER_LIMIT_S: Final = 3.0
-"""The broker must answer within this time. Below what probes usually wait."""
+_BROKER_LIMIT_S: Final = 3.0  # below what probes usually wait
 _BROKER_EVERY_S: Final = 1.0
 MAX_CONNECTIONS: Final = 32
-CONNECTION_S: Final = 10.0
-"""Twice what the slowest answer takes."""
+CONNECTION_S: Final = 10.0  # twice what the slowest answer takes
 
 
 class BrokerCheck:
-    """Asks the broker, and remembers the answer for a second."""
+    """Asks the broker, and remembers the answer for a second: why it cannot be reached; None if it can."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -47,7 +45,6 @@ class BrokerCheck:
         self._answer: str | None = None
 
     def __call__(self) -> str | None:
-        """Why it cannot be reached; None if it can."""
         with self._turn:
             if awake.now() - self._asked_at >= _BROKER_EVERY_S:
                 self._answer = asyncio.run(self._ask())
@@ -66,15 +63,9 @@ class BrokerCheck:
 
 
 class HealthServer:
-    """Serves until closed.
+    """Serves until closed; ConfigError where the port cannot be listened on.
 
-    Args:
-        settings: Where to listen; the port is set.
-        state: What is known of the process.
-        broker: Why the broker cannot be reached; None if it can. Called in the threads of requests.
-
-    Raises:
-        ConfigError: The port cannot be listened on.
+    ``broker``: why the broker cannot be reached; None if it can. Called in the threads of requests.
     """
 
     def __init__(self, settings: HealthSettings, state: HealthState, broker: Callable[[], str | None]) -> None:
@@ -90,7 +81,6 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -102,13 +92,11 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        self._open: dict[Any, float] = {}
-        """Connections and until when each may last, the oldest first."""
+        self._open: dict[Any, float] = {}  # connections and until when each may last, the oldest first
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own."""
         with self._lock:
             while len(self._open) >= MAX_CONNECTIONS:
                 self._hang_up(next(iter(self._open)))
@@ -116,20 +104,18 @@ class _Server(http.server.ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that is done."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hang up on whoever has taken too long. Called twice a second."""
+        # Called twice a second.
         now = awake.now()
         with self._lock:
             for request in [request for request, until in self._open.items() if until < now]:
                 self._hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note a connection that broke; nothing else can."""
         del request
         log.debug("a probe from %s was not answered: %r", client_address, sys.exception())
 

@@ -26,8 +26,6 @@ from enum import Enum, auto
 
 
 class Phase(Enum):
-    """Where the service stands."""
-
     STARTING = auto()
     WORKING = auto()
     STOPPING = auto()
@@ -35,11 +33,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a probe."""
-
     ok: bool
-    reason: str
-    """One line."""
+    reason: str  # one line
 
 
 class HealthState:
@@ -54,17 +49,15 @@ class HealthState:
 
     def __init__(self, now: float, *, wedged_s: float, start_s: float, unread_s: float) -> None:
         self.phase = Phase.STARTING
+        # Why what is to be written is not durable; None where it is, or soon will be.
         self.waiting: str | None = None
-        """Why what is to be written is not durable; None where it is, or soon will be."""
         self._started = self._turned = now
         self._wedged_s = wedged_s
         self._start_s = start_s
         self._unread_s = unread_s
-        self._read: dict[str, float] = {}
-        """When each thing that is watched was found to be read last."""
+        self._read: dict[str, float] = {}  # when each thing that is watched was found to be read last
 
     def turned(self, now: float) -> None:
-        """Note that the event loop has turned."""
         self._turned = now
 
     def reading(self, what: str, now: float, *, keeps_up: bool) -> None:
@@ -73,11 +66,9 @@ class HealthState:
             self._read[what] = now
 
     def done_reading(self, what: str) -> None:
-        """Note that it is no longer to be read."""
         self._read.pop(what, None)
 
     def alive(self, now: float) -> Verdict:
-        """Whether the process should be left running."""
         if self.phase is Phase.STARTING:
             age = now - self._started
             if age > self._start_s:
@@ -89,12 +80,7 @@ class HealthState:
         return Verdict(True, "alive")
 
     def ready(self, now: float, broker: str | None) -> Verdict:
-        """Whether it can work now.
-
-        Args:
-            now: Seconds.
-            broker: Why the broker cannot be reached; None if it can.
-        """
+        """Whether it can work now. ``broker``: why the broker cannot be reached; None if it can."""
         alive = self.alive(now)
         if not alive.ok:
             return alive

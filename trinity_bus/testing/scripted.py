@@ -23,10 +23,8 @@ from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.rollout import Engine, Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 
-LOGPROB: Final = -1.0
-"""Of every token."""
-END: Final = 0
-"""The token that ends an answer."""
+LOGPROB: Final = -1.0  # of every token
+END: Final = 0  # the token that ends an answer
 _BOUNDS = Bounds(vocabulary=0x110000, positions=1 << 20)
 _NAME: Final = "scripted"
 

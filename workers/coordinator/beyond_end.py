@@ -36,9 +36,7 @@ _SAY_EVERY_S = 60.0
 def undecided(beyond: Sequence[BeyondEnd], remembered: int) -> list[BeyondEnd]:
     """Those of which only the operator can say where reading goes on.
 
-    Args:
-        beyond: Positions that the log does not reach.
-        remembered: How many ended tasks are surely known by their id.
+    ``remembered``: how many ended tasks are surely known by their id.
     """
     tasks = [one for one in beyond if one.topic == TASKS.name]
     return tasks if sum(one.end - one.begin for one in tasks) > remembered else []
@@ -47,11 +45,7 @@ def undecided(beyond: Sequence[BeyondEnd], remembered: int) -> list[BeyondEnd]:
 async def resolved(found: Readable, remembered: int, live: Callable[[], Awaitable[None]], every_s: float) -> Positions:
     """Where reading goes on, by the rule. Does not return while the operator has to decide.
 
-    Args:
-        found: Of the inputs.
-        remembered: How many ended tasks are surely known by their id.
-        live: Says that this coordinator works; raises when it no longer does.
-        every_s: How often that is said.
+    ``live`` says every ``every_s`` that this coordinator works; it raises when it no longer does.
 
     Raises:
         ProducerFencedError: The operator has decided.

@@ -18,13 +18,10 @@ from schemas.topics import EXPERIENCES
 
 BEGIN_S = 1.0
 
-type Offsets = dict[int, int]
-"""By partition."""
+type Offsets = dict[int, int]  # by partition
 
 
 class HasBounds(Protocol):
-    """A bus."""
-
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         ...
@@ -35,13 +32,6 @@ class HasBounds(Protocol):
 
 
 class ExperienceBounds:
-    """Asks the brokers.
-
-    Args:
-        bus: Connected.
-        clock: Seconds, steady.
-    """
-
     def __init__(self, bus: HasBounds, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._clock = clock
@@ -59,11 +49,7 @@ class ExperienceBounds:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def now(self) -> tuple[Offsets, Offsets]:
-        """Return where each partition begins, and where it ends.
-
-        Raises:
-            BusError: The broker does not answer.
-        """
+        """Return where each partition begins, and where it ends; BusError where the broker does not answer."""
         now = self._clock()
         if now < self._asked_at + BEGIN_S:
             return self._begins, await self._bus.written_ends(EXPERIENCES)

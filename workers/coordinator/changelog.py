@@ -26,27 +26,20 @@ from trinity_bus.coordination import Leader, StateError
 INPUTS_KEY = "inputs"
 LEADER_KEY = "leader"
 
-type Positions = dict[tuple[str, int], int]
-"""(topic, partition) to the offset to read next."""
+type Positions = dict[tuple[str, int], int]  # (topic, partition) to the offset to read next
 
 
 class Changelog:
     """The changelog so far, as entries: kept up to date, it spares whoever takes over the reading of it."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, bytes] = {}
-        """The machine's."""
+        self.entries: dict[str, bytes] = {}  # the machine's
         self.positions: Positions = {}
         self.leader: Leader | None = None
-        self.records = 0
-        """How many were taken in."""
+        self.records = 0  # how many were taken in
 
     def take(self, received: Received[Any]) -> None:
-        """Take in the next record.
-
-        Raises:
-            StateError: It cannot be read by this program.
-        """
+        """Take in the next record; StateError where this program cannot read it."""
         if isinstance(received.record, Undecodable):
             raise StateError(
                 f"{received.place} cannot be read ({received.record.reason}: {received.record.detail}): what the "
@@ -74,17 +67,11 @@ class Changelog:
 
 
 def pack_positions(positions: Mapping[tuple[str, int], int]) -> bytes:
-    """Return the value of the ``inputs`` entry."""
     value: bytes = msgpack.packb([[topic, partition, offset] for (topic, partition), offset in positions.items()])
     return value
 
 
 def unpack_positions(value: bytes) -> Positions:
-    """Return the inverse of :func:`pack_positions`.
-
-    Raises:
-        StateError: It is not such a value.
-    """
     try:
         return {(topic, partition): offset for topic, partition, offset, *_ in msgpack.unpackb(value)}
     except (ValueError, TypeError) as error:
@@ -92,17 +79,11 @@ def unpack_positions(value: bytes) -> Positions:
 
 
 def pack_leader(leader: Leader) -> bytes:
-    """Return the value of the ``leader`` entry."""
     value: bytes = msgpack.packb([leader.name, leader.incarnation, leader.state])
     return value
 
 
 def unpack_leader(value: bytes) -> Leader:
-    """Return the inverse of :func:`pack_leader`.
-
-    Raises:
-        StateError: It is not such a value.
-    """
     problem: object
     try:
         match msgpack.unpackb(value):

@@ -38,18 +38,13 @@ from workers.coordinator.input_errors import with_traceback
 
 log = logging.getLogger("workers.coordinator")
 
-LIMIT_S = 10.0
-"""For one contribution."""
+LIMIT_S = 10.0  # for one contribution
+# Above it no commands of clients are read until some are decided upon; events and operators' commands are.
 MOST_HELD = 1000
-"""Above it no commands of clients are read until some are decided upon; events and operators' commands are."""
 
 
 class ContributionReader:
-    """Those that are looked at. An async context manager: what is under way ends with it.
-
-    Args:
-        bus: Connected.
-    """
+    """An async context manager: what is under way ends with it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

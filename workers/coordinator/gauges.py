@@ -19,11 +19,7 @@ _METER = metrics.get_meter("workers.coordinator")
 
 
 class BatchAges:
-    """Since when each open batch is in its state, by this process's clock; after a restart, since then.
-
-    Args:
-        clock: Seconds, steady.
-    """
+    """Since when each open batch is in its state, by this process's clock; after a restart, since then."""
 
     def __init__(self, clock: Callable[[], float] = awake.now) -> None:
         self._clock = clock
@@ -31,7 +27,6 @@ class BatchAges:
         self._lock = threading.Lock()
 
     def moved(self, record: BatchRecord) -> None:
-        """Note that a batch has gone to another state."""
         now = self._clock()
         kind = record.batch_type
         with self._lock:
@@ -48,7 +43,6 @@ class BatchAges:
             self._since = {name: (b.state.value, b.batch_type, now) for name, b in batches.items()}
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Open batches by state and type."""
         with self._lock:
             return Counter((state, kind) for state, kind, _ in self._since.values())
 
@@ -105,11 +99,7 @@ GAUGES: tuple[tuple[str, str, str, Callable[[CoordinatorMachine], Iterable[Obser
 
 
 def watch(machine: Callable[[], CoordinatorMachine | None]) -> None:
-    """Keep gauges of a machine's state. To be called once.
-
-    Args:
-        machine: The machine of now, where this process works; None where it stands by, which has nothing to tell.
-    """
+    """Keep gauges of a machine's state. To be called once; ``machine`` gives None while this process stands by."""
 
     def active(_options: CallbackOptions) -> Iterable[Observation]:
         yield Observation(int(machine() is not None))

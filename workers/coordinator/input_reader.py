@@ -24,30 +24,20 @@ from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from trinity_bus.health.process import watching
 
+# Events, and what operators ask.
 SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic not in (TASKS, COMMANDS))
-"""Events, and what operators ask."""
+# Of tasks, and of commands, that are fetched at once: what is not wanted yet is not to fill the memory.
 ASKED_FETCH_BYTES = 1 << 20
-"""Of tasks, and of commands, that are taken off the log at once: what is not wanted yet is not to fill the memory."""
 
 
 def still_read(positions: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], list[str]]:
-    """Return the positions in topics that are read, and the names of the other topics.
-
-    An earlier version read those.
-    """
+    """Return the positions in topics that are read, and the names of other topics, which an earlier version read."""
     names = {topic.name for topic in COORDINATOR_INPUTS}
     kept = {place: offset for place, offset in positions.items() if place[0] in names}
     return kept, sorted({name for name, _ in positions} - names)
 
 
 class InputReader:
-    """Reads the coordinator's inputs. An async context manager.
-
-    Args:
-        bus: Connected.
-        positions: Where to go on reading.
-    """
-
     def __init__(self, bus: Bus, positions: Mapping[tuple[str, int], int]) -> None:
         # Ahead: a result that comes while a transaction is under way belongs into the next one.
         self._signals = bus.reader(*SIGNALS, start=positions, max_records=MAX_SIGNALS, ahead=True)
@@ -83,12 +73,7 @@ class InputReader:
     ) -> list[Received[Any]]:
         """Return the next records; empty if none came within the limit.
 
-        Args:
-            timeout_s: How long to wait for the first, in seconds.
-            tasks: Whether tasks are wanted.
-            signals: Whether events and operators' commands are.
-            commands: Whether clients' commands are.
-            until: Is not waited beyond any of them.
+        Waits no longer than for any of ``until``. ``signals`` are events and operators' commands.
 
         Raises:
             BusError: The broker refuses, or a position no longer exists.
@@ -100,13 +85,13 @@ class InputReader:
         return [received for reader in readers for received in await reader.batch(0)]
 
     async def _keeps_up(self) -> bool:
-        """Whether what is wanted is read. All are asked: each counts from when it was asked last."""
+        # Whether what is wanted is read. All are asked: each counts from when it was asked last.
         signals, commands, tasks = [await reader.keeps_up() for reader in (self._signals, self._commands, self._tasks)]
         return signals and (commands or not self._wants_commands) and (tasks or not self._wants_tasks)
 
 
 async def _any(readers: list[Reader], until: Sequence[asyncio.Future[Any]], timeout_s: float) -> None:
-    """Wait until one of them has something, or until something else has happened, or until the limit."""
+    # Until one of them has something, or something else has happened, or the limit.
     arrivals = [reader.arrival() for reader in readers]
     waits = [*(arrival for arrival in arrivals if arrival is not None), *until]
     if len(waits) < len(readers) + len(until):

@@ -26,13 +26,6 @@ ASK_S: Final = 1.0
 
 
 class Lanes:
-    """Knows how many lanes there are.
-
-    Args:
-        bus: Connected.
-        clock: Seconds, steady.
-    """
-
     def __init__(self, bus: HasEnds, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._clock = clock
@@ -40,12 +33,7 @@ class Lanes:
         self._asked_at = float("-inf")
 
     async def of(self, explorer: str, told: int | None) -> int:
-        """Return the lane of an explorer.
-
-        Args:
-            explorer: Its name.
-            told: The one that it has told of.
-        """
+        """Return the lane of an explorer. ``told``: the one that it has told of."""
         if told is not None and told >= self._known:
             await self._ask()
         return told if told is not None and told < self._known else lane_partition(explorer)

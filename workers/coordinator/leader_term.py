@@ -29,12 +29,12 @@ from trinity_bus.coordination import (
     CommitPlan,
     CommitSchedule,
     CoordinatorMachine,
+    Effect,
     Leadership,
-    PublishBatch,
-    Skip,
     Tick,
+    Write,
 )
-from trinity_bus.coordination.batches.record_need import too_large
+from trinity_bus.coordination.batches.task_rules import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.heap import FullCollections
@@ -56,21 +56,11 @@ from workers.coordinator.standby import TRANSACTIONAL_ID
 
 log = logging.getLogger("workers.coordinator")
 
-LEAVE_S = 5.0
-"""How long it may take to say that it leaves; without, others notice by the silence."""
+LEAVE_S = 5.0  # how long the ``left`` entry may take; without it, others notice by the silence
 
 
 class LeaderTerm:
-    """The time during which one coordinator is the active one.
-
-    Args:
-        settings: All settings; the ``kafka`` and ``coordinator`` sections are used.
-        bus: Connected.
-        leadership: Won.
-        producer: That fences all others.
-        state: As it was committed last. Is kept so.
-        clock: Seconds, steady.
-    """
+    """The time in which one coordinator leads. ``producer`` fences all others; ``state`` is kept as committed last."""
 
     def __init__(
         self,
@@ -82,8 +72,8 @@ class LeaderTerm:
         *,
         clock: Callable[[], float],
     ) -> None:
+        # A new one after each input error.
         self.machine = CoordinatorMachine(settings.coordinator, settings.synchronizer)
-        """A new one after each input error."""
         self._all_settings = settings
         self._settings = settings.coordinator
         self._namespace = settings.kafka.namespace
@@ -93,8 +83,7 @@ class LeaderTerm:
         self._changelog = state
         self._clock = clock
         self._positions: changelog.Positions = {}
-        self._newest_ms = 0
-        """When the newest record was written that was read, by the brokers' clocks."""
+        self._newest_ms = 0  # when the newest record was written that was read, by the brokers' clocks
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
         self._collections = FullCollections(clock())
@@ -151,13 +140,13 @@ class LeaderTerm:
     # -- begin and end -----------------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
-        """Make a machine of what was committed last."""
+        # Of what was committed last.
         self.machine = CoordinatorMachine(self._settings, self._all_settings.synchronizer)
         self.machine.restore(self._changelog.entries.items())
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
 
     async def _find_positions(self) -> changelog.Positions:
-        """Return where to go on reading; says so where that is not where it was left off."""
+        # Says so where that is not where it was left off.
         positions, gone = still_read(self._changelog.positions)
         if gone:
             log.warning(
@@ -172,12 +161,12 @@ class LeaderTerm:
         return await resolved(found, self._settings.dedup_window, self._live, self._settings.heartbeat_s)
 
     async def _live(self) -> None:
-        """Say that it is there, and find out whether it was fenced."""
+        # Shows that it is there, and finds out whether it was fenced.
         async with self._producer.transaction():
             await Outputs(self._producer).tell_leader(self._leadership.entry("active"))
 
     async def _beat(self, outputs: Outputs, settings: dict[str, str] | None = None) -> None:
-        """Say that it works, and how much; when it begins, by which settings."""
+        # With its settings when the term begins.
         await outputs.tell_leader(self._leadership.entry("active"))
         await outputs.tell_figures(
             CoordinatorHeartbeat(
@@ -200,7 +189,7 @@ class LeaderTerm:
     # -- work --------------------------------------------------------------------------------------------------------
 
     async def _go_on(self, intake: InputReader) -> None:
-        """Read and decide; commit what was decided, one transaction after the other, meanwhile."""
+        # Commits what was decided, one transaction after the other, while it reads and decides.
         pending = self._nothing()
         under_way: PendingCommit | None = None
         committing: asyncio.Task[None] | None = None
@@ -235,7 +224,7 @@ class LeaderTerm:
                     committing.exception()
 
     async def _read(self, intake: InputReader, pending: PendingCommit, committing: asyncio.Task[None] | None) -> None:
-        """Wait for records, as long as the schedule says and until the commit is done at most, and decide."""
+        # As long as the schedule says, and until the commit is done at most.
         now = self._clock()
         if committing is not None and self._schedule.stands_still(now):
             await asyncio.wait([committing])
@@ -258,7 +247,6 @@ class LeaderTerm:
     def _decide(
         self, pending: PendingCommit, received: list[Received[Any]], now: float, *, ticks: bool = False
     ) -> None:
-        """Have the machine decide upon records that came together."""
         tasks, task_bytes = pending.take(received)
         self._schedule.took(now, signals=len(received) - tasks, tasks=tasks, task_bytes=task_bytes)
         for item in received:
@@ -274,7 +262,7 @@ class LeaderTerm:
         self._schedule.decided(effects)
 
     def _begin_commit(self, pending: PendingCommit) -> asyncio.Task[None] | None:
-        """Begin to commit what was decided; None where there is nothing to tell."""
+        # None where there is nothing to tell.
         changes = self.machine.changes()
         plan = self._schedule.begin(
             self._clock(), has_news=bool(pending.effects or changes or pending.unreadable or pending.failed_inputs)
@@ -326,13 +314,13 @@ class LeaderTerm:
             observations.LATENCY.record(now - plan.since)
 
     async def _carry_out(self, outputs: Outputs, pending: PendingCommit) -> None:
-        """Write what was decided; manifests last, once it is known that what they name is still there."""
+        # Manifests last, once it is known that what they name is still there.
         if not pending.ends_batches:
             await outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes)
             return
         async with self._bounds.asked() as asked:
-            of_batches = [effect for effect in pending.effects if isinstance(effect, PublishBatch | Skip)]
-            others = [effect for effect in pending.effects if not isinstance(effect, PublishBatch | Skip)]
+            of_batches = [effect for effect in pending.effects if _is_of_batch(effect)]
+            others = [effect for effect in pending.effects if not _is_of_batch(effect)]
             await outputs.carry_out(others, pending.originals, pending.spans, self._lanes)
             self._producer.announce(BATCHES)
             found = await asked
@@ -341,7 +329,7 @@ class LeaderTerm:
     # -- after an input error ----------------------------------------------------------------------------------------
 
     async def _go_on_with_care(self, received: list[Received[Any]]) -> None:
-        """Decide anew, one by one, upon all that is not committed; refuse what cannot be decided upon."""
+        # One by one, upon all that is not committed; refuses what cannot be decided upon.
         self._restore()
         self._positions = dict(self._changelog.positions)
         # What follows from the state alone is not to be put down to the next input.
@@ -364,7 +352,6 @@ class LeaderTerm:
         await self._commit_now(pending)
 
     async def _commit_now(self, pending: PendingCommit) -> None:
-        """Commit what was decided, and wait for it."""
         committing = self._begin_commit(pending)
         if committing is not None:
             await committing
@@ -374,8 +361,12 @@ class LeaderTerm:
         return PendingCommit(Spans(self._namespace))
 
 
+def _is_of_batch(effect: Effect) -> bool:
+    return isinstance(effect, Write) and effect.topic is BATCHES
+
+
 async def _is_committed(committing: asyncio.Task[None]) -> bool:
-    """Wait for a transaction; False where what was decided upon could not be written."""
+    # Waits for a transaction; False where what was decided upon could not be written.
     try:
         await committing
     except Exception as error:

@@ -4,7 +4,7 @@ import logging
 
 from opentelemetry import metrics
 
-from schemas import BatchLifecycleState, BatchRecord, ModelVersion, TaskResult
+from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, ModelVersion, TaskResult
 from trinity_bus.coordination import Fact, staleness
 from trinity_bus.coordination.effects import Observe
 from trinity_bus.rollout.metrics import reward_of
@@ -47,8 +47,7 @@ _LEVELS = {
     Fact.CONTRIBUTION_REFUSED: logging.INFO,
     Fact.ROLLED_BACK: logging.WARNING,
     Fact.STARVED: logging.WARNING,
-}
-"""All others are counted, and logged for those who look closely."""
+}  # all others are counted, and logged for those who look closely
 
 
 def begin() -> None:
@@ -61,7 +60,6 @@ def begin() -> None:
 
 
 def observe(observed: Observe) -> None:
-    """Count and log a fact."""
     FACTS.add(1, {names.RL_FACT: observed.fact.value})
     if observed.fact is Fact.CONTRIBUTION_REFUSED:
         REFUSED.add(1, {names.RL_REASON: observed.detail.partition(":")[0]})
@@ -72,13 +70,20 @@ def observe(observed: Observe) -> None:
         log.log(level, "%s: %s: %s", observed.fact.value.replace("_", " "), observed.subject, observed.detail)
 
 
-def answered(result: TaskResult) -> None:
-    """Count a task that has ended."""
-    TASKS.add(1, {names.RL_TASK_STATUS: result.status, names.RL_BATCH_TYPE: result.batch_type})
+def written(record: object) -> None:
+    match record:
+        case TaskResult():
+            TASKS.add(1, {names.RL_TASK_STATUS: record.status, names.RL_BATCH_TYPE: record.batch_type})
+        case BatchRecord():
+            _batch_moved(record)
+        case BatchSkipped():
+            log.warning("batch %s is to be passed over: %s", record.batch_id, record.reason)
+        case ModelVersion():
+            members = ", ".join(member.explorer for member in record.members) or "no explorer yet"
+            log.info("announced version %d, epoch %d, for %s", record.version, record.epoch, members)
 
 
-def batch_moved(record: BatchRecord) -> None:
-    """Count and log where a batch stands."""
+def _batch_moved(record: BatchRecord) -> None:
     BATCH_AGES.moved(record)
     if record.state is BatchLifecycleState.FINALIZED:
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
@@ -104,9 +109,3 @@ def batch_moved(record: BatchRecord) -> None:
             record.expected_task_count,
             record.failed_task_count,
         )
-
-
-def announced(record: ModelVersion) -> None:
-    """Log an announcement."""
-    members = ", ".join(member.explorer for member in record.members) or "no explorer yet"
-    log.info("announced version %d, epoch %d, for %s", record.version, record.epoch, members)

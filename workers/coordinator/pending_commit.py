@@ -4,31 +4,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas import BatchRecord
 from schemas.topics import TASKS
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.coordination import Effect, Origin, PublishBatch
+from trinity_bus.coordination import Effect, Origin, Write
 from workers.coordinator.spans import Spans
 
 
 @dataclass(slots=True)
 class PendingCommit:
-    """Grows until a transaction takes it."""
-
     spans: Spans
-    effects: list[Effect] = field(default_factory=list)
-    """In the order of the decisions."""
+    effects: list[Effect] = field(default_factory=list)  # in the order of the decisions
     unreadable: list[Received[Any]] = field(default_factory=list)
+    # What the machine could not decide upon, and why.
     failed_inputs: list[tuple[Received[Any], str]] = field(default_factory=list)
-    """What the machine could not decide upon, and why."""
-    originals: dict[Origin, Received[Any]] = field(default_factory=dict)
-    """Tasks as they came."""
-    received: list[Received[Any]] = field(default_factory=list)
-    """All that it is made of, in the order of the decisions."""
-    ends_batches: bool = False
-    """Whether a manifest is among it."""
+    originals: dict[Origin, Received[Any]] = field(default_factory=dict)  # tasks as they came
+    received: list[Received[Any]] = field(default_factory=list)  # all that it is made of, in the order of the decisions
+    ends_batches: bool = False  # whether a manifest is among it
 
     def take(self, received: Iterable[Received[Any]]) -> tuple[int, int]:
-        """Take records that are decided upon now; how many tasks are among them, and their bytes."""
+        # How many tasks are among them, and their bytes.
         tasks = task_bytes = 0
         for item in received:
             self.received.append(item)
@@ -40,7 +35,7 @@ class PendingCommit:
         return tasks, task_bytes
 
     def add(self, effects: Iterable[Effect]) -> None:
-        """Take what was decided upon them."""
         for effect in effects:
             self.effects.append(effect)
-            self.ends_batches = self.ends_batches or (isinstance(effect, PublishBatch) and bool(effect.record.manifest))
+            if isinstance(effect, Write) and isinstance(effect.record, BatchRecord) and effect.record.manifest:
+                self.ends_batches = True

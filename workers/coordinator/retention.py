@@ -38,8 +38,8 @@ log = logging.getLogger("workers.coordinator")
 
 _POLL_S = 0.05
 _TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES, TURNS)
+# A trainer may learn from all of them once more: above their budget Kafka deletes the oldest all the same.
 _NEVER_TRIMMED = (DEMONSTRATIONS, PREFERENCES)
-"""A trainer may learn from all of them once more: above their budget Kafka deletes the oldest all the same."""
 
 
 class Commits:
@@ -48,9 +48,9 @@ class Commits:
     def __init__(self, positions: Positions) -> None:
         self.count = 0
         self.positions = dict(positions)
+        # Milliseconds since the epoch, as the newest record says that was read: how old records are is for the clocks
+        # to say that have dated them. 0 before one was read; nothing is old then.
         self.time_ms = 0
-        """Milliseconds since the epoch, as the newest record says that was read: how old records are is for the clocks
-        to say that have dated them. 0 before one was read; nothing is old then."""
 
     def made(self, positions: Positions, time_ms: int) -> None:
         """Note that a transaction was committed, up to these input positions, at this time of the brokers' clocks."""
@@ -60,15 +60,7 @@ class Commits:
 
 
 class Keeper:
-    """Keeps the log from growing.
-
-    Args:
-        bus: Connected.
-        machine: That works.
-        commits: Told of by the service.
-        every_s: Seconds between two rounds.
-        keep_s: How long what is not needed is kept all the same; ``None``: what each topic says.
-    """
+    """Keeps the log from growing. ``keep_s``: how long what is not needed is kept; ``None``: what each topic says."""
 
     def __init__(
         self,
@@ -85,12 +77,10 @@ class Keeper:
         self._every_s = every_s
         self._keep_s = keep_s
         self._retention = Retention()
-        self._read: Positions = {}
-        """How far batches and version-history were read; empty: from their beginning."""
+        self._read: Positions = {}  # how far batches and version-history were read; empty: from their beginning
         self._tombstones: list[tuple[Topic, str]] = []
 
     def heard(self, beat: TrainerHeartbeat) -> None:
-        """Note that the trainer lives."""
         if beat.needs_from is not None and not self._machine().sync.is_zombie(beat.incarnation):
             self._retention.trained(beat.needs_from)
 
@@ -101,7 +91,7 @@ class Keeper:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Works for the length of the block; what goes wrong with it unexpectedly is raised at its end."""
+        """Work for the length of the block; what goes wrong with it unexpectedly is raised at its end."""
         task = asyncio.create_task(self._run(), name="retention")
         try:
             yield
@@ -139,7 +129,6 @@ class Keeper:
         await self.weigh()
 
     def _take(self, received: Received[Any]) -> None:
-        """Note a record of ``batches`` or ``version-history``."""
         if isinstance(received.record, Undecodable):
             return
         key = received.key or ""
@@ -150,7 +139,7 @@ class Keeper:
             self._retention.batch(key, received.offset, record)
 
     async def weigh(self) -> None:
-        """Tells how much of the budget of each topic is taken by what is still needed."""
+        """Report how much of the budget of each topic is taken by what is still needed."""
         weighed = (*_TRIMMED, *_NEVER_TRIMMED)
         sizes, budgets = await self._bus.sizes(weighed), await self._bus.budgets(weighed)
         for topic in weighed:

@@ -82,14 +82,6 @@ async def run(settings: Settings) -> None:
 
 
 class Coordinator:
-    """One coordinator over a connected bus.
-
-    Args:
-        settings: All settings; the ``kafka`` and ``coordinator`` sections are used.
-        bus: Connected.
-        clock: Seconds, steady.
-    """
-
     def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = awake.now) -> None:
         self._settings = settings
         self._bus = bus
@@ -111,7 +103,7 @@ class Coordinator:
         return self._term.machine if self._term is not None and self._leadership.role is Role.ACTIVE else None
 
     async def run(self) -> None:
-        """Stands by, works when it is its turn, until cancelled.
+        """Stand by, work when it is its turn, until cancelled.
 
         Raises:
             ProducerFencedError: Another coordinator has taken over from this one.

@@ -18,8 +18,8 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context, span_context
 
 _TRACER = trace.get_tracer("workers.coordinator")
+# Twice what any version of it has. It is kept with the task and comes back in batches, so its size matters.
 MAX_TRACEPARENT = 128
-"""Twice what any version of it has. It is kept with the task and comes back in batches, so its size matters."""
 
 
 def sound(context: str | None) -> str | None:
@@ -28,8 +28,6 @@ def sound(context: str | None) -> str | None:
 
 
 class Spans:
-    """The spans of one transaction; a context manager around it."""
-
     def __init__(self, namespace: str) -> None:
         self._open: list[Span] = []
         self._tasks = TASKS.full_name(namespace)
@@ -47,7 +45,6 @@ class Spans:
             span.end()
 
     def process(self, received: Received[Any], task: Task) -> Span:
-        """Note that a task is taken in."""
         return self._start(
             f"process {TASKS.name}",
             received.traceparent,
@@ -66,7 +63,6 @@ class Spans:
         )
 
     def dispatch(self, record: Dispatch | Cancel, parent: str | None) -> Span:
-        """Note that a task is handed to an explorer, or taken back from it."""
         task_id = record.task.task_id if isinstance(record, Dispatch) else record.task_id
         attributes: dict[str, Any] = {
             names.RL_TASK_ID: task_id,
@@ -80,7 +76,6 @@ class Spans:
         )
 
     def announce(self, record: ModelVersion, parent: str | None) -> Span:
-        """Note that a version is announced."""
         attributes = {
             names.RL_MODEL: record.model,
             names.RL_MODEL_VERSION: record.version,

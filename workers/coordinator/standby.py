@@ -44,22 +44,16 @@ from workers.coordinator.outputs import Outputs
 log = logging.getLogger("workers.coordinator")
 
 TRANSACTIONAL_ID = "coordinator"
+# Errors of the log that another attempt would meet again.
 LASTING = (TopicMismatchError, RecordTooLargeError, RecordGoneError)
-"""Errors of the log that another attempt would meet again."""
 _POLL_S = 0.1
-"""How often silence is looked at."""
 _RETRY_S = 0.25
 
 
 class Standby:
     """Stands by and takes over, as often as need be.
 
-    Args:
-        bus: Connected.
-        leadership: Decides.
-        clock: Seconds, steady.
-        probe_s: How long the broker may take to say where the changelog ends.
-        outage_s: How long it may be away.
+    ``probe_s``: how long the broker may take to say where the changelog ends; ``outage_s``: how long it may be away.
     """
 
     def __init__(
@@ -72,10 +66,7 @@ class Standby:
         self._outage_s = outage_s
 
     async def win(self) -> tuple[Producer, Changelog]:
-        """Stands by until it is to lead, and takes over.
-
-        Returns:
-            The producer, started, and the changelog, read to its end after the start.
+        """Stand by until it is to lead, and take over: a started producer, and the changelog read to its end since.
 
         Raises:
             BrokerUnreachableError: The broker was away for too long.
@@ -102,7 +93,7 @@ class Standby:
                 await asyncio.sleep(_RETRY_S)
 
     async def _follow(self, following: "_Following") -> None:
-        """Return when it is due to take over, and has read all there is."""
+        # Returns when it is due to take over, and has read all there is.
         told: Leader | None = None
         while not (self._leadership.is_due(self._clock()) and await self._has_read_all(following)):
             leader = self._leadership.leader
@@ -112,7 +103,7 @@ class Standby:
             await following.take(_POLL_S)
 
     async def _take_over(self, following: "_Following") -> Producer | None:
-        """Return the producer, or None where another one was faster or the log has failed."""
+        # None where another one was faster or the log has failed.
         self._leadership.take_over(self._clock())
         producer = self._bus.producer(transactional_id=TRANSACTIONAL_ID)
         try:
@@ -145,11 +136,7 @@ class Standby:
         return at_end
 
     def check_outage(self, error: Exception) -> None:
-        """Says that the log has failed.
-
-        Raises:
-            BrokerUnreachableError: It has failed for too long.
-        """
+        """Warn that the log has failed; BrokerUnreachableError where it has for too long."""
         why = str(error) or type(error).__name__
         if self._leadership.failing_s > self._outage_s:
             raise BrokerUnreachableError(
@@ -159,8 +146,6 @@ class Standby:
 
 
 class _Following:
-    """The changelog and its reader."""
-
     def __init__(self, reader: Reader, leadership: Leadership, clock: Callable[[], float], namespace: str) -> None:
         self.reader = reader
         self._namespace = namespace
@@ -169,7 +154,6 @@ class _Following:
         self._clock = clock
 
     async def take(self, wait_s: float) -> None:
-        """Take in what comes within the time, if anything."""
         received = await self.reader.batch(wait_s)
         for record in received:
             self.changelog.take(record)
@@ -177,7 +161,6 @@ class _Following:
             self._heard()
 
     async def read_to_end(self) -> None:
-        """Take in everything up to the end as it is now."""
         async for record in self.reader.replay():
             self.changelog.take(record)
         self._heard()

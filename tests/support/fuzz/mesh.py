@@ -17,6 +17,7 @@ import msgpack
 from schemas import (
     AbortBatch,
     BatchLifecycleState,
+    BatchRecord,
     Cancel,
     CancelTasks,
     Contribute,
@@ -25,6 +26,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    ModelVersion,
     Position,
     PublishVersion,
     Record,
@@ -43,7 +45,6 @@ from schemas.topics import COMMANDS, COORDINATOR_INPUTS
 from tests.support.fuzz.damage import damaged
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    AnnounceVersion,
     CommandArrived,
     ContributionArrived,
     CoordinatorMachine,
@@ -52,14 +53,9 @@ from trinity_bus.coordination import (
     Examined,
     Input,
     Origin,
-    PublishBatch,
-    PublishResult,
-    RecordVersion,
-    RequestVersion,
-    SendOrder,
-    SendReply,
     TaskArrived,
     Tick,
+    Write,
 )
 from workers.coordinator.inputs import REQUESTS
 
@@ -128,10 +124,7 @@ def written(commands: list[Effect]) -> None:
         EncodeError: A reader would refuse it.
     """
     for command in commands:
-        if isinstance(
-            command,
-            SendOrder | PublishBatch | PublishResult | SendReply | AnnounceVersion | RequestVersion | RecordVersion,
-        ):
+        if isinstance(command, Write):
             encode(command.record)
 
 
@@ -207,13 +200,13 @@ class Mesh:
         """What the machine has decided."""
         for command in commands:
             match command:
-                case SendOrder(record=Dispatch() as order):
+                case Write(record=Dispatch() as order):
                     self.orders.append(order)
-                case SendOrder(record=Cancel()):
+                case Write(record=Cancel()):
                     pass
-                case AnnounceVersion(record=announced):
+                case Write(record=ModelVersion() as announced):
                     self.rounds.append(announced)
-                case PublishBatch(record=batch):
+                case Write(record=BatchRecord() as batch):
                     self.batches.append(batch.batch_id)
                     if batch.state is BatchLifecycleState.FINALIZED:
                         self.finalized = max(self.finalized, batch.sequence)

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schemas import TaskResult
+from tests.support.effects import written
 from tests.support.fuzz.damage import damaged
 from tests.support.fuzz.decoders import Target, scratch, targets
 from tests.support.fuzz.mesh import Machine, Mesh, Step, settings_of
-from trinity_bus.coordination import PublishResult
 
 LIMIT_S = 0.1
 GROWTH_BYTES = 64 << 20
@@ -148,7 +149,7 @@ def _history(report: Report, seed: int) -> int:
         try:
             decided = machine.take(step)
             mesh.hear(decided)
-            report.answered += any(isinstance(command, PublishResult) for command in decided)
+            report.answered += bool(written(decided, TaskResult))
         except Exception:  # noqa: BLE001 - this is what is looked for
             report.failures.append(_failure(traceback.format_exc(limit=-8), steps, seed))
             break

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from schemas import Dispatch
+from schemas import Dispatch, ModelVersion
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination import AnnounceVersion, CoordinatorMachine, Effect, Input, Observe, SendOrder, TaskArrived
+from trinity_bus.coordination import CoordinatorMachine, Effect, Input, Observe, TaskArrived, Write
 
 type Changes = list[tuple[str, bytes | None]]
 
@@ -86,11 +86,15 @@ class Process:
 
 def compared(effects: Sequence[Effect], changes: Changes) -> tuple[list[Effect], set[tuple[str, bool]]]:
     """The part of a decision that does not depend on how long the process has lived: commands, and what is kept."""
-    kept = [_timeless(command) for command in effects if not isinstance(command, AnnounceVersion | Observe)]
+    kept = [_timeless(command) for command in effects if not _is_left_out(command)]
     return kept, {(key, value is None) for key, value in changes if key not in NOT_COMPARED}
 
 
+def _is_left_out(command: Effect) -> bool:
+    return isinstance(command, Observe) or (isinstance(command, Write) and isinstance(command.record, ModelVersion))
+
+
 def _timeless(command: Effect) -> Effect:
-    if isinstance(command, SendOrder) and isinstance(command.record, Dispatch):
+    if isinstance(command, Write) and isinstance(command.record, Dispatch):
         return replace(command, record=command.record.model_copy(update={"timeout_s": 1.0}))
     return command

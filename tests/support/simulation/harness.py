@@ -23,9 +23,9 @@ from schemas import (
     TaskResult,
     WeightsSynced,
 )
+from tests.support.effects import written
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
-    AnnounceVersion,
     CommandArrived,
     ContributionArrived,
     CoordinatorMachine,
@@ -36,12 +36,8 @@ from trinity_bus.coordination import (
     Finding,
     Observe,
     Origin,
-    PublishBatch,
-    PublishResult,
     RejectTask,
     Request,
-    SendOrder,
-    SendReply,
     TaskArrived,
     Tick,
 )
@@ -185,19 +181,19 @@ class Harness:
 
 
 def dispatches(effects: list[Effect]) -> list[Dispatch]:
-    return [c.record for c in effects if isinstance(c, SendOrder) and isinstance(c.record, Dispatch)]
+    return written(effects, Dispatch)
 
 
 def cancels(effects: list[Effect]) -> list[Cancel]:
-    return [c.record for c in effects if isinstance(c, SendOrder) and isinstance(c.record, Cancel)]
+    return written(effects, Cancel)
 
 
 def batches(effects: list[Effect]) -> list[BatchRecord]:
-    return [c.record for c in effects if isinstance(c, PublishBatch)]
+    return written(effects, BatchRecord)
 
 
 def announced(effects: list[Effect]) -> list[ModelVersion]:
-    return [c.record for c in effects if isinstance(c, AnnounceVersion)]
+    return written(effects, ModelVersion)
 
 
 def groups(effects: list[Effect]) -> list[tuple[int, int, list[str]]]:
@@ -214,7 +210,7 @@ def facts(effects: list[Effect]) -> list[Fact]:
 
 
 def answers(effects: list[Effect]) -> list[TaskResult]:
-    return [c.record for c in effects if isinstance(c, PublishResult)]
+    return written(effects, TaskResult)
 
 
 def statuses(effects: list[Effect]) -> list[tuple[str, str]]:
@@ -223,7 +219,7 @@ def statuses(effects: list[Effect]) -> list[tuple[str, str]]:
 
 
 def replies(effects: list[Effect]) -> list[CommandReply]:
-    return [c.record for c in effects if isinstance(c, SendReply)]
+    return written(effects, CommandReply)
 
 
 def errors(effects: list[Effect]) -> list[str | None]:

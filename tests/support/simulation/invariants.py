@@ -24,12 +24,12 @@ from schemas import (
     TaskResult,
     WeightsSynced,
 )
+from tests.support.effects import written
 from tests.support.simulation.batch_rules import BatchRules
 from tests.support.simulation.invariant import AttemptName, CommandName, Invariant, Produced, Told, hold
 from tests.support.simulation.reply_rules import ENDED, ReplyRules
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    AnnounceVersion,
     CommandArrived,
     ContributionArrived,
     Effect,
@@ -38,13 +38,10 @@ from trinity_bus.coordination import (
     Input,
     Observe,
     Origin,
-    PublishBatch,
-    PublishResult,
     RejectTask,
     Request,
-    SendOrder,
-    SendReply,
     TaskArrived,
+    Write,
 )
 
 
@@ -100,7 +97,7 @@ class Invariants:
     def transaction(self, inputs: Sequence[Input], effects: Sequence[Effect]) -> None:
         """Looks at a committed transaction."""
         self._incarnations = {(name, told.incarnation) for name, told in self.told.items()}
-        answered = {command.record.task_id for command in effects if isinstance(command, PublishResult)}
+        answered = {result.task_id for result in written(effects, TaskResult)}
         refused = {command.origin for command in effects if isinstance(command, RejectTask)}
         for given in inputs:
             self._told(given, answered, refused)
@@ -139,17 +136,17 @@ class Invariants:
 
     def _command(self, command: Effect) -> None:
         match command:
-            case SendOrder(record=Dispatch() as dispatch):
+            case Write(record=Dispatch() as dispatch):
                 self._dispatch(dispatch)
-            case SendOrder(record=Cancel() as cancel):
+            case Write(record=Cancel() as cancel):
                 self._cancel(cancel)
-            case PublishBatch(record=batch):
+            case Write(record=BatchRecord() as batch):
                 self._batch_rules.check(batch)
-            case PublishResult(record=result):
+            case Write(record=TaskResult() as result):
                 self._result(result)
-            case SendReply(record=reply):
+            case Write(record=CommandReply() as reply):
                 self._reply_rules.check(reply)
-            case AnnounceVersion(record=version):
+            case Write(record=ModelVersion() as version):
                 self._announcement(version)
             case RejectTask(refusal=refusal):
                 self.refused[refusal.value] += 1

@@ -5,8 +5,7 @@ from typing import Any
 
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.state.memory import Memory
-from trinity_bus.coordination.state.window import Window
+from trinity_bus.coordination.state.memory import Memory, Window
 
 REMEMBERED = (Window, Memory)
 """What is known of the past; each has a capacity of its own."""

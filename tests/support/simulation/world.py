@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Literal
 
-from schemas import BatchLifecycleState, Cancel, Contribute, Dispatch, ExplorerLeft, ModelVersion
+from schemas import BatchLifecycleState, BatchRecord, Cancel, Contribute, Dispatch, ExplorerLeft, ModelVersion
 from tests.support.simulation.clients import Clients
 from tests.support.simulation.coordinator import Changes, FencedError, Log, Process, compared
 from tests.support.simulation.invariant import Invariant, Produced, hold
@@ -25,7 +25,6 @@ from tests.support.simulation.witness import Honest
 from tests.support.simulation.workers import Explorer, Status, Trainer
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    AnnounceVersion,
     CommandArrived,
     ContributionArrived,
     Effect,
@@ -34,12 +33,11 @@ from trinity_bus.coordination import (
     Finding,
     Input,
     Origin,
-    PublishBatch,
     Request,
-    SendOrder,
     TaskArrived,
     Tick,
     Uncountable,
+    Write,
 )
 from trinity_bus.coordination.inputs import Event
 
@@ -172,11 +170,11 @@ class World:
 
     def _carry_out(self, command: Effect) -> None:
         match command:
-            case SendOrder(record=Dispatch() | Cancel() as order):
+            case Write(record=Dispatch() | Cancel() as order):
                 self.explorers[order.explorer].lane.append(order)
-            case AnnounceVersion(record=version):
+            case Write(record=ModelVersion() as version):
                 self._announced(version)
-            case PublishBatch(record=batch):
+            case Write(record=BatchRecord() as batch):
                 self.clients.noticed(batch)
             case _:
                 pass

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import BatchLifecycleState, BatchRecord, Cancel, Task
-from trinity_bus.coordination import Effect, Observe, Origin, PublishBatch, RejectionReason, RejectTask, SendOrder
+from schemas.topics import BATCHES, ROLLOUTS
+from trinity_bus.coordination import Effect, Observe, Origin, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.commit_schedule import (
     COMMIT_EVERY_S,
     COMMIT_LATEST_S,
@@ -28,12 +29,13 @@ TICK_S, BEAT_S = 0.1, 0.5
 EPSILON = 1e-9
 
 
-def moved(state: BatchLifecycleState) -> PublishBatch:
-    return PublishBatch(BatchRecord(batch_id="b", batch_type="train", state=state, sequence=1, expected_task_count=2))
+def moved(state: BatchLifecycleState) -> Write:
+    record = BatchRecord(batch_id="b", batch_type="train", state=state, sequence=1, expected_task_count=2)
+    return Write(BATCHES, "b", record)
 
 
 TASK = Task(task_id="t", workflow="math", prompt="1 + 1?", answer="2")
-ORDER = SendOrder(Cancel(explorer="e", incarnation="i", task_id="t", attempt=1, reason="batch ended"), None)
+ORDER = Write(ROLLOUTS, "e", Cancel(explorer="e", incarnation="i", task_id="t", attempt=1, reason="batch ended"))
 NOBODY_WAITS = (
     moved(BatchLifecycleState.PENDING),
     Observe(Fact.EXPLORER_JOINED, "e"),

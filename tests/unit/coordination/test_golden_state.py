@@ -8,8 +8,9 @@ import pytest
 
 from schemas import BatchLifecycleState, BatchRecord
 from schemas.codec import RECORDS, decode
+from tests.support.effects import written
 from tests.support.golden_state import GOLDEN, machine_of, with_records
-from trinity_bus.coordination import EventArrived, PublishBatch, Tick
+from trinity_bus.coordination import EventArrived, Tick
 
 FILES = sorted(GOLDEN.glob("*.msgpack"))
 KINDS = {
@@ -49,7 +50,7 @@ def test_a_coordinator_ends_what_an_earlier_version_has_begun_as_that_would_have
     finalized: list[BatchRecord] = []
     for now, kind, value in golden["told"]:
         given = Tick() if kind == "Tick" else EventArrived(cast("Any", decode(value, *RECORDS)))
-        moved = [command.record for command in machine.handle(given, now) if isinstance(command, PublishBatch)]
+        moved = written(machine.handle(given, now), BatchRecord)
         finalized += [record for record in moved if record.state is BatchLifecycleState.FINALIZED]
     expected = [decode(value, BatchRecord) for value in golden["finalized"]]
     assert len(expected) > 5

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas import BatchLifecycleState, BatchRecord, Dispatch, ExplorerHeartbeat, ManifestEntry, TaskResult
-from tests.support.simulation import Decision, Honest, Invariant, InvariantViolatedError, World, random_history
-from trinity_bus.coordination import (
-    AnnounceVersion,
-    Effect,
-    EventArrived,
-    Input,
-    PublishBatch,
-    PublishResult,
-    SendOrder,
-    SendReply,
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    CommandReply,
+    Dispatch,
+    ExplorerHeartbeat,
+    ManifestEntry,
+    ModelVersion,
+    TaskResult,
 )
+from tests.support.simulation import Decision, Honest, Invariant, InvariantViolatedError, World, random_history
+from trinity_bus.coordination import Effect, EventArrived, Input, Write
 
 EVENTS = 1500
 SEEDS = range(12)
@@ -39,11 +39,15 @@ class Spoiled(Honest):
         return inputs, shown
 
 
+def is_written(command: Any, kind: type[Any]) -> bool:
+    return isinstance(command, Write) and isinstance(command.record, kind)
+
+
 def changed(kind: type[Any], fits: Callable[[Any], bool], **changes: Callable[[Any], Any]) -> Honest:
     """Records of this kind that fit, with some fields changed."""
 
     def change(command: Any) -> list[Any]:
-        if not isinstance(command, kind) or not fits(command.record):
+        if not is_written(command, kind) or not fits(command.record):
             return [command]
         values = {name: value(command.record) for name, value in changes.items()}
         return [replace(command, record=command.record.model_copy(update=values))]
@@ -53,12 +57,12 @@ def changed(kind: type[Any], fits: Callable[[Any], bool], **changes: Callable[[A
 
 def dropped(kind: type[Any], fits: Callable[[Any], bool]) -> Honest:
     """Without records of this kind that fit."""
-    return Spoiled(lambda command: [] if isinstance(command, kind) and fits(command.record) else [command])
+    return Spoiled(lambda command: [] if is_written(command, kind) and fits(command.record) else [command])
 
 
 def doubled(kind: type) -> Honest:
     """Records of this kind come twice."""
-    return Spoiled(lambda command: [command] * (2 if isinstance(command, kind) else 1))
+    return Spoiled(lambda command: [command] * (2 if is_written(command, kind) else 1))
 
 
 def is_finalized(batch: BatchRecord) -> bool:
@@ -94,8 +98,8 @@ class NamedAgain(Honest):
     def decided(self, world: World, inputs: list[Input], effects: list[Effect]) -> Decision:
         return inputs, [self._again(command) for command in effects]
 
-    def _again(self, command: Effect) -> Effect:
-        if not isinstance(command, PublishBatch) or not is_trained(command.record):
+    def _again(self, command: Any) -> Effect:
+        if not is_written(command, BatchRecord) or not is_trained(command.record):
             return command
         entry, self._entry = self._entry, command.record.manifest[0]
         manifest = [*command.record.manifest, *([] if entry is None else [entry])]
@@ -145,44 +149,44 @@ class Leaking(Honest):
 
 
 SPOILS: list[tuple[Invariant, Callable[[], Honest]]] = [
-    (Invariant.ONE_RESULT, lambda: doubled(PublishResult)),
-    (Invariant.LIVENESS, lambda: dropped(SendReply, lambda r: r.error == "timeout")),
-    (Invariant.REAL, lambda: changed(PublishResult, has_position, parts=moved_parts)),
-    (Invariant.REAL, lambda: changed(PublishResult, is_in_pieces, parts=lambda r: r.parts[:-1])),
-    (Invariant.REAL, lambda: changed(PublishResult, is_in_pieces, parts=lambda r: r.parts[::-1])),
-    (Invariant.WHOLE, lambda: changed(PublishResult, lambda r: r.completed_runs > 1, completed_runs=lambda _: 1)),
-    (Invariant.WHOLE, lambda: changed(PublishResult, lambda r: bool(r.parts), parts=lambda r: [*r.parts, r.parts[0]])),
+    (Invariant.ONE_RESULT, lambda: doubled(TaskResult)),
+    (Invariant.LIVENESS, lambda: dropped(CommandReply, lambda r: r.error == "timeout")),
+    (Invariant.REAL, lambda: changed(TaskResult, has_position, parts=moved_parts)),
+    (Invariant.REAL, lambda: changed(TaskResult, is_in_pieces, parts=lambda r: r.parts[:-1])),
+    (Invariant.REAL, lambda: changed(TaskResult, is_in_pieces, parts=lambda r: r.parts[::-1])),
+    (Invariant.WHOLE, lambda: changed(TaskResult, lambda r: r.completed_runs > 1, completed_runs=lambda _: 1)),
+    (Invariant.WHOLE, lambda: changed(TaskResult, lambda r: bool(r.parts), parts=lambda r: [*r.parts, r.parts[0]])),
     (Invariant.ONCE, NamedAgain),
-    (Invariant.MANIFEST, lambda: changed(PublishBatch, is_trained, manifest=lambda b: b.manifest[1:])),
+    (Invariant.MANIFEST, lambda: changed(BatchRecord, is_trained, manifest=lambda b: b.manifest[1:])),
     (
         Invariant.MANIFEST,
-        lambda: changed(PublishBatch, is_trained, failed_task_count=lambda b: b.failed_task_count + 1),
+        lambda: changed(BatchRecord, is_trained, failed_task_count=lambda b: b.failed_task_count + 1),
     ),
     (
         Invariant.MANIFEST,
-        lambda: changed(PublishResult, lambda r: r.status == "completed", version_max=lambda _: 10**6),
+        lambda: changed(TaskResult, lambda r: r.status == "completed", version_max=lambda _: 10**6),
     ),
-    (Invariant.TRANSITIONS, lambda: dropped(PublishBatch, lambda b: b.state is BatchLifecycleState.FINALIZING)),
-    (Invariant.SEQUENCE, lambda: changed(PublishBatch, is_trained, sequence=lambda b: b.sequence + 1)),
+    (Invariant.TRANSITIONS, lambda: dropped(BatchRecord, lambda b: b.state is BatchLifecycleState.FINALIZING)),
+    (Invariant.SEQUENCE, lambda: changed(BatchRecord, is_trained, sequence=lambda b: b.sequence + 1)),
     (Invariant.STALENESS, lambda: OtherSettings(max_staleness=-1)),
     (Invariant.INFLIGHT, lambda: OtherSettings(max_inflight_batches=0)),
     (Invariant.SLOTS, lambda: OtherHeartbeats(slots=1)),
     (Invariant.DISPATCH, lambda: OtherHeartbeats(model_version=-1)),
     (
         Invariant.ATTEMPTS,
-        lambda: changed(SendOrder, lambda o: isinstance(o, Dispatch), attempt=lambda dispatch: dispatch.attempt + 1),
+        lambda: changed(Dispatch, lambda _: True, attempt=lambda dispatch: dispatch.attempt + 1),
     ),
     (Invariant.ATTEMPTS, lambda: OtherSettings(max_attempts=0)),
-    (Invariant.EPOCHS, lambda: changed(AnnounceVersion, lambda _: True, epoch=lambda _: 1)),
-    (Invariant.REPLIES, lambda: doubled(SendReply)),
+    (Invariant.EPOCHS, lambda: changed(ModelVersion, lambda _: True, epoch=lambda _: 1)),
+    (Invariant.REPLIES, lambda: doubled(CommandReply)),
     (
         Invariant.REPLY_IS_TRUE,
-        lambda: changed(SendReply, lambda r: r.result is not None, error=lambda _: "unknown_batch"),
+        lambda: changed(CommandReply, lambda r: r.result is not None, error=lambda _: "unknown_batch"),
     ),
     (
         Invariant.SAME_RESULT,
         lambda: changed(
-            SendReply,
+            CommandReply,
             lambda r: r.result is not None,
             result=lambda r: r.result.model_copy(update={"finished_task_count": 10**6}),
         ),

@@ -6,9 +6,12 @@ import pytest
 
 from schemas import (
     Cancel,
+    Dispatch,
     ExplorerLeft,
     RunningAttempt,
     Sampling,
+    SetPace,
+    Superseded,
     Task,
     TrainerHeartbeat,
 )
@@ -27,17 +30,7 @@ from tests.support.simulation.harness import (
     refusals,
 )
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination import (
-    CoordinatorMachine,
-    Dismiss,
-    Effect,
-    Fact,
-    RejectTask,
-    SendOrder,
-    StateError,
-    TellPace,
-    Tick,
-)
+from trinity_bus.coordination import CoordinatorMachine, Effect, Fact, RejectTask, StateError, Tick, Write
 from trinity_bus.coordination.dispatch.fleet import GONE_KEPT
 from trinity_bus.coordination.state.codec import StateCodec, unpack
 from trinity_bus.coordination.state.counters import Counters
@@ -57,7 +50,9 @@ def test_a_batch_from_its_first_task_to_its_manifest() -> None:
         ("a", 8, 300.0, 0),
         ("b", 3, 7.0, 0),
     ]
-    assert all(c.traceparent == TRACE for c in started if isinstance(c, SendOrder))
+    assert all(
+        c.traceparent == TRACE for c in started if isinstance(c, Write) and isinstance(c.record, Dispatch | Cancel)
+    )
     assert batches(harness.finished("b")) == []
     ended = batches(harness.finished("a"))
     assert [b.state for b in ended] == ["finalizing", "finalized"]
@@ -302,7 +297,7 @@ def test_an_attempt_out_of_time_is_cancelled_and_its_late_result_ignored() -> No
     late = harness.wait(6)
     assert [(c.task_id, c.attempt) for c in cancels(late)] == [("a", 1)]
     assert [d.attempt for d in dispatches(late)] == [2]
-    orders = [c.record for c in late if isinstance(c, SendOrder)]
+    orders = [c.record for c in late if isinstance(c, Write) and isinstance(c.record, Dispatch | Cancel)]
     assert isinstance(orders[0], Cancel), "the lane's order frees the slot before it is taken again"
     assert facts(harness.finished("a", attempt=1)) == [Fact.LATE_RESULT]
     assert batches(harness.finished("a", attempt=2))[-1].manifest[0].parts[0].attempt == 2
@@ -341,7 +336,9 @@ def test_a_new_life_ends_the_old_one_for_good() -> None:
 def test_each_life_is_told_in_its_own_lane() -> None:
     def lanes(effects: list[Effect]) -> list[tuple[str, int | None]]:
         return [
-            (one.record.incarnation, one.lane) for one in effects if isinstance(one, SendOrder | TellPace | Dismiss)
+            (one.record.incarnation, one.lane)
+            for one in effects
+            if isinstance(one, Write) and isinstance(one.record, Dispatch | Cancel | SetPace | Superseded)
         ]
 
     harness = Harness(batch_size=1, max_staleness=9)

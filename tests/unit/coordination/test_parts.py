@@ -8,15 +8,14 @@ from schemas import Task
 from trinity_bus.awake import SteadyClock
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
-from trinity_bus.coordination.batches.parts import Attempt, split
-from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.coordination.batches.parts import Attempt
+from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
-from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
 from trinity_bus.coordination.pools import kind_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.state.window import BLOCK_SIZE, Window
+from trinity_bus.coordination.state.memory import BLOCK_SIZE, Window
 from trinity_bus.coordination.sync_policy import required_version, staleness
 
 
@@ -107,7 +106,7 @@ def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, work
 
 def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | None = None) -> OpenTask:
     task = Task(task_id=task_id, workflow="math", prompt="1")
-    opened = OpenTask(task, "b", order, Origin(0, 0), None, split(runs, per_part), page="1", size=100)
+    opened = OpenTask(AcceptedTask("b", order, 0, 0, None, runs, per_part, task), page="1", size=100)
     opened.kind = kind_of(task, "policy")
     return opened
 
@@ -143,6 +142,6 @@ def test_room_is_fair_over_many_tasks() -> None:
     for number in range(20):
         task = open_task(f"t{number}", number)
         taker = free_slots.of(0, trained=True).place(task, task.parts[0])
-        taker.assigned = {**taker.assigned, (task.task.task_id, 1): Attempt(task.task.task_id, 0, 1, 1.0)}
+        taker.assigned = {**taker.assigned, (task.task_id, 1): Attempt(task.task_id, 0, 1, 1.0)}
         free_slots.changed(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5]

@@ -6,12 +6,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from schemas import BatchRecord, ExperiencePiece, Position
+from schemas import BatchRecord, ExperiencePiece, Position, TaskResult
 from schemas.batch import MAX_BATCH_PARTS
 from schemas.task import MAX_REPEAT_TIMES
+from tests.support.effects import written
 from tests.support.simulation.harness import Harness, batches, facts, statuses
 from trinity_bus.coordination import Fact
-from trinity_bus.coordination.effects import Effect, PublishResult
+from trinity_bus.coordination.effects import Effect
 from trinity_bus.coordination.retention import without_lost
 from trinity_bus.coordination.state.codec import OLDEST_LEVEL
 from workers.coordinator.retention import counting
@@ -48,7 +49,7 @@ def test_a_manifest_and_a_result_name_every_piece_in_order_after_a_restart_too()
     for task in ("a", "b"):
         harness.task(task)
     commands = harness.finished("a", **in_pieces())
-    (result,) = [command.record for command in commands if isinstance(command, PublishResult)]
+    (result,) = written(commands, TaskResult)
     assert [(p.samples, p.position.offset) for p in result.parts if p.position] == [(1, 10), (3, 11), (2, 14)]
     harness.restart()
     assert [(p.partition, p.offset) for p in counting(harness.machine)] == PLACES

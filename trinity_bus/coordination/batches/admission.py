@@ -25,15 +25,6 @@ from trinity_bus.coordination.sync_policy import SyncPolicy
 
 
 class Admission:
-    """Who is being filled, who waits, and the sequence of train batches.
-
-    Args:
-        max_inflight_batches: Train batches that may be open at once.
-        policy: Which versions batches need.
-        counters: Where sequence numbers are drawn from.
-        max_unfilled_bytes: Of tasks in batches that are not full.
-    """
-
     def __init__(
         self,
         max_inflight_batches: int,
@@ -42,8 +33,7 @@ class Admission:
         *,
         max_unfilled_bytes: int,
     ) -> None:
-        self.filling: dict[BatchType, Batch] = {}
-        """The batches that take tasks that name none."""
+        self.filling: dict[BatchType, Batch] = {}  # the batches that take tasks that name none
         self._max_inflight_batches = max_inflight_batches
         self._policy = policy
         self._counters = counters
@@ -53,7 +43,6 @@ class Admission:
         self._shares = Shares(counters, "training_turns")
 
     def created(self, batch: Batch) -> None:
-        """Note that a batch was registered, and has no task yet."""
         if batch.unnamed:
             self.filling[batch.batch_type] = batch
         elif not batch.is_open:
@@ -83,9 +72,8 @@ class Admission:
     def admit(self, *, announced: int, newest: int) -> list[Batch]:
         """Full batches that start now.
 
-        Args:
-            announced: The version that explorers are told to serve; -1 before there is any.
-            newest: The newest that the trainer has published, be it held or announced: what evaluation needs.
+        ``announced`` is the version that explorers are told to serve, ``newest`` the newest that the trainer has
+        published, which evaluation needs; -1 before there is any.
         """
         admitted = list(self._waiting["eval"].values())
         self._waiting["eval"].clear()
@@ -100,7 +88,7 @@ class Admission:
         return admitted
 
     def _next_in_training(self) -> Iterator[Batch]:
-        """Full train batches for which there is a place, in their order; each is in training before the next."""
+        # Full train batches for which there is a place, in their order; each is in training before the next.
         waiting = self._waiting["train"]
         if not waiting or len(self._in_training) >= self._max_inflight_batches:
             return
@@ -127,7 +115,6 @@ class Admission:
         return batch.sequence in (0, self._counters.finalized + 1)
 
     def finalized(self, batch: Batch) -> None:
-        """Note that the batch has ended as it should."""
         self._forget(batch)
         if batch.sequence:
             self._counters.finalized = batch.sequence
@@ -163,7 +150,6 @@ class Admission:
             self._train(batch)
 
     def waiting(self) -> Iterator[Batch]:
-        """Full batches whose turn has not come."""
         for batches in self._waiting.values():
             yield from batches.values()
 
@@ -181,10 +167,10 @@ class Admission:
 
 
 def _last_touched(batch: Batch) -> tuple[int, int]:
-    """When the batch was registered or got its newest task, counted in accepted tasks; then its own number."""
+    # When the batch was registered or got its newest task, counted in accepted tasks; then its own number.
     orders = (
         [batch.born]
-        + [task.order for task in batch.open_tasks.values()]
+        + [task.accepted.order for task in batch.open_tasks.values()]
         + [result.order for result in batch.results.values()]
     )
     return max(orders), batch.number

@@ -31,16 +31,13 @@ from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
 from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metrics
 
-MAX_TRACE_LINKS = 128
-"""Links of one batch; what OpenTelemetry keeps of a span's links unless told otherwise."""
+MAX_TRACE_LINKS = 128  # of one batch; what OpenTelemetry keeps of a span's links unless told otherwise
 
-NOBODY: Final = ""
-"""The owner of batches whose tasks name a batch, but no producer."""
+NOBODY: Final = ""  # the owner of batches whose tasks name a batch, but no producer
+# The owner of batches that are filled with tasks that name neither. No producer can have this name, or the other.
 EVERYBODY: Final = "*"
-"""The owner of batches that are filled with tasks that name neither. No producer can have this name, or the other."""
 
-type Queued = tuple[int, int, str]
-"""A part to be handed out: order of its task, its index, id of its task."""
+type Queued = tuple[int, int, str]  # a part to be dispatched: order of its task, its index, id of its task
 
 
 def enough(batch_type: BatchType, expected: int | None, over_rollout_ratio: float) -> int | None:
@@ -58,92 +55,70 @@ class Batch(Row):
 
     batch_id: str
     batch_type: BatchType = field(name="type")
-    expected: int | None
-    """None: it is open."""
-    number: int
-    """Of its creation, over all batches."""
-    unnamed: bool = False
-    """Whether it is filled with tasks that name no batch."""
-    born: int = 0
-    """Number of the last task that was accepted before it was registered."""
+    expected: int | None  # None: it is open
+    number: int  # of its creation, over all batches
+    unnamed: bool = False  # whether it is filled with tasks that name no batch
+    born: int = 0  # number of the last task that was accepted before it was registered
     min_wait_num: int | None = None
     state: State = State.PENDING
-    filled: int = 0
-    """Number in the order of getting full; 0 before."""
-    sequence: int = 0
-    """Place in the order of training; 0 for eval batches, and before RUNNING."""
+    filled: int = 0  # number in the order of getting full; 0 before
+    sequence: int = 0  # place in the order of training; 0 for eval batches, and before RUNNING
     min_version: int = 0
+    # ``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results.
     counts: tuple[int, int, int] | UnsetType = UNSET
-    """``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results."""
+    # Who is served when its tasks are dispatched, and may end it: see coordination.events.batch_commands. A version
+    # that knew no owners wrote none.
     owner: str = NOBODY
-    """Who is served when its tasks are handed out, and may end it: see
-    :mod:`trinity_bus.coordination.events.batch_commands`. A version that knew no owners wrote none."""
 
     def __post_init__(self) -> None:
         if self.unnamed and self.owner == NOBODY:
             self.owner = EVERYBODY
         if self.is_open and self.counts is UNSET:
             self.counts = (0, 0, 0)
+        # Tasks that ended by themselves; the failed ones among them; tasks that were aborted.
         self.finished, self.failed, self.aborted = (0, 0, 0) if self.counts is UNSET else self.counts
-        """Tasks that ended by themselves; the failed ones among them; tasks that were cut off."""
-        self.open_tasks: dict[str, OpenTask] = {}
-        """Tasks without a result."""
-        self.size = 0
-        """Bytes of them."""
+        self.open_tasks: dict[str, OpenTask] = {}  # tasks without a result
+        self.size = 0  # bytes of them
+        # Those among them that were answered when they came, until the batch has its place in training.
         self.contributed: dict[str, OpenTask] = {}
-        """Those among them that were answered when they came, until the batch has its place in training."""
-        self.results: dict[str, Result] = {}
-        """Of the others; none are kept of an open batch."""
-        self.queued: dict[Kind, list[Queued]] = {}
-        """Of each kind, a heap of what is to be handed out."""
-        self.durations: list[float] = []
-        """Seconds that answered parts took, sorted."""
+        self.results: dict[str, Result] = {}  # of the others; none are kept of an open batch
+        self.queued: dict[Kind, list[Queued]] = {}  # of each kind, a heap of what is to be dispatched
+        self.durations: list[float] = []  # seconds that answered parts took, sorted
+        # When its unfinished tasks are aborted, on the machine's own clock; set again by a restart.
         self.cut_at: float | None = None
-        """When its unfinished tasks are cut off, on the machine's own clock; set anew by a restart."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it has no number of tasks."""
         return self.expected is None
 
     @property
     def accepted(self) -> int:
-        """Tasks, with and without a result."""
         return self.finished + self.aborted + len(self.open_tasks)
 
     @property
     def all_ended(self) -> bool:
-        """Whether all its tasks have come and have a result."""
         return not self.open_tasks and self.accepted == self.expected
 
     @property
     def has_enough(self) -> bool:
-        """Whether so many tasks are finished that the others need not be waited for."""
         return self.min_wait_num is not None and self.finished >= self.min_wait_num
 
     def move(self, target: State) -> None:
-        """Goes to another state.
-
-        Raises:
-            IllegalTransitionError: The lifecycle has no such transition.
-        """
         self.state = Transition(self.state, target).target
 
     def admit_task(self, task: OpenTask) -> None:
-        """Note that a task is one of the batch from now on."""
-        self.open_tasks[task.task.task_id] = task
+        self.open_tasks[task.task_id] = task
         self.size += task.size
         if not task.parts_left:
-            self.contributed[task.task.task_id] = task
+            self.contributed[task.task_id] = task
 
     def release_task(self, task: OpenTask) -> None:
         """Note that an open task is about to have its result."""
-        del self.open_tasks[task.task.task_id]
-        self.contributed.pop(task.task.task_id, None)
+        del self.open_tasks[task.task_id]
+        self.contributed.pop(task.task_id, None)
         self.size -= task.size
 
     def count(self, result: Result) -> None:
-        """Note that a task has ended."""
         if result.status == "aborted":
             self.aborted += 1
         else:
@@ -154,33 +129,28 @@ class Batch(Row):
             self.counts = (self.finished, self.failed, self.aborted)
 
     def keep(self, result: Result) -> None:
-        """Keep a result."""
         self.results[result.task_id] = result
         for seconds in result.elapsed:
             insort(self.durations, seconds)
 
     def enqueue(self, task: OpenTask, part: Part) -> None:
-        """Note that the part is to be handed out, for the first time or again."""
-        heapq.heappush(self.queued.setdefault(task.kind, []), (task.order, part.index, task.task.task_id))
+        heapq.heappush(self.queued.setdefault(task.kind, []), (task.accepted.order, part.index, task.task_id))
 
     def next_queued(self, kinds: Collection[Kind]) -> Queued | None:
-        """Return what is to be handed out next, of those whose kind is one of these."""
         heads = [heap[0] for kind, heap in self.queued.items() if kind in kinds]
         return min(heads) if heads else None
 
     def take(self, kind: Kind) -> None:
-        """Note that the first in line of this kind is handed out."""
         heap = self.queued[kind]
         heapq.heappop(heap)
         if not heap:
             del self.queued[kind]
 
     def drop(self, task: OpenTask) -> None:
-        """No part of the task is to be handed out any more."""
         queue = self.queued.get(task.kind)
         if queue is None:
             return
-        heap = [item for item in queue if item[0] != task.order]
+        heap = [item for item in queue if item[0] != task.accepted.order]
         if heap:
             heapq.heapify(heap)
             self.queued[task.kind] = heap
@@ -190,13 +160,7 @@ class Batch(Row):
     def record(
         self, *, reason: str | None = None, with_results: bool = False, detailed_stats: bool = False
     ) -> BatchRecord:
-        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for.
-
-        Args:
-            reason: Why it was aborted.
-            with_results: Whether they are.
-            detailed_stats: Whether evaluation tells the spread over tasks.
-        """
+        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for."""
         results = sorted(self.results.values(), key=lambda r: r.order) if with_results else []
         return BatchRecord(
             batch_id=self.batch_id,
@@ -217,7 +181,7 @@ class Batch(Row):
         )
 
     def _metrics(self, results: list[Result], *, detailed_stats: bool) -> Metrics:
-        """As the reference names them: ``rollout/...`` for train batches, ``eval/<name>/...`` for eval batches."""
+        # As the reference names them: ``rollout/...`` for train batches, ``eval/<name>/...`` for eval batches.
         of_tasks = [r.metrics for r in results]
         if self.batch_type == "train":
             prefix = "rollout"

@@ -31,13 +31,11 @@ def batch_priority(batch: Batch) -> Priority:
 
 
 class DispatchQueue:
-    """Batches of each producer in the order in which their tasks are handed out."""
-
     def __init__(self) -> None:
         self._order: dict[str, list[tuple[Priority, Batch]]] = {}
         self._places: dict[int, Priority] = {}
+        # How often something was queued; whoever looks at all of the queue can tell that nothing is new.
         self.additions = 0
-        """How often something was queued; whoever looks at all of the queue can tell that nothing is new."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the batches, producer by producer, the most urgent first; they may leave meanwhile."""
@@ -48,7 +46,6 @@ class DispatchQueue:
 
     @property
     def producers(self) -> Collection[str]:
-        """Those that have something to hand out."""
         return self._order.keys()
 
     def of(self, producer: str) -> Iterator[Batch]:
@@ -56,12 +53,7 @@ class DispatchQueue:
         return iter([batch for _, batch in self._order[producer]])
 
     def unserved(self, served: Collection[str], model: str) -> list[UnservedPool]:
-        """Return the pools that something here waits for, and that are not served.
-
-        Args:
-            served: The others, as :mod:`trinity_bus.coordination.pools` calls them.
-            model: That is trained.
-        """
+        """Return the pools that something here waits for, and that are not served. ``model`` is the trained one."""
         waiting: Counter[str] = Counter()
         for batch in self:
             for (pool, _), queued in batch.queued.items():
@@ -70,7 +62,6 @@ class DispatchQueue:
         return [UnservedPool(pool=pool or model, parts=parts) for pool, parts in waiting.most_common(MAX_UNSERVED)]
 
     def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
-        """Note that a part of a task is to be handed out; its batch joins the queue if it is RUNNING."""
         batch.enqueue(task, part)
         self.join(batch)
 
@@ -84,17 +75,14 @@ class DispatchQueue:
             insort(self._order.setdefault(batch.owner, []), (place, batch), key=lambda found: found[0])
 
     def take(self, batch: Batch, kind: Kind) -> None:
-        """Note that the first in line of this kind is handed out."""
         batch.take(kind)
         self._leave_if_done(batch)
 
     def drop(self, batch: Batch, task: OpenTask) -> None:
-        """No part of the task is to be handed out any more."""
         batch.drop(task)
         self._leave_if_done(batch)
 
     def clear(self, batch: Batch, kind: Kind | None = None) -> None:
-        """Nothing of the batch, or nothing of its tasks of this kind, is to be handed out any more."""
         if kind is None:
             batch.queued.clear()
         else:
@@ -102,7 +90,6 @@ class DispatchQueue:
         self._leave_if_done(batch)
 
     def leave(self, batch: Batch) -> None:
-        """Nothing of the batch is handed out any more."""
         place = self._places.pop(batch.number, None)
         if place is not None:
             order = self._order[batch.owner]

@@ -37,55 +37,40 @@ from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import pools
 from trinity_bus.coordination.batches.admission import Admission
-from trinity_bus.coordination.batches.backlog import Backlog
+from trinity_bus.coordination.batches.backlog import Backlog, Usage
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
-from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer
-from trinity_bus.coordination.batches.running_attempts import RunningAttempts
+from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer, RunningAttempts
 from trinity_bus.coordination.batches.shares import Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
-from trinity_bus.coordination.batches.usage import Usage
 from trinity_bus.coordination.effects import RejectionReason
-from trinity_bus.coordination.inputs import Origin, TaskArrived
+from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
 from trinity_bus.coordination.state.counters import Counters
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.memory import Window
 from trinity_bus.coordination.state.pages import ResultPages, TaskPages
 from trinity_bus.coordination.state.tables import Single, Table
-from trinity_bus.coordination.state.window import Window
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-CLOSED_WINDOW = 10_000
-"""Ids of ended batches that are remembered."""
+CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
 
 
 class Ledger:
-    """Tasks and batches.
-
-    Args:
-        settings: Sizes and limits.
-        policy: Which versions batches need.
-        dirty: Told of every change.
-    """
-
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, dirty: DirtyKeys) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running = RunningAttempts()
         self.batches: Table[Batch] = Table("batch", Batch, dirty, named="batch_id")
-        self.handed_out: dict[int, Batch] = {}
-        """RUNNING batches that are not open, by number."""
-        self.complete: dict[int, Batch] = {}
-        """FINALIZING batches, by number."""
+        self.handed_out: dict[int, Batch] = {}  # RUNNING batches that are not open, by number
+        self.complete: dict[int, Batch] = {}  # FINALIZING batches, by number
         self.counters = Counters()
         Single("books", self.counters, dirty)
         self.queue = DispatchQueue()
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
         self._rules = TaskRules(settings)
-        self.shares = Shares(self.counters, "turns")
-        """Attempts that run, of each producer."""
-        self.usage = Usage()
-        """Open tasks, of each producer."""
+        self.shares = Shares(self.counters, "turns")  # attempts that run, of each producer
+        self.usage = Usage()  # open tasks, of each producer
         self.admission = Admission(
             settings.max_inflight_batches,
             policy,
@@ -95,8 +80,8 @@ class Ledger:
         self.pages = TaskPages(dirty)
         self._results = ResultPages(dirty)
         self._progress: Table[Progress] = Table("progress", Progress, dirty)
+        # Of tasks with several parts, by ``_answer_name``.
         self._answers: Table[PartAnswer] = Table("answer", PartAnswer, dirty)
-        """Of tasks with several parts, by :func:`_answer_name`."""
         self.done = Window("done", settings.dedup_window, dirty)
         self.closed = Window("closed", CLOSED_WINDOW, dirty)
         self._settings = settings
@@ -129,9 +114,7 @@ class Ledger:
     def accept(self, arrived: TaskArrived, answer: PartAnswer | None = None) -> Batch | None:
         """Take a task for which there is no ``refusal``. Return its batch if that is new.
 
-        Args:
-            arrived: The task.
-            answer: Of all its runs, where nobody is to be asked for one.
+        ``answer``: of all its runs, where no explorer is to run them.
         """
         task = arrived.task
         batch, is_new = self._batch_of(task)
@@ -148,7 +131,7 @@ class Ledger:
             task=task,
         )
         packed = self._codec.encode(accepted)
-        opened = accepted.opened(self.pages.add(order, task.task_id, packed), arrived.origin, len(packed))
+        opened = OpenTask(accepted, self.pages.add(order, task.task_id, packed), len(packed))
         self.tasks[task.task_id] = opened
         if answer is not None:
             opened.answer(opened.parts[0], answer)
@@ -182,12 +165,7 @@ class Ledger:
             batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
         return batch
 
-    def start_open(self, batch: Batch) -> None:
-        """Note that an open batch starts at once."""
-        batch.move(State.RUNNING)
-
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
-        """Start full batches for which there is room; see :meth:`Admission.admit`."""
         admitted = self.admission.admit(announced=announced, newest=newest)
         records = []
         for batch in admitted:
@@ -200,7 +178,7 @@ class Ledger:
         return records
 
     def oldest_needed(self) -> int | None:
-        """Return the oldest version that explorers are kept at, for a batch that is handed out and not done.
+        """Return the oldest version that explorers are kept at, for a batch that is dispatched and not done.
 
         An evaluation is to be of one version, under any style; with ``fixed`` each batch counts. What asks for another
         pool waits for no version. None where there is no such batch.
@@ -216,7 +194,7 @@ class Ledger:
         return max((self.batches[batch_id].min_version for batch_id in batches), default=0)
 
     def needing_more_than(self, version: int) -> list[Batch]:
-        """Batches that are handed out, not done, and need a newer version than this."""
+        """Batches that are dispatched, not done, and need a newer version than this."""
         return [batch for batch in self.handed_out.values() if batch.min_version > version]
 
     def completed(self, batch: Batch) -> BatchRecord:
@@ -229,7 +207,7 @@ class Ledger:
 
     def finish_task(self, task: OpenTask, result: Result) -> Batch:
         """Note that the task, of which nothing is running or queued any more, has its result. Return its batch."""
-        task_id = task.task.task_id
+        task_id = task.task_id
         batch = self.batches[task.batch_id]
         del self.tasks[task_id]
         batch.release_task(task)
@@ -253,16 +231,15 @@ class Ledger:
 
     def progressed(self, task: OpenTask, *lost_at: Part) -> None:
         """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
-        task_id = task.task.task_id
+        task_id = task.task_id
         self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
         """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""
         self.progressed(task, *lost_at)
-        self._answers[_answer_name(task.task.task_id, index)] = answer
+        self._answers[_answer_name(task.task_id, index)] = answer
 
     def finalized(self, batch: Batch) -> None:
-        """Note that a complete batch whose turn has come has ended."""
         batch.move(State.FINALIZED)
         self.admission.finalized(batch)
         self._close(batch)
@@ -276,16 +253,14 @@ class Ledger:
         self._close(batch)
 
     def overdue(self, now: float) -> list[Attempt]:
-        """Return running attempts whose time is up, in the order of their tasks."""
-        late = self.running.overdue(now)
-        return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
+        return self.in_order(self.running.overdue(now))
+
+    def in_order(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Return attempts in the order of their tasks' acceptance, and of their start."""
+        return sorted(attempts, key=lambda attempt: (self.tasks[attempt.task_id].accepted.order, attempt.number))
 
     def rebuild(self, running: Iterable[Attempt]) -> None:
-        """Find again whatever follows from the tables, which were filled from a changelog.
-
-        Args:
-            running: Attempts that explorers were handed.
-        """
+        """Find again what follows from the tables, which were filled from a changelog, and from what explorers run."""
         self._rebuild_tasks(running)
         self.batches.sort(key=lambda batch_id: self.batches[batch_id].number)
         for batch_id in self._results.rebuild():
@@ -310,7 +285,7 @@ class Ledger:
         self.closed.rebuild()
 
     def _is_at_work(self, batch: Batch) -> bool:
-        """Whether anything of a batch is queued or running in the pool of the model that is trained."""
+        # Whether anything of a batch is queued or running in the pool of the model that is trained.
         return any(pool == pools.OWN for pool, _ in batch.queued) or any(
             task.kind[0] == pools.OWN and any(part.running for part in task.parts) for task in batch.open_tasks.values()
         )
@@ -330,23 +305,21 @@ class Ledger:
             task.resume(attempt)
             self.running.add(attempt)
             self.shares.take(self.batches[task.batch_id].owner)
-        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
+        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].accepted.order))
 
     def _open_again(self, page: str, item: bytes) -> str:
-        accepted = self._codec.decode(AcceptedTask, item)
-        task = accepted.opened(page, Origin(accepted.partition, accepted.offset), len(item))
-        self.tasks[task.task.task_id] = task
-        return task.task.task_id
+        task = OpenTask(self._codec.decode(AcceptedTask, item), page, len(item))
+        self.tasks[task.task_id] = task
+        return task.task_id
 
     def _join(self, task: OpenTask, batch: Batch) -> None:
-        """Note that an open task is one of the batch from now on."""
-        task.producer = sender(task.task, batch)
-        task.kind = pools.kind_of(task.task, self._settings.model)
+        task.producer = sender(task.accepted.task, batch)
+        task.kind = pools.kind_of(task.accepted.task, self._settings.model)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 
     def _filled(self, batch: Batch) -> None:
-        """Note that a batch needs no more tasks to go on."""
+        # It needs no more tasks to go on.
         self.backlog.tasks.add(len(batch.open_tasks), batch.size)
         if not batch.is_open:
             self.backlog.results.add(len(batch.results), self._results.size(batch.batch_id))

@@ -56,11 +56,7 @@ class IllegalTransitionError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A step in a batch's lifecycle. One that the table does not hold cannot be built.
-
-    Raises:
-        IllegalTransitionError: At construction.
-    """
+    """A step in a batch's lifecycle. One that the table does not hold cannot be built: IllegalTransitionError."""
 
     source: State
     target: State

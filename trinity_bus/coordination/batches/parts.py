@@ -24,52 +24,64 @@ from typing import ClassVar
 
 from schemas import Position, ResultPart
 from schemas.record import Metrics
+from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.tables import Row
 
-PIECES_LEVEL = 3
-"""Of the state that can hold an answer in several records."""
-TURNS_LEVEL = 3
-"""Of the state that can hold where turns lie."""
-CUT_LEVEL = 3
-"""Of the state that can hold a part of which some runs are done and others are not."""
+PIECES_LEVEL = 3  # of the state that can hold an answer in several records
+TURNS_LEVEL = 3  # of the state that can hold where turns lie
+CUT_LEVEL = 3  # of the state that can hold a part of which some runs are done and others are not
 
-type Stretch = tuple[int, int]
-"""First run of a part, and how many it has."""
+type Stretch = tuple[int, int]  # first run of a part, and how many it has
 
-type AttemptKey = tuple[str, int]
-"""Task id and number of an attempt."""
+type AttemptKey = tuple[str, int]  # task id and number of an attempt
 
 
 class Attempt(Value, array_like=True):
     """One try at a part of a task, on one incarnation of one explorer."""
 
     task_id: str
-    part: int
-    """Index of the part."""
-    number: int
-    """1, 2, 3 ... over all parts of the task."""
+    part: int  # index of the part
+    number: int  # 1, 2, 3 ... over all parts of the task
     timeout_s: float
+    # Partition and offset of the first turn that it has completed, as its explorer has told.
     turns: tuple[int, int] | None = None
-    """Partition and offset of the first turn that it has completed, as its explorer has told."""
 
     SINCE: ClassVar[Mapping[str, int]] = {"turns": TURNS_LEVEL}
 
     def __post_init__(self) -> None:
         self.explorer = self.incarnation = ""
+        # On the machine's own clock; set again by a restart, so that time spent dead is not charged to the attempt.
         self.deadline = self.timeout_s
-        """On the machine's own clock; set anew by a restart, so that time spent dead is not charged to the attempt."""
-        self.started: float | None = None
-        """On the machine's own clock; None if that was before a restart."""
+        self.started: float | None = None  # on the machine's own clock; None if that was before a restart
 
     def place(self, explorer: str, incarnation: str, now: float) -> None:
-        """Says who runs it, and that its time begins now."""
+        """Say who runs it, and that its time begins now."""
         self.explorer, self.incarnation, self.deadline = explorer, incarnation, now + self.timeout_s
 
     @property
     def key(self) -> AttemptKey:
-        """What it is known by."""
         return self.task_id, self.number
+
+
+class RunningAttempts(dict[AttemptKey, Attempt]):
+    """The attempts that explorers run, of all tasks, by key, in the order in which they began; and their deadlines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deadlines: Deadlines[AttemptKey] = Deadlines()
+
+    def add(self, attempt: Attempt) -> None:
+        self[attempt.key] = attempt
+        self._deadlines.set(attempt.key, attempt.deadline)
+
+    def __delitem__(self, key: AttemptKey) -> None:
+        super().__delitem__(key)
+        self._deadlines.forget(key)
+
+    def overdue(self, now: float) -> list[Attempt]:
+        """Return those whose time is up. Each is returned once: whoever asks ends it."""
+        return [self[key] for key in self._deadlines.take(now)]
 
 
 class StoredPart(Value, array_like=True):
@@ -77,40 +89,30 @@ class StoredPart(Value, array_like=True):
 
     attempt: int
     samples: int
-    place: tuple[int, int] | None
-    """Partition and offset of its experiences."""
+    place: tuple[int, int] | None  # partition and offset of its experiences
 
     @property
     def record(self) -> ResultPart:
-        """The part, as results and manifests name it."""
         position = None if self.place is None else Position(partition=self.place[0], offset=self.place[1])
         return ResultPart(attempt=self.attempt, samples=self.samples, position=position)
 
 
 class PartAnswer(Row, array_like=True):
-    """What a good attempt gave."""
-
     SINCE: ClassVar[Mapping[str, int]] = {"more": PIECES_LEVEL}
 
-    part: StoredPart
-    """Its experiences; of a group in several records, the first."""
+    part: StoredPart  # its experiences; of a group in several records, the first
     completed_runs: int
-    whole: bool
-    """Whether these are all runs of the part."""
-    metrics: list[Metrics]
-    """One map of each run, and one with the time that all took."""
+    whole: bool  # whether these are all runs of the part
+    metrics: list[Metrics]  # one map of each run, and one with the time that all took
     version_min: int
     version_max: int
-    seconds: float
-    """As its explorer says."""
-    elapsed: float | None
-    """Seconds from its dispatch to its answer; None if a restart lies between them."""
+    seconds: float  # as its explorer says
+    elapsed: float | None  # seconds from its dispatch to its answer; None if a restart lies between them
     error: str | None
     explorer: str
-    traceparent: str | None
-    """Context of the rollout."""
+    traceparent: str | None  # of the rollout
+    # The other records of its group.
     more: list[StoredPart] = []  # noqa: RUF012 - msgspec gives each its own
-    """The other records of its group."""
 
     @property
     def parts(self) -> list[StoredPart]:
@@ -132,32 +134,25 @@ class Part:
     """A stretch of a task's runs."""
 
     index: int
-    run_id_base: int
-    """Its first run."""
-    runs: int
-    """How many: those that follow, but for an ANSWERED one that was cut."""
-    lost: int = 0
-    """Attempts that ended without an answer."""
-    failed: bool = False
-    """Whether it will not be tried again."""
+    run_id_base: int  # its first run
+    runs: int  # how many: those that follow, but for an ANSWERED one that was cut
+    lost: int = 0  # attempts that ended without an answer
+    failed: bool = False  # whether it will not be tried again
+    # The explorer of the last attempt that was lost; another one is preferred for the next.
     failed_on: str | None = None
-    """The explorer of the last attempt that was lost; another one is preferred for the next."""
     running: list[Attempt] = field(default_factory=list)
     answer: PartAnswer | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether it is ANSWERED or FAILED."""
         return self.failed or self.answer is not None
 
     @property
     def queued(self) -> bool:
-        """Whether it waits to be handed out."""
         return not self.running and not self.ended
 
     @property
     def tries(self) -> int:
-        """Attempts that were started."""
         return self.lost + len(self.running)
 
 
@@ -177,11 +172,6 @@ def stretches(runs: Sequence[int]) -> list[Stretch]:
 
 
 def split(runs: int, per_part: int | None) -> list[Part]:
-    """Return the parts of a task.
-
-    Args:
-        runs: Of the task.
-        per_part: Runs of each part but the last, which may have fewer; None: one part has all.
-    """
+    """Return the parts of a task: ``per_part`` runs each, fewer in the last; None: one part has all."""
     size = runs if per_part is None else per_part
     return [Part(index, base, min(size, runs - base)) for index, base in enumerate(range(0, runs, size))]

@@ -17,9 +17,7 @@ def problem(
     """Why the attempt is no answer to its part; None if it is one.
 
     Args:
-        event: What its explorer says.
-        batch_type: Of the task.
-        min_version: The oldest version that its batch may be drawn with.
+        min_version: The oldest version that its batch may be sampled with.
         accept_partial: Whether the runs of an attempt that broke off count.
         max_pieces: Records that its experiences may be in.
     """
@@ -36,7 +34,7 @@ def problem(
 
 
 def _missing(event: RolloutFinished, max_pieces: int) -> str | None:
-    """Why there is nothing of an attempt that could be trained on; None if there is."""
+    # Why there is nothing of an attempt that could be trained on.
     if (event.experience is None and not event.pieces) or event.samples < 1:
         return f"the rollout is {event.status}, but has no experience that could be trained on"
     if event.pieces and (event.experience is not None or event.samples != sum(p.samples for p in event.pieces)):
@@ -87,7 +85,7 @@ def answer(
 
 
 def _stored(event: RolloutFinished, batch_type: BatchType) -> list[StoredPart]:
-    """Return the records of its experiences; of an eval batch one without a place."""
+    # Of an eval batch one without a place.
     if batch_type == "eval":
         return [StoredPart(event.attempt, event.samples, None)]
     if event.experience is not None:
@@ -102,10 +100,7 @@ def _place(position: Position) -> tuple[int, int]:
 def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> Result:
     """Return the result of a task of which at least one part is answered.
 
-    Args:
-        task: The task.
-        batch_type: Of its batch.
-        reason: Why its other parts will not be waited for, where that is so.
+    ``reason``: why its other parts will not be waited for, where that is so.
     """
     answers = task.answers
     whole = len(answers) == len(task.parts) and all(answer.whole for answer in answers)
@@ -113,8 +108,8 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
     first = answers[0]
     runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
     return Result(
-        order=task.order,
-        task_id=task.task.task_id,
+        order=task.accepted.order,
+        task_id=task.task_id,
         status="completed" if whole else "partial",
         parts=[part for answer in answers for part in answer.parts],
         error=None if error is None else short_error(error),
@@ -143,7 +138,6 @@ def unfinished(task: OpenTask, batch_type: BatchType, reason: str, *, keep_parti
 
 
 def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
-    """Return the record of the result on ``results``."""
     counted = task.answers if result.parts else []
     return TaskResult(
         task_id=result.task_id,
@@ -164,8 +158,8 @@ def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
 
 def _nothing(task: OpenTask, status: TaskStatus, error: str, metrics: Metrics) -> Result:
     return Result(
-        order=task.order,
-        task_id=task.task.task_id,
+        order=task.accepted.order,
+        task_id=task.task_id,
         status=status,
         parts=[],
         error=short_error(error),

@@ -19,21 +19,14 @@ from typing import Literal
 
 from trinity_bus.coordination.state.counters import Counters
 
-type Rank = tuple[int, int, str]
-"""How many it holds, the number of its last turn, its name."""
+type Rank = tuple[int, int, str]  # how many it holds, the number of its last turn, its name
 
 
 class Shares:
-    """Who holds how much of one thing.
-
-    Args:
-        counters: Keep the turns.
-        field: Theirs that has the number of the last turn of each producer.
-    """
+    """Who holds how much of one thing. ``field`` of ``counters`` has the number of the last turn of each producer."""
 
     def __init__(self, counters: Counters, field: Literal["turns", "training_turns"]) -> None:
-        self.held: dict[str, int] = {}
-        """Producers that hold something, and how much."""
+        self.held: dict[str, int] = {}  # producers that hold something, and how much
         self._counters = counters
         self._field = field
 
@@ -43,7 +36,7 @@ class Shares:
         return turns
 
     def rank(self, producer: str) -> Rank:
-        """Return the smallest of those who compete has the turn."""
+        # The smallest of those who compete has the turn.
         return self.held.get(producer, 0), self._turns.get(producer, 0), producer
 
     def served(self, producer: str) -> None:
@@ -52,22 +45,16 @@ class Shares:
         self._keep({**turns, producer: max(turns.values(), default=0) + 1})
 
     def take(self, producer: str) -> None:
-        """Note that it holds one more."""
         self.held[producer] = self.held.get(producer, 0) + 1
 
     def release(self, producer: str) -> None:
-        """Note that it holds one fewer."""
         held = self.held
         held[producer] -= 1
         if not held[producer]:
             del held[producer]
 
     def forget_idle(self, waiting: Container[str]) -> None:
-        """Forgets the turns of those who neither hold nor want anything.
-
-        Args:
-            waiting: Who wants something.
-        """
+        """Forget the turns of those who neither hold nor want anything."""
         turns = self._turns
         kept = {name: turn for name, turn in turns.items() if name in self.held or name in waiting}
         if len(kept) < len(turns):

@@ -1,24 +1,20 @@
 """Which tasks fit into their batches, and which the operator allows. Pure: settings, and what is said of the batch."""
 
+from collections.abc import Iterable
+
 from schemas import Task
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.task import ALL_ALIKE
 from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination.batches.backlog import Amount
 from trinity_bus.coordination.batches.batch import NOBODY, Batch
-from trinity_bus.coordination.batches.usage import Use
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.limits import BATCH_SHARE, parts_allowed
 
-type Refusal = tuple[RejectionReason, str]
-"""Why, and in words for people."""
+type Refusal = tuple[RejectionReason, str]  # why, and in words for people
 
 
 class TaskRules:
-    """The rules.
-
-    Args:
-        settings: Sizes and limits.
-    """
-
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
@@ -26,13 +22,10 @@ class TaskRules:
         quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
         self._has_caps = any(cap is not None for cap in caps + quotas)
 
-    def refusal(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
-        """Return what speaks against a task; None where nothing does.
+    def refusal(self, task: Task, batch: Batch | None, use: Amount) -> Refusal | None:
+        """Return what speaks against a task whose id is new; None where nothing does.
 
-        Args:
-            task: Whose id is new.
-            batch: That it names; None for one that is new.
-            use: What its producer takes now.
+        ``batch``: that it names; None for one that is new. ``use``: what its producer takes now.
         """
         most = self._settings.max_batch_tasks
         if task.batch_size is not None and task.batch_size > most:
@@ -47,19 +40,16 @@ class TaskRules:
         )
 
     def runs_of(self, task: Task) -> int:
-        """Return how often a task is run."""
         return task.repeat_times or self._settings.group_size
 
     def size_of(self, task: Task) -> int:
         """Return how many tasks the batch has that this one begins."""
         return (None if task.batch_id is None else task.batch_size) or self._settings.batch_size
 
-    def _over_a_cap(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
-        """Return what the operator does not allow."""
+    def _over_a_cap(self, task: Task, batch: Batch | None, use: Amount) -> Refusal | None:
         return (self._over_a_limit(task) or self._over_a_quota(task, batch, use)) if self._has_caps else None
 
     def _over_a_limit(self, task: Task) -> Refusal | None:
-        """Return what is allowed to nobody."""
         settings, runs = self._settings, self.runs_of(task)
         if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
             return (
@@ -74,14 +64,13 @@ class TaskRules:
             )
         return None
 
-    def _over_a_quota(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
-        """Return what is not allowed to this producer now."""
+    def _over_a_quota(self, task: Task, batch: Batch | None, use: Amount) -> Refusal | None:
         most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
         producer = sender(task, batch)
         who = f"producer {producer!r}" if producer else "producers without a name"
-        if most is not None and use.tasks >= most:
+        if most is not None and use.count >= most:
             return RejectionReason.OVER_QUOTA, (
-                f"{who}: {use.tasks} tasks are open, coordinator.producer_max_open_tasks is {most}; "
+                f"{who}: {use.count} tasks are open, coordinator.producer_max_open_tasks is {most}; "
                 "send it again when some have ended"
             )
         if most_bytes is not None and use.size >= most_bytes:
@@ -132,3 +121,31 @@ def sender(task: Task, batch: Batch | None) -> str:
     if task.producer is not None:
         return task.producer
     return NOBODY if batch is None or batch.unnamed else batch.owner
+
+
+def too_large(batches: Iterable[Batch], settings: CoordinatorSettings) -> str | None:
+    """Return which batches need larger records than ``mesh.max_record_mib`` now allows, in one line; None if none does.
+
+    A limit is kept when a task comes, so batches that were taken under a larger one stay as they are. Their FINALIZED
+    could not be written; whoever finds such must not begin, for nothing of it would be lost yet.
+    """
+    tasks = {batch.batch_id: _as_tasks(batch, settings) for batch in batches if not batch.is_open}
+    large = sorted((count, name) for name, count in tasks.items() if count > settings.max_batch_tasks)
+    if not large:
+        return None
+    most, name = large[-1]
+    others = f" and {len(large) - 1} more" if len(large) > 1 else ""
+    needed = 1 - (-most // TASKS_PER_MIB)
+    return (
+        f"mesh.max_record_mib is {settings.max_record_mib}, and the manifest of open batch {name!r}{others} may need "
+        f"{needed}: nothing was changed; set it to {needed} or more until these have ended or are aborted"
+    )
+
+
+def _as_tasks(batch: Batch, settings: CoordinatorSettings) -> int:
+    # The tasks of the batch, or more where its parts take the room of more.
+    allowed = parts_allowed(batch.expected, settings.max_batch_parts)
+    parts = sum(len(result.parts) for result in batch.results.values()) + sum(
+        max(allowed, task.records + task.parts_left) for task in batch.open_tasks.values()
+    )
+    return max(batch.expected or 0, -(-parts * MAX_BATCH_TASKS // MAX_BATCH_PARTS))

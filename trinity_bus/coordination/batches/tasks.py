@@ -39,7 +39,6 @@ from trinity_bus.coordination.batches.parts import (
     split,
     stretches,
 )
-from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
 
@@ -48,20 +47,13 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     """What never changes about a task: an item of ``tasks/<n>``."""
 
     batch_id: str
-    order: int
-    """Number of its acceptance, over all tasks."""
+    order: int  # number of its acceptance, over all tasks
     partition: int
     offset: int
     traceparent: str | None
     runs: int
-    per_part: int | None
-    """Runs of each part but the last; None: one part has all."""
+    per_part: int | None  # runs of each part but the last; None: one part has all
     task: Task
-
-    def opened(self, page: str, origin: Origin, size: int) -> "OpenTask":
-        """Return the task as it was when it was accepted, kept on this page with so many bytes."""
-        parts = split(self.runs, self.per_part)
-        return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page, size)
 
 
 class Progress(Row):
@@ -69,14 +61,11 @@ class Progress(Row):
 
     last_ended: int = 0
     first_error: str | None = None
-    parts: list[LostPart] = field(default_factory=list)
-    """Those that have lost attempts."""
-    lost_s: float = 0.0
-    """Seconds that attempts without an answer took together, as far as that is known."""
-    turns: tuple[int, int] | None = None
-    """Partition and offset from which on attempts at it have completed turns."""
+    parts: list[LostPart] = field(default_factory=list)  # those that have lost attempts
+    lost_s: float = 0.0  # seconds that attempts without an answer took together, as far as that is known
+    turns: tuple[int, int] | None = None  # partition and offset from which on attempts at it have completed turns
+    # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
-    """The runs of all parts, where one was cut; empty where they are as they were at its acceptance."""
 
     SINCE: ClassVar[Mapping[str, int]] = {"stretches": CUT_LEVEL, "turns": TURNS_LEVEL}
 
@@ -85,45 +74,40 @@ class Progress(Row):
 class OpenTask:
     """A task without a result. It is made with parts that nobody has tried yet."""
 
-    task: Task
-    batch_id: str
-    order: int
-    """Number of its acceptance, over all tasks."""
-    origin: Origin
-    traceparent: str | None
-    parts: list[Part]
-    page: str
-    """Where it is kept in the changelog, see :mod:`trinity_bus.coordination.state.pages`."""
-    size: int
-    """Bytes of it, as they are kept there."""
-    attempts: int = 0
-    """How many were started, at all parts: the number of the last one."""
-    last_ended: int = 0
-    """The highest number of an attempt that has ended."""
+    accepted: AcceptedTask
+    page: str  # where it is kept in the changelog, see coordination.state.pages
+    size: int  # bytes of it, as they are kept there
+    attempts: int = 0  # how many were started, at all parts: the number of the last one
+    last_ended: int = 0  # the highest number of an attempt that has ended
     first_error: str | None = None
-    lost_s: float = 0.0
-    """Seconds that attempts without an answer took together, as far as that is known."""
+    lost_s: float = 0.0  # seconds that attempts without an answer took together, as far as that is known
+    # Partition and offset of the first turn that an attempt that has ended has completed; all its turns lie in one
+    # partition.
     turns: tuple[int, int] | None = None
-    """Partition and offset of the first turn that an attempt that has ended has completed; all its turns lie in one
-    partition."""
-    producer: str = ""
-    """Who counts as its sender; follows from the task and its batch."""
-    kind: Kind = ("", "")
-    """By which explorers are found that can run it; follows from the task."""
+    producer: str = ""  # who counts as its sender; follows from the task and its batch
+    kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
+    # Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
+    # This and ``parts_left`` follow from the parts.
     homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
-    """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
-    This and the next follow from the parts."""
-    parts_left: int = dataclasses.field(init=False, compare=False)
-    """Parts that have not ended."""
+    parts: list[Part] = dataclasses.field(init=False)
+    parts_left: int = dataclasses.field(init=False, compare=False)  # parts that have not ended
+    # Whether one of its parts was cut, because some of its runs were done.
     is_cut: bool = dataclasses.field(default=False, init=False)
-    """Whether one of its parts was cut, because some of its runs were done."""
 
     def __post_init__(self) -> None:
+        self.parts = split(self.accepted.runs, self.accepted.per_part)
         self.parts_left = len(self.parts)
 
     @property
+    def task_id(self) -> str:
+        return self.accepted.task.task_id
+
+    @property
+    def batch_id(self) -> str:
+        return self.accepted.batch_id
+
+    @property
     def total_runs(self) -> int:
-        """Runs of all parts."""
         return sum([part.runs for part in self.parts])
 
     @property
@@ -133,18 +117,15 @@ class OpenTask:
 
     @property
     def records(self) -> int:
-        """How many records its answers are in."""
         return sum([len(answer.parts) for answer in self.answers])
 
     @property
     def running(self) -> list[Attempt]:
-        """Attempts at any part."""
         return [attempt for part in self.parts for attempt in part.running]
 
     def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
-        """Begins the next attempt."""
         self.attempts += 1
-        attempt = Attempt(self.task.task_id, part.index, self.attempts, timeout_s)
+        attempt = Attempt(self.task_id, part.index, self.attempts, timeout_s)
         attempt.place(explorer, incarnation, now)
         attempt.started = now
         part.running.append(attempt)
@@ -175,10 +156,7 @@ class OpenTask:
     def cut(self, part: Part, done: Sequence[int], failed_on: str) -> list[Part]:
         """Leave a part only the runs that are done, and return the parts that have the others: they have lost a try.
 
-        Args:
-            part: Nothing of it runs.
-            done: Its runs that are done, ascending.
-            failed_on: The explorer that has not done the others.
+        Nothing of the part runs; ``done`` is ascending.
         """
         missing = sorted(set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done))
         new = [
@@ -192,7 +170,6 @@ class OpenTask:
         return new
 
     def answer(self, part: Part, answer: PartAnswer) -> None:
-        """Note that the part is answered."""
         part.answer = answer
         self.parts_left -= 1
         self.homes[answer.explorer] = self.homes.get(answer.explorer, 0) + 1
@@ -203,12 +180,9 @@ class OpenTask:
         self.parts_left -= 1
 
     def progress(self, before: Progress | None, lost_at: Sequence[Part]) -> Progress:
-        """Return what is kept of its attempts that have ended.
+        """Return what is kept of its attempts that have ended: ``before``, and what was lost since at ``lost_at``.
 
-        Args:
-            before: What was kept so far.
-            lost_at: Where an attempt was lost since. The others are not looked at: a task may have hundreds, and all of
-                them may be lost at once.
+        The other parts are not looked at: a task may have hundreds, and all of them may be lost at once.
         """
         kept = before or Progress()
         parts = kept.parts
@@ -231,7 +205,7 @@ class OpenTask:
             self.is_cut = True
 
     def take_progress(self, progress: Progress) -> None:
-        """Becomes what it was when this was kept."""
+        """Become what it was when this was kept."""
         self.attempts = self.last_ended = progress.last_ended
         self.first_error = progress.first_error
         self.lost_s = progress.lost_s
@@ -244,7 +218,7 @@ class OpenTask:
 
 
 def _with(kept: list[LostPart], part: Part) -> list[LostPart]:
-    """Return what is kept of a task's parts, which is sorted by their indices, with one of them as it is now."""
+    # ``kept``, which is sorted by index, with one of the parts as it is now.
     at = bisect_left(kept, part.index, key=lambda of: of.index)
     known = at < len(kept) and kept[at].index == part.index
     now = kept[at] if known else LostPart(part.index)
@@ -258,24 +232,19 @@ def _with(kept: list[LostPart], part: Part) -> list[LostPart]:
 class Result(Struct, array_like=True, frozen=True):
     """The one result of a task: an item of ``results/<n>/<batch id>``."""
 
-    order: int
-    """Of the task's acceptance; manifests are sorted by it."""
+    order: int  # of the task's acceptance; manifests are sorted by it
     task_id: str
     status: TaskStatus
     parts: list[StoredPart]
     error: str | None
     version_min: int
     version_max: int
-    metrics: Metrics
-    """Of the task, reduced over its runs; of a failed one its time alone, of an aborted one nothing."""
-    traceparent: str | None
-    """Context of the rollout that counts."""
-    elapsed: list[float]
-    """Seconds that its parts took, where that is known."""
+    metrics: Metrics  # of the task, reduced over its runs; of a failed one its time alone, of an aborted one nothing
+    traceparent: str | None  # of the rollout that counts
+    elapsed: list[float]  # seconds that its parts took, where that is known
 
     @property
     def entry(self) -> ManifestEntry:
-        """The line of the manifest."""
         return ManifestEntry(
             task_id=self.task_id,
             status=self.status,

@@ -11,35 +11,24 @@ from trinity_bus.coordination.batches.batch import Batch
 
 
 class Unfilled:
-    """Batches to which tasks are to come.
-
-    Args:
-        max_tasks: In all of them.
-        max_bytes: Of these tasks.
-        max_batches: Of them.
-    """
-
     def __init__(self, max_tasks: int, max_bytes: int, max_batches: int) -> None:
         self._max_tasks = max_tasks
         self._max_bytes = max_bytes
         self._max_batches = max_batches
+        # Of each owner, the one that got no task for the longest time first.
         self._batches: dict[str, OrderedDict[str, Batch]] = {}
-        """Of each owner, the one that got no task for the longest time first."""
         self._tasks: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._taken: dict[str, tuple[int, int]] = {}
-        """Tasks and bytes that each batch was counted with."""
+        self._taken: dict[str, tuple[int, int]] = {}  # tasks and bytes that each batch was counted with
 
     def __contains__(self, batch: Batch) -> bool:
         return batch.batch_id in self._taken
 
     def add(self, batch: Batch) -> None:
-        """Add a batch, with the tasks that it has."""
         self._batches.setdefault(batch.owner, OrderedDict())[batch.batch_id] = batch
         self._count(batch)
 
     def grew(self, batch: Batch) -> None:
-        """Note that a batch has another task."""
         self._batches[batch.owner].move_to_end(batch.batch_id)
         self._count(batch)
 
@@ -48,7 +37,6 @@ class Unfilled:
         self._count(batch)
 
     def remove(self, batch: Batch) -> None:
-        """Note that it is full, or given up."""
         tasks, size = self._taken.pop(batch.batch_id)
         owner = batch.owner
         self._tasks[owner] -= tasks

@@ -14,13 +14,6 @@ from trinity_bus.coordination.state.counters import Counters
 
 
 class AttemptTimeouts:
-    """The limits of attempts.
-
-    Args:
-        settings: The ratio and the limit of tasks that name none.
-        counters: Where the sums are kept.
-    """
-
     def __init__(self, settings: CoordinatorSettings, counters: Counters) -> None:
         self._settings = settings
         self._counters = counters

@@ -10,6 +10,8 @@ from functools import cache, partial
 from typing import Final
 
 from schemas import Cancel, Dispatch, Position
+from schemas.topics import ROLLOUTS
+from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
@@ -18,14 +20,13 @@ from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.dispatch.placement import Placement
-from trinity_bus.coordination.effects import Effects, SendOrder
+from trinity_bus.coordination.effects import Effects, Write
 from trinity_bus.coordination.limits import short_error
 
-MOST_STARTED: Final = 256
-"""Most attempts that one pass starts, so that a thousand free explorers do not delay all other work."""
+MOST_STARTED: Final = 256  # of one pass, so that a thousand free explorers do not delay all other work
 
+# Finds the free slots for a version, in one pass.
 type _Finder = Callable[[int], Placement]
-"""Finds the free slots for a version, in one pass."""
 
 
 class _Turn:
@@ -35,33 +36,25 @@ class _Turn:
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
-        self.batch = next(batches, None)
-        """The batch to dispatch from next; None at the end."""
+        self.batch = next(batches, None)  # the batch to dispatch from next; None at the end
 
     def advance(self) -> None:
-        """Go to the next batch, because nothing more of this one fits."""
         self.batch = next(self._batches, None)
 
 
 class Dispatcher:
-    """Starts attempts in free slots, and ends them."""
-
     def __init__(self, ledger: Ledger, fleet: Fleet, timeouts: AttemptTimeouts, out: Effects) -> None:
         self._ledger = ledger
         self._fleet = fleet
         self._timeouts = timeouts
         self._out = out
-        self.is_cut_short = False
-        """Whether the last pass ended at :data:`MOST_STARTED`, with more to dispatch."""
+        self.is_cut_short = False  # whether the last pass ended at MOST_STARTED, with more to dispatch
         self._started = 0
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
         """Dispatch parts until no slot is free, no part fits, or enough attempts are started; producers take turns.
 
-        Args:
-            newest_version: The announced version.
-            now: The time.
-            ceiling: Parts that need a newer version than this are not dispatched; None for no limit.
+        ``newest_version`` is the announced one. Parts that need a newer version than ``ceiling`` are not dispatched.
         """
         self.is_cut_short, self._started = False, 0
         queue, shares = self._ledger.queue, self._ledger.shares
@@ -88,7 +81,7 @@ class Dispatcher:
     def _dispatch_turn(
         self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
-        """Dispatch one part, or for a single producer all that fit. Return whether more may fit."""
+        # Dispatches one part, or for a single producer all that fit. Returns whether more may fit.
         while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
@@ -128,13 +121,12 @@ class Dispatcher:
         return task, task.stop(attempt)
 
     def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:
-        """Note that the attempts are over, and their explorers, who may still be at them, are told."""
+        """Note that the attempts are over, and tell their explorers, who may still run them."""
         for attempt in list(attempts):
             task, _ = self.stop(attempt)
             self.recall(attempt, task, reason, restart_runner=restart_runner)
 
     def recall(self, attempt: Attempt, task: OpenTask, reason: str, *, restart_runner: bool = False) -> None:
-        """Tells the explorer of an attempt that is over."""
         order = Cancel(
             explorer=attempt.explorer,
             incarnation=attempt.incarnation,
@@ -144,13 +136,13 @@ class Dispatcher:
             restart_runner=restart_runner,
         )
         lane = self._fleet.lane_of(attempt.explorer, attempt.incarnation)
-        self._out.add(SendOrder(order, task.traceparent, lane))
+        self._out.add(Write(ROLLOUTS, attempt.explorer, order, task.accepted.traceparent, lane))
 
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
         self._started += 1
-        timeout_s = self._timeouts.limit(task.task.timeout_s)
+        timeout_s = self._timeouts.limit(task.accepted.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running.add(attempt)
         self._ledger.shares.take(batch.owner)
@@ -158,7 +150,7 @@ class Dispatcher:
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
-            task=task.task,
+            task=task.accepted.task,
             attempt=attempt.number,
             batch_id=batch.batch_id,
             batch_type=batch.batch_type,
@@ -168,9 +160,39 @@ class Dispatcher:
             timeout_s=timeout_s,
             turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
         )
-        self._out.add(SendOrder(dispatch, task.traceparent, explorer.lane))
+        self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.accepted.traceparent, explorer.lane))
 
 
 def _min_version(batch: Batch, newest_version: int) -> int:
-    """Return what an attempt that starts now needs; those of open batches get the newest weights."""
+    # Those of open batches get the newest weights.
     return max(0, newest_version) if batch.is_open else batch.min_version
+
+
+def slow_attempts(settings: CoordinatorSettings, ledger: Ledger, now: float) -> list[Attempt]:
+    """Return attempts that deserve a second one beside them, the oldest first; none unless ``straggler_factor`` is set.
+
+    When nothing of a batch is left to dispatch and at least half of its tasks are finished, an attempt that takes more
+    than ``straggler_factor`` times the median of the batch's answered parts gets a second one beside it, if another
+    explorer has room that nobody else wants. The first good one counts, the other is cancelled. A second attempt counts
+    among the ``max_attempts`` tries of its part.
+    """
+    factor = settings.straggler_factor
+    if factor is None:
+        return []
+    slow = []
+    for batch in filter(_is_near_its_end, ledger.batches.values()):
+        limit = factor * batch.durations[len(batch.durations) // 2]
+        for task in batch.open_tasks.values():
+            for part in task.parts:
+                if len(part.running) != 1 or part.tries >= settings.max_attempts:
+                    continue
+                attempt = part.running[0]
+                if attempt.started is not None and now - attempt.started > limit:
+                    slow.append((attempt.started, task.accepted.order, attempt.number, attempt))
+    return [attempt for *_, attempt in sorted(slow, key=lambda found: found[:3])]
+
+
+def _is_near_its_end(batch: Batch) -> bool:
+    if batch.expected is None or batch.queued or not batch.durations:
+        return False
+    return 2 * batch.finished >= batch.expected

@@ -11,10 +11,16 @@ the explorer; an earlier incarnation that still speaks is a zombie and is ignore
                                +--heartbeat of a new incarnation--> LIVE, as that one
 
 Silence is measured from the arrival of the last heartbeat, and lasts three of them where the coordinator has set their
-:mod:`pace <trinity_bus.coordination.dispatch.pace>`. A restart of the coordinator counts as a sign of life, so
+*pace*. A restart of the coordinator counts as a sign of life, so
 that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
 knew: tasks for them wait rather than fail while it restarts. That hour begins anew with each coordinator, so no more
 than ``GONE_KEPT`` are remembered, those that went last: names may come and go faster than coordinators stay.
+
+The pace is how often explorers send heartbeats that tell nothing new: the more there are, the less often.
+Each heartbeat costs the coordinator some fifty microseconds, and one more for each few attempts that it tells of. So
+all of them together are bounded, and the time between two of one explorer grows with their number, by doubling. An
+explorer is told (``SetPace``) when a heartbeat of it says that it has another pace; so nothing has to be remembered of
+who was told, and all are told within one pause of theirs. What changes is told at once, whatever the pace.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,62 +31,44 @@ from schemas.event import MAX_PACE_S, MISSED, ExplorerState
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.dispatch.pace import pace
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.pools import Kind, pool_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Groups, Table
 
+OWN_PACE_S = 0.5  # explorers that are told nothing send as often by default
 GONE_KEPT_S = 3600.0
-GONE_KEPT = 256
-"""Explorers that are gone; of a larger fleet that restarts at once, these know what the others knew."""
+GONE_KEPT = 256  # of a larger fleet that restarts at once, these know what the others knew
+# Earlier incarnations remembered of each explorer, and of the trainer. One that wakes up after more than that is taken
+# for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as it starts.
 ZOMBIES_KEPT = 32
-"""Earlier incarnations remembered of each explorer, and of the trainer. One that wakes up after more incarnations than
-that is taken for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as
-it starts."""
 
 
 class HeartbeatOutcome(Enum):
-    """What a heartbeat told."""
-
     SAME = auto()
     CHANGED = auto()
     JOINED = auto()
-    REPLACED = auto()
-    """A new incarnation of a live explorer: what the old one ran is lost."""
+    REPLACED = auto()  # a new incarnation of a live explorer: what the old one ran is lost
     ZOMBIE = auto()
 
 
 class Fleet:
-    """All explorers that are or were lately in the mesh.
-
-    Args:
-        timeout_s: Silence after which an explorer is dead.
-        dirty: Told of every change; heartbeats that change nothing leave no trace.
-        model: That is trained.
-        beats_per_s: Heartbeats that all may send together.
-    """
+    """All explorers that are or were lately in the mesh. All together may send ``beats_per_s`` heartbeats."""
 
     def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str, beats_per_s: int) -> None:
         self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty, named="name")
-        self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)
-        """Running attempts by explorer."""
+        self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)  # running attempts by explorer
         self._timeout_s = timeout_s
         self._model = model
         self._beats_per_s = beats_per_s
         self._live: set[str] = set()
-        self._gone: dict[str, None] = {}
-        """In the order in which they went."""
+        self._gone: dict[str, None] = {}  # in the order in which they went
         self.pace_s = 0.0
-        """That explorers are to have; see :mod:`trinity_bus.coordination.dispatch.pace`."""
         self.free_slots = FreeSlots()
-        self.revision = 0
-        """Grows whenever anything of an explorer changes but the attempts that it has."""
-        self._silence: Deadlines[str] = Deadlines()
-        """When each is silent for too long, or forgotten."""
-        self.membership_changes = 0
-        """Grows when explorers that know other workflows, or serve another pool, come or go."""
+        self.revision = 0  # grows whenever anything of an explorer changes but its attempts
+        self._silence: Deadlines[str] = Deadlines()  # when each is silent for too long, or forgotten
+        self.membership_changes = 0  # grows when explorers with other workflows or another pool come or go
         self._known: frozenset[Kind] | None = None
 
     def heartbeat(self, beat: ExplorerHeartbeat, now: float) -> HeartbeatOutcome:
@@ -115,17 +103,15 @@ class Fleet:
         return explorer
 
     def lane_of(self, name: str, incarnation: str) -> int | None:
-        """Return the lane that an incarnation has told, if it has and is the one that counts."""
         explorer = self.explorers.get(name)
         return explorer.lane if explorer is not None and explorer.incarnation == incarnation else None
 
     def assign(self, explorer: Explorer, attempt: Attempt) -> None:
-        """Note that it is handed an attempt."""
         self._assigned.of(explorer.name).add(attempt)
         self.free_slots.changed(explorer)
 
     def note_turns(self, beat: ExplorerHeartbeat) -> None:
-        """Take in where the first turns lie that attempts have completed; of those that it was handed."""
+        """Take in where the first turns lie that its running attempts have completed."""
         told = [one for one in beat.running if one.turns is not None]
         assigned = self._assigned.of(beat.explorer) if told else {}
         for one in told:
@@ -135,7 +121,6 @@ class Fleet:
                 self._assigned.of(beat.explorer).add(attempt)
 
     def release(self, name: str, key: AttemptKey) -> None:
-        """Note that an attempt that this explorer was handed is over."""
         del self._assigned.of(name)[key]
         self.free_slots.changed(self.explorers[name])
 
@@ -150,21 +135,18 @@ class Fleet:
             self._forget(self.explorers[next(iter(self._gone))])
 
     def set_version(self, explorer: Explorer, version: int) -> None:
-        """Note that it says that it serves ``version`` now, and is done with syncing."""
+        """Note that it serves ``version`` now, and is done with syncing."""
         state: ExplorerState = "ready" if explorer.state == "syncing" else explorer.state
         explorer.version, explorer.state, explorer.distrusted = version, state, None
         self._changed(explorer)
 
     def distrust(self, explorer: Explorer, version: int) -> None:
-        """Note that it took wrong bytes for ``version``.
-
-        Nothing may be drawn with them, whatever its heartbeats say.
-        """
+        """Note that it has wrong bytes for ``version``: nothing may be sampled with them, whatever it says."""
         explorer.version, explorer.distrusted = -1, version
         self._changed(explorer)
 
     def discard_after(self, version: int) -> None:
-        """Note that what explorers serve of versions after this one is void: nothing may be drawn with it any more."""
+        """Note that what explorers serve of versions after this one is void."""
         for explorer in self.explorers.values():
             if explorer.version > version and not explorer.fixed:
                 self.distrust(explorer, explorer.version)
@@ -190,19 +172,15 @@ class Fleet:
         return sorted(silent, key=lambda e: e.name)
 
     def live(self) -> Iterator[Explorer]:
-        """Explorers that are not gone, whatever they are doing."""
         return (e for e in self.explorers.values() if not e.gone)
 
     def followers(self) -> Iterator[Explorer]:
-        """Explorers that are not gone and follow the trainer."""
         return (e for e in self.explorers.values() if not (e.gone or e.fixed))
 
     def pools(self) -> frozenset[str]:
-        """Those that somebody serves who is not gone."""
         return frozenset(e.pool for e in self.live())
 
     def is_fixed(self, name: str) -> bool:
-        """Whether an explorer that is or was in the mesh serves one checkpoint for good."""
         explorer = self.explorers.get(name)
         return explorer is not None and explorer.fixed
 
@@ -213,11 +191,10 @@ class Fleet:
         return kind in self._known
 
     def can_judge(self, pool: str) -> bool:
-        """Whether somebody of the pool is there who could have known a workflow."""
+        """Whether the pool has an explorer that could have known a workflow."""
         return any(e.state != "starting" and e.pool == pool for e in self.live())
 
     def workflows(self, pool: str) -> list[str]:
-        """All workflows that are known in a pool."""
         return sorted({kind[1] for e in self.explorers.values() for kind in e.kinds if kind[0] == pool})
 
     def rebuild(self, now: float) -> None:
@@ -236,7 +213,6 @@ class Fleet:
         self._forget_known()
 
     def attempts(self) -> Iterator[Attempt]:
-        """All that run, by explorer."""
         return iter(self._assigned)
 
     def _join(self, beat: ExplorerHeartbeat, zombies: tuple[str, ...]) -> Explorer:
@@ -305,3 +281,16 @@ class Fleet:
 
 def _sorted(workflows: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(workflows)))
+
+
+def pace(explorers: int, beats_per_s: int, before: float) -> float:
+    """Return the least time between two heartbeats, in seconds; 0 where explorers may send as often as they like.
+
+    ``before``, the pace until now, is kept until half as many explorers would still have it.
+    """
+    paused, needed = 0.0, explorers / beats_per_s
+    if before and before / 4 < needed <= before:
+        return before
+    while max(paused, OWN_PACE_S) < needed and paused < MAX_PACE_S:
+        paused = max(2 * paused, 2 * OWN_PACE_S)
+    return paused

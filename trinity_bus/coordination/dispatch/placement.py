@@ -26,11 +26,9 @@ from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.pools import Kind
 
-type _Alike = tuple[frozenset[Kind], str, int, bool]
-"""Kinds, pool, version, and whether they are fixed."""
+type _Alike = tuple[frozenset[Kind], str, int, bool]  # kinds, pool, version, and whether they are fixed
 
-_SPARE = 4
-"""Entries of a heap that are out of date, besides one for each member, before it is made anew."""
+_SPARE = 4  # out-of-date entries of a heap, besides one for each member, before it is built again
 
 
 class FreeSlots:
@@ -41,11 +39,9 @@ class FreeSlots:
         self._cohort_of: dict[str, _AlikeExplorers] = {}
 
     def __bool__(self) -> bool:
-        """Whether any explorer has a free slot."""
         return bool(self._cohort_of)
 
     def changed(self, explorer: Explorer) -> None:
-        """Take note of an explorer as it is now."""
         alike = explorer.kinds, explorer.pool, explorer.version, explorer.fixed
         cohort = self._cohort_of.get(explorer.name)
         if cohort is None or cohort.alike != alike or explorer.free <= 0:
@@ -59,7 +55,6 @@ class FreeSlots:
         cohort.add(explorer)
 
     def forget(self, name: str) -> None:
-        """Take note that nothing is known of an explorer any more."""
         cohort = self._cohort_of.pop(name, None)
         if cohort is not None:
             del cohort.members[name]
@@ -67,12 +62,6 @@ class FreeSlots:
                 del self._cohorts[cohort.alike]
 
     def of(self, min_version: int, *, trained: bool) -> "Placement":
-        """Return the room for what needs this version, as long as no more room is made.
-
-        Args:
-            min_version: The version.
-            trained: Whether a version was published.
-        """
         return Placement(self._cohorts.values(), min_version, trained=trained)
 
 
@@ -97,7 +86,7 @@ class Placement:
         return self._kinds
 
     def version_for(self, explorer: Explorer) -> int:
-        """Return the version that this explorer, of those here, is to have before it begins."""
+        """Return the version that this explorer, of those here, must have before it begins."""
         return 0 if explorer.needs_no_version(trained=self._trained) else self._min_version
 
     def place(self, task: OpenTask, part: Part) -> Explorer:
@@ -108,13 +97,7 @@ class Placement:
         return explorer
 
     def find(self, task: OpenTask, part: Part, *, beside: str | None = None) -> Explorer | None:
-        """Return the explorer for this part; None where nobody with room can run it.
-
-        Args:
-            task: Of the part.
-            part: To be run.
-            beside: An explorer that is at it already, and is not asked a second time.
-        """
+        """Return the explorer for this part, but not ``beside``; None where nobody with room can run it."""
         homes: Collection[str] = task.homes if len(task.parts) > 1 else ()
         failed_on = part.failed_on
         best: Explorer | None = None
@@ -131,18 +114,16 @@ class Placement:
 
 
 class _AlikeExplorers:
-    """Explorers with free slots and equal pool, workflows and version."""
-
     def __init__(self, alike: _Alike) -> None:
         self.alike = alike
         self.kinds, _, self.version, _ = alike
         self.members: dict[str, Explorer] = {}
+        # Share taken and name: of each member as it is, and of some as they were.
         self._heap: list[tuple[float, str]] = []
-        """Share taken and name: of each member as it is, and of some as they were."""
 
     @property
     def any(self) -> Explorer:
-        """Return any explorer of the cohort, to ask what is the same of all."""
+        # Any explorer of the cohort, to read what is the same of all.
         return next(iter(self.members.values()))
 
     def add(self, explorer: Explorer) -> None:
@@ -153,7 +134,6 @@ class _AlikeExplorers:
             heapq.heapify(self._heap)
 
     def best(self, failed_on: str | None, beside: str | None, homes: Collection[str]) -> Explorer | None:
-        """Return the one that is preferred."""
         at_home = [name for name in homes if name in self.members and name not in (failed_on, beside)]
         if at_home:
             return min((self.members[name] for name in at_home), key=lambda e: (e.load, e.name))

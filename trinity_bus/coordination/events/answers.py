@@ -13,15 +13,6 @@ from trinity_bus.coordination.state.store import StateStore
 
 
 class Answers:
-    """Takes the answers of explorers.
-
-    Args:
-        context: What the machine is run with.
-        state: Its state.
-        store: Says what the state may hold.
-        endings: Told what becomes of each attempt.
-    """
-
     def __init__(self, context: MachineContext, state: MachineState, store: StateStore, endings: Endings) -> None:
         self._settings = context.settings
         self._out = context.out
@@ -31,7 +22,6 @@ class Answers:
         self._endings = endings
 
     def handle(self, event: RolloutFinished, traceparent: str | None) -> None:
-        """Take the answer if its attempt is one that counts, else ignore it."""
         attempt = self._ledger.running.get((event.task_id, event.attempt))
         if attempt is None or (attempt.explorer, attempt.incarnation) != (event.explorer, event.incarnation):
             detail = f"attempt {event.attempt} of {event.explorer} does not count"
@@ -55,11 +45,8 @@ class Answers:
             self._endings.attempt_succeeded(attempt, event, traceparent)
 
     def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
-        """Return the runs of an attempt that are kept while its others are tried again; none where that cannot be.
-
-        Not beside another attempt at the part, which does all of its runs, nor where the answers would be in more
-        records than a task of its batch may have.
-        """
+        # The runs of an attempt that are kept while its others are tried again. Not beside another attempt at the part,
+        # which does all of its runs, nor where the answers would be in more records than a task of its batch may have.
         if event.status != "partial" or self._settings.return_partial_tasks or self._store.level < CUT_LEVEL:
             return []
         done = results.runs_done(event, part)
@@ -69,7 +56,6 @@ class Answers:
         return done if fits and len(part.running) == 1 else []
 
     def _pieces_allowed(self, batch: Batch, task: OpenTask) -> int:
-        """Return how many records the experiences of one attempt may be in."""
         if len(task.parts) > 1 and self._store.level < PIECES_LEVEL:
             return 1
         left = records_left(batch.expected, self._settings.max_batch_parts, task.records)

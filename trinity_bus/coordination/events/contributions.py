@@ -31,29 +31,19 @@ refused as          because
 from schemas import BatchRecord, Contribute, Task
 from schemas.command import CommandError
 from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
-from trinity_bus.coordination.effects import Fact, PublishBatch, RejectionReason
+from trinity_bus.coordination.effects import Fact, RejectionReason
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Uncountable
 from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-CONTRIBUTIONS_LEVEL = 4
-"""Of the state that can hold a task that is answered before its batch is full."""
+CONTRIBUTIONS_LEVEL = 4  # of the state that can hold a task that is answered before its batch is full
 
 type Refusal = tuple[CommandError, str]
 
 
 class Contributions:
-    """Takes them in.
-
-    Args:
-        context: What the machine is run with.
-        state: Its state.
-        policy: Which versions batches need.
-        endings: To end their tasks.
-    """
-
     def __init__(self, context: MachineContext, state: MachineState, policy: SyncPolicy, endings: Endings) -> None:
         self._settings = context.settings
         self._codec = context.dirty.codec
@@ -65,7 +55,6 @@ class Contributions:
         self._endings = endings
 
     def handle(self, arrived: ContributionArrived) -> None:
-        """Accept one, or refuse it."""
         command, found = arrived.command, arrived.found
         again = self._replies.again(command, arrived.traceparent)
         if again is not None:
@@ -120,7 +109,7 @@ class Contributions:
         new_batch = self._ledger.accept(TaskArrived(task, Origin(0, 0), arrived.traceparent), answer)
         self._ledger.cover(command.covers or ())
         if new_batch is not None:
-            self._out.add(PublishBatch(new_batch.record()))
+            self._out.publish_batch(new_batch.record())
 
     def _refusal(self, command: Contribute, task: Task) -> Refusal | None:
         refused = self._ledger.refusal(task)
@@ -149,7 +138,7 @@ class Contributions:
         return None
 
     def _needed(self, version: int) -> int:
-        """Return what is needed of a version that a batch needs: none, before anybody has trained."""
+        # None is needed before anybody has trained.
         return version if self._sync.version >= 0 else 0
 
     def _too_much(self, command: Contribute) -> Refusal | None:

@@ -29,6 +29,7 @@ from collections.abc import Container, Sequence
 from schemas import BatchLifecycleState as State
 from schemas import RolloutFinished
 from schemas.command import BatchResult
+from schemas.topics import RESULTS
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
@@ -37,7 +38,7 @@ from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.effects import Fact, PublishBatch, PublishResult
+from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.limits import short_error
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 
@@ -45,15 +46,6 @@ _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 
 
 class Endings:
-    """Ends attempts, tasks and batches.
-
-    Args:
-        context: Settings, clock and effects of the machine.
-        state: Its state.
-        dispatcher: Stops and cancels attempts.
-        timeouts: Records how long attempts took.
-    """
-
     def __init__(
         self, context: MachineContext, state: MachineState, dispatcher: Dispatcher, timeouts: AttemptTimeouts
     ) -> None:
@@ -76,7 +68,7 @@ class Endings:
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
         whole = event.status == "completed"
-        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.traceparent, whole=whole)
+        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.accepted.traceparent, whole=whole)
         task.answer(part, answer)
         self._dispatcher.cancel(part.running, f"attempt {attempt.number} was faster")
         if task.parts_left:
@@ -87,14 +79,7 @@ class Endings:
     def attempt_partly_succeeded(
         self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None
     ) -> None:
-        """End a running attempt that has some of its runs: keep these, and retry the others.
-
-        Args:
-            attempt: The only one at its part.
-            event: The explorer's report.
-            done: Finished runs of its part, not all of them.
-            traceparent: Of the rollout.
-        """
+        """End a running attempt, the only one at its part, with some runs ``done``: keep these, retry the others."""
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch = self._ledger.batches[task.batch_id]
@@ -103,7 +88,7 @@ class Endings:
         self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
         task.first_error = task.first_error or error
         rest = task.cut(part, done, attempt.explorer)
-        trace = traceparent or task.traceparent
+        trace = traceparent or task.accepted.traceparent
         answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
         task.answer(part, answer)
         self._ledger.answered(task, part.index, answer, *rest)
@@ -122,8 +107,6 @@ class Endings:
         """End a running attempt without an answer: retry its part, or fail it.
 
         Args:
-            attempt: The attempt.
-            error: What went wrong.
             fact: The kind of failure, for metrics.
             took_s: Its duration in seconds, if known.
             cancel: Whether its explorer may still be running it.
@@ -145,11 +128,11 @@ class Endings:
             self._retry(task, [part], error)
 
     def _retry(self, task: OpenTask, parts: Sequence[Part], error: str) -> None:
-        """Queue parts without a running attempt again, or fail them; all have lost the same number of attempts."""
+        # Parts without a running attempt, which have all lost the same number of attempts.
         batch = self._ledger.batches[task.batch_id]
         if parts[0].lost < self._settings.max_attempts:
             detail = f"{parts[0].lost} of {self._settings.max_attempts} tries"
-            self._out.observe(Fact.TASK_RETRIED, task.task.task_id, detail)
+            self._out.observe(Fact.TASK_RETRIED, task.task_id, detail)
             for part in parts:
                 self._ledger.queue.enqueue(batch, task, part)
             return
@@ -167,19 +150,14 @@ class Endings:
     def explorer_lost(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
         """Retry or fail the attempts of an explorer's incarnation that has ended. Call it while it is in the fleet."""
         lost = [self._ledger.running[key] for key in explorer.assigned]
-        for attempt in sorted(lost, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        for attempt in self._ledger.in_order(lost):
             if attempt.key in explorer.assigned:
                 self.attempt_failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
 
     def requeue_from(self, explorer: Explorer, kept: Container[AttemptKey]) -> None:
-        """Queue the attempts that a draining explorer does not run; this does not count as a failed attempt.
-
-        Args:
-            explorer: Accepts no more orders.
-            kept: The attempts that it still runs.
-        """
+        """Queue the attempts that a draining explorer does not run, all but ``kept``; none counts as failed."""
         returned = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
-        for attempt in sorted(returned, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        for attempt in self._ledger.in_order(returned):
             task, part = self._dispatcher.stop(attempt)
             self._ledger.progressed(task)
             if not part.running:
@@ -188,7 +166,7 @@ class Endings:
     def requeue_running(self, reason: str) -> None:
         """Stop and queue all attempts with the trainer's weights; this does not count as a failed attempt."""
         running = [attempt for attempt in self._ledger.running.values() if not self._fleet.is_fixed(attempt.explorer)]
-        for attempt in sorted(running, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
+        for attempt in self._ledger.in_order(running):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
             # Completed turns of a discarded version are not continued.
@@ -206,13 +184,11 @@ class Endings:
         self._finish(task, results.failure(task, first))
 
     def finish_answered_task(self, task: OpenTask) -> None:
-        """End a task whose parts are all answered."""
-        self._finish(task, results.joined(task, task.task.batch_type))
+        self._finish(task, results.joined(task, task.accepted.task.batch_type))
 
     def end_unfinished_tasks(
         self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False
     ) -> None:
-        """End all unfinished tasks of a batch."""
         self._ledger.queue.clear(batch)
         for task in list(batch.open_tasks.values()):
             self._stop_all(task, reason, restart_runners=restart_runners)
@@ -273,7 +249,7 @@ class Endings:
 
     def _timed(self, attempt: Attempt) -> float | None:
         task = self._ledger.tasks[attempt.task_id]
-        return self._timeouts.ended(attempt, task.task.batch_type, self._clock.now)
+        return self._timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
 
     def _stop_all(self, task: OpenTask, reason: str, *, restart_runners: bool = False) -> None:
         self._dispatcher.cancel(task.running, reason, restart_runner=restart_runners)
@@ -283,7 +259,7 @@ class Endings:
     def _finish(self, task: OpenTask, result: Result) -> None:
         batch = self._ledger.finish_task(task, result)
         record = results.record(task, batch.batch_type, result)
-        self._out.add(PublishResult(record, result.traceparent or task.traceparent))
+        self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.accepted.traceparent))
         fact = _FACTS.get(result.status, Fact.TASK_COMPLETED)
         self._out.observe(fact, result.task_id, result.status if fact is Fact.TASK_COMPLETED else result.error or "")
         if batch.state is State.RUNNING:
@@ -294,7 +270,7 @@ class Endings:
 
     def _complete(self, batch: Batch) -> None:
         self._waiting.pop(batch.batch_id, None)
-        self._out.add(PublishBatch(self._ledger.completed(batch)))
+        self._out.publish_batch(self._ledger.completed(batch))
 
     def _wait_if_enough(self, batch: Batch) -> None:
         if batch.state is State.RUNNING and batch.cut_at is None and batch.has_enough:
@@ -306,7 +282,7 @@ class Endings:
         record = batch.record(
             reason=reason, with_results=with_results, detailed_stats=self._settings.detailed_eval_stats
         )
-        self._out.add(PublishBatch(record))
+        self._out.publish_batch(record)
         result = BatchResult(
             batch_id=batch.batch_id,
             batch_type=batch.batch_type,

@@ -66,23 +66,16 @@ from schemas import (
     VersionWanted,
 )
 from schemas.command import CommandError
-from trinity_bus.coordination.effects import Fact, RequestVersion
+from trinity_bus.coordination.effects import Fact
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.versions.weight_sync import Choice
 
-ROLLBACK_S = 600.0
-"""How long a trainer may take to begin a new incarnation from an older checkpoint."""
-MAX_NAMED = 8
-"""Batches that a reply names."""
+ROLLBACK_S = 600.0  # how long a trainer may take to begin a new incarnation from an older checkpoint
+MAX_NAMED = 8  # batches that a reply names
 
 
 class VersionChoice:
-    """Carries out ``PublishVersion`` and ``RollBack``.
-
-    Args:
-        context: What the machine is run with.
-        state: Its state; the choice is part of that of ``sync``.
-    """
+    """Carries out ``PublishVersion`` and ``RollBack``; the choice is part of the state of ``sync``."""
 
     def __init__(self, context: MachineContext, state: MachineState) -> None:
         self._model = context.settings.model
@@ -129,13 +122,10 @@ class VersionChoice:
         else:
             self._sync.choose(choice)
             self._deadline = self._clock.now + self._timeout_s
-            self._out.add(self._question(choice))
+            self._out.request_version(self._question(choice))
 
     def roll_back(self, command: RollBack, traceparent: str | None) -> bool:
-        """Note that a client ends a lineage.
-
-        Return whether the trainer is asked, so that what runs is to be stopped.
-        """
+        """Note that a client ends a lineage. Return whether the trainer is asked, so that what runs must stop."""
         again = self._replies.again(command, traceparent)
         if again is not None:
             self._out.add(again)
@@ -159,17 +149,13 @@ class VersionChoice:
             self._reply(earlier, "invalid", f"a rollback to version {command.version} came meanwhile")
         self._sync.choose(choice)
         self._deadline = self._clock.now + ROLLBACK_S
-        self._out.add(self._question(choice))
+        self._out.request_version(self._question(choice))
         return True
 
     def rolled_back(self, step: StepTrained, former: StepTrained | None) -> bool:
-        """Note that a version was published.
+        """Note that a version was published. Return whether its lineage is rolled back, and that is news.
 
-        Return whether its lineage is rolled back, and nobody has heard of that before.
-
-        Args:
-            step: By which the trainer tells of it.
-            former: By which a trainer told of the newest before.
+        ``former``: by which a trainer told of the newest before.
         """
         rollback, choice = step.rollback, self._sync.state.choice
         if rollback is None or (former is not None and former.rollback == rollback):
@@ -184,11 +170,10 @@ class VersionChoice:
             self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
         return True
 
-    def _question(self, choice: Choice) -> RequestVersion:
-        wanted = VersionWanted(model=self._model, version=choice.version)
+    def _question(self, choice: Choice) -> VersionWanted:
         if choice.rollback is not None:
-            wanted = VersionWanted(model=self._model, rollback=choice.rollback)
-        return RequestVersion(wanted)
+            return VersionWanted(model=self._model, rollback=choice.rollback)
+        return VersionWanted(model=self._model, version=choice.version)
 
     def offered(self, step: StepTrained, traceparent: str | None) -> None:
         """Note that the trainer has an older version at hand again."""
@@ -216,9 +201,9 @@ class VersionChoice:
         state = self._sync.state
         if state.choice is not None:
             self._sync.choose(state.choice.but(step=None, step_traceparent=None))
-            self._out.add(self._question(state.choice))
+            self._out.request_version(self._question(state.choice))
         elif state.pinned:
-            self._out.add(RequestVersion(VersionWanted(model=self._model, version=self._sync.version)))
+            self._out.request_version(VersionWanted(model=self._model, version=self._sync.version))
 
     def overdue(self) -> None:
         """Give up on a trainer that does not answer."""
@@ -258,7 +243,7 @@ class VersionChoice:
 
     @property
     def ceiling(self) -> int | None:
-        """The newest version that a task may need to be handed out now; None for any, -1 where nothing is."""
+        """The newest version that a task may need to be dispatched now; None for any, -1 where nothing is."""
         state = self._sync.state
         if state.choice is not None and state.choice.rollback is not None:
             return -1
@@ -267,7 +252,7 @@ class VersionChoice:
         return self._sync.version if state.pinned else None
 
     def _waiting(self) -> str:
-        """Warns of the batches that wait for newer weights than are served; the reply's detail."""
+        # Warns of the batches that wait for newer weights than are served; the reply's detail.
         waiting = self._ledger.needing_more_than(self._sync.version)
         for batch in waiting:
             detail = f"needs version {batch.min_version}, but {self._sync.version} was chosen: it waits"

@@ -16,25 +16,16 @@ an explorer took a version       counts it as served; where the bytes are others
 from collections.abc import Callable
 from typing import assert_never
 
-from schemas import StepTrained, TrainerHeartbeat, VersionRefused, VersionWanted, WeightsSynced
-from trinity_bus.coordination.effects import Fact, RecordVersion, RequestVersion
+from schemas import PublishedVersion, StepTrained, TrainerHeartbeat, VersionRefused, VersionWanted, WeightsSynced
+from schemas.topics import VERSION_HISTORY
+from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.events.version_choice import VersionChoice
+from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.sync_policy import SyncPolicy
-from trinity_bus.coordination.versions import history
 
 
 class VersionEvents:
-    """Takes them in.
-
-    Args:
-        context: What the machine is run with.
-        state: Its state.
-        policy: Which versions batches need.
-        choice: Which version was asked for.
-        requeue_running: Stops running attempts, with a reason, because their weights are discarded.
-    """
-
     def __init__(
         self,
         context: MachineContext,
@@ -54,7 +45,6 @@ class VersionEvents:
     def handle(
         self, event: TrainerHeartbeat | StepTrained | WeightsSynced | VersionRefused, traceparent: str | None
     ) -> None:
-        """Take one in."""
         match event:
             case TrainerHeartbeat():
                 self._trainer_beat(event)
@@ -69,9 +59,8 @@ class VersionEvents:
                 assert_never(event)
 
     def ask(self, wanted: VersionWanted | None) -> None:
-        """Ask the trainer for a version, if any is wanted."""
         if wanted is not None:
-            self._out.add(RequestVersion(wanted))
+            self._out.request_version(wanted)
 
     def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
         release = self._sync.state.release
@@ -110,7 +99,8 @@ class VersionEvents:
             return
         # An incarnation begins by publishing what the former one has made; what is known of that was written then.
         if step.batch_id is not None or step.version > before:
-            self._out.add(RecordVersion(history.entry(step)))
+            # One record for each version of each model.
+            self._out.add(Write(VERSION_HISTORY, f"{step.model}/{step.version}", history_entry(step)))
         self.ask(self._sync.reminder())
         if self._choice.rolled_back(step, told_last):
             self._requeue_running(f"the trainer has rolled back to version {step.version}")
@@ -148,10 +138,31 @@ class VersionEvents:
             self._out.dismiss("trainer", name, incarnation, newest.incarnation)
 
     def _warn_if_kept(self, step: StepTrained) -> None:
-        """Report a trainer that does not publish what batches will need."""
+        # A trainer that does not publish what batches will need.
         if self._policy.publishes(step.version):
             detail = (
                 f"batches will need version {step.version}, which {step.trainer} does not publish; give all services "
                 "the same TRINITY_BUS_SYNCHRONIZER__ settings"
             )
             self._out.observe(Fact.STARVED, step.trainer, detail)
+
+
+def history_entry(step: StepTrained) -> PublishedVersion:
+    """Return what is remembered of a version for good, for ``version-history``."""
+    return PublishedVersion(
+        model=step.model,
+        version=step.version,
+        step=step.step,
+        batch_id=step.batch_id,
+        method=step.method,
+        trainer=step.trainer,
+        writer=step.writer,
+        trainer_incarnation=step.incarnation,
+        checksum=step.checksum,
+        checkpoint=step.checkpoint,
+        metrics=bounded(step.metrics),
+        seconds=step.seconds,
+        skipped=step.skipped,
+        rollback=step.rollback,
+        source=step.source,
+    )

@@ -6,40 +6,30 @@ is the machine's; after a restart it begins again.
 
 from schemas import CommandReply, FinalizeBatch
 from schemas.command import BatchResult
-from trinity_bus.coordination.effects import SendReply
+from schemas.topics import REPLIES
+from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Groups
 
 
 class BatchWaiter(Value, array_like=True):
-    """A command that waits for its batch to end."""
-
     command: FinalizeBatch
     traceparent: str | None
     timeout_s: float
 
     def __post_init__(self) -> None:
-        self.deadline = self.timeout_s
-        """On the machine's own clock; set anew by a restart."""
+        self.deadline = self.timeout_s  # on the machine's own clock; set again by a restart
 
     @property
     def key(self) -> tuple[str, str]:
-        """By which it is known when it is sent again."""
         return self.command.client, self.command.command_id
 
-    def reply(self, result: BatchResult) -> SendReply:
-        """Return the command's answer when the batch has ended."""
+    def reply(self, result: BatchResult) -> Write:
         return ended_reply(self.command, result, self.traceparent)
 
 
 class BatchWaiters:
-    """All that wait, by batch.
-
-    Args:
-        dirty: Told of every change.
-    """
-
     def __init__(self, dirty: DirtyKeys) -> None:
         self._waiting: Groups[tuple[str, str], BatchWaiter] = Groups("finalizers", BatchWaiter, dirty)
 
@@ -51,7 +41,6 @@ class BatchWaiters:
             waiting.add(waiter)
 
     def of(self, batch_id: str) -> list[BatchWaiter]:
-        """Those that wait for a batch."""
         return self._waiting.find(batch_id)
 
     def overdue(self, now: float) -> list[BatchWaiter]:
@@ -59,11 +48,9 @@ class BatchWaiters:
         return [one for one in self._waiting if one.deadline <= now]
 
     def remove(self, waiter: BatchWaiter) -> None:
-        """Note that it is answered."""
         del self._waiting.of(waiter.command.batch_id)[waiter.key]
 
     def take(self, batch_id: str) -> list[BatchWaiter]:
-        """All that wait for a batch; none are left."""
         return self._waiting.take(batch_id)
 
     def rebuild(self, now: float) -> None:
@@ -72,9 +59,8 @@ class BatchWaiters:
             waiter.deadline = now + waiter.timeout_s
 
 
-def ended_reply(command: FinalizeBatch, result: BatchResult, traceparent: str | None) -> SendReply:
-    """Return the answer to who asks for a batch that has ended."""
+def ended_reply(command: FinalizeBatch, result: BatchResult, traceparent: str | None) -> Write:
     record = CommandReply(
         client=command.client, command_id=command.command_id, batch_id=command.batch_id, result=result
     )
-    return SendReply(record, traceparent)
+    return Write(REPLIES, record.client, record, traceparent)

@@ -8,16 +8,11 @@ from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus.coordination.inputs import Examined, Finding, Uncountable
 from trinity_bus.rollout.metrics import Folded
 
-MAX_METRICS = 4096
-"""Of all runs of one contribution: they are kept until its batch has its place."""
+MAX_METRICS = 4096  # of all runs of one contribution: they are kept until its batch has its place
 
 
 class Examination:
-    """One contribution, whose records are looked at one after the other: of none is more kept than what it comes to.
-
-    Args:
-        command: By which a client contributes.
-    """
+    """One contribution, whose records are looked at one after the other: of none is more kept than what it comes to."""
 
     def __init__(self, command: Contribute) -> None:
         self._command = command
@@ -56,7 +51,6 @@ class Examination:
         return None
 
     def finding(self) -> Finding:
-        """Return what it is, all of it looked at."""
         drawn = min(self._versions), max(self._versions)
         if drawn != (self._command.version_min, self._command.version_max):
             claimed = f"{self._command.version_min} to {self._command.version_max}"
@@ -66,7 +60,7 @@ class Examination:
 
 
 def _versions(group: ExperienceGroup) -> tuple[int, int]:
-    """Return the lowest and highest version; -1 where a sample says of none."""
+    # The lowest and highest version; -1 where a sample says of none.
     drawn = group.versions[:, 2].tolist()
     if len(set(group.versions[:, 0].tolist())) < len(group):
         return -1, max(drawn, default=-1)
@@ -74,6 +68,6 @@ def _versions(group: ExperienceGroup) -> tuple[int, int]:
 
 
 def _steps(group: ExperienceGroup) -> Iterable[tuple[int, Metrics]]:
-    """Return the run of each sample, and its metrics: its reward where it has none."""
+    # The run of each sample, and its metrics: its reward where it has none.
     metrics = group.metrics or [{"reward": reward} for reward in group.rewards.tolist()]
     return zip(group.run_ids.tolist(), metrics, strict=True)

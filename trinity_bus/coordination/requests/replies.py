@@ -12,7 +12,8 @@ from msgspec import Struct
 from schemas import BatchLifecycleState, CommandReply
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
-from trinity_bus.coordination.effects import SendReply
+from schemas.topics import REPLIES
+from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -20,20 +21,19 @@ from trinity_bus.coordination.state.memory import Memory
 
 REPLIES_KEPT = 4096
 REPLIES_BYTES = 8 << 20
-OUTCOMES_KEPT = 1000
-"""Ended batches whose result is remembered, for those who ask for it later."""
+OUTCOMES_KEPT = 1000  # ended batches whose result is remembered, for those who ask for it later
 OUTCOMES_BYTES = 16 << 20
 
 
 class _Given(Struct, array_like=True, frozen=True):
-    """What a command was answered: the value of an item of ``replies/<n>``."""
+    # The value of an item of ``replies/<n>``.
 
     error: CommandError | None
     detail: str
 
 
 class _Outcome(Value, array_like=True):
-    """What a batch came to: the value of an item of ``outcomes/<n>``."""
+    # The value of an item of ``outcomes/<n>``.
 
     batch_id: str
     batch_type: BatchType
@@ -46,18 +46,11 @@ class _Outcome(Value, array_like=True):
 
 
 class Outcomes:
-    """What became of batches that have ended lately.
-
-    Args:
-        dirty: Told of every change.
-    """
-
     def __init__(self, dirty: DirtyKeys) -> None:
         self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, dirty)
         self._codec = dirty.codec
 
     def add(self, result: BatchResult) -> None:
-        """Note that a batch has ended."""
         remembered = _Outcome(*(getattr(result, name) for name in _Outcome.__struct_fields__))
         self.memory.add(result.batch_id, self._codec.encode(remembered))
 
@@ -71,17 +64,11 @@ class Outcomes:
 
 
 class Replies:
-    """The last answers, by client and command id.
-
-    Args:
-        dirty: Told of every change.
-    """
-
     def __init__(self, dirty: DirtyKeys) -> None:
         self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, dirty)
         self._codec = dirty.codec
 
-    def again(self, command: Request, traceparent: str | None) -> SendReply | None:
+    def again(self, command: Request, traceparent: str | None) -> Write | None:
         """Return the answer that the command got when it was sent before; None if it was not, or too long ago."""
         item = self.memory.get(_name(command))
         if item is None:
@@ -89,7 +76,7 @@ class Replies:
         remembered = self._codec.decode(_Given, item)
         return _reply(command, remembered.error, remembered.detail, traceparent)
 
-    def give(self, command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> SendReply:
+    def give(self, command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> Write:
         """Return the answer to a command, remembered."""
         self.memory.add(_name(command), self._codec.encode(_Given(error, detail)))
         return _reply(command, error, detail, traceparent)
@@ -100,7 +87,7 @@ def _name(command: Request) -> str:
     return f"{command.client} {command.command_id}"
 
 
-def _reply(command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> SendReply:
+def _reply(command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> Write:
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
@@ -108,4 +95,4 @@ def _reply(command: Request, error: CommandError | None, detail: str, traceparen
         error=error,
         detail=detail,
     )
-    return SendReply(record, traceparent)
+    return Write(REPLIES, record.client, record, traceparent)

@@ -32,12 +32,12 @@ from schemas.codec import encode
 from schemas.plain import decode_plain
 from trinity_bus.errors import TrinityError
 
+# Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing.
 FRAMING = 2
-"""Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing."""
 LEVEL_KEY = "level"
 OLDEST_LEVEL = 2
+# 3: ``level`` is an entry; rows in lists may grow. 4: a task may be answered before its batch is full.
 NEWEST_LEVEL = 4
-"""3: ``level`` is an entry; rows in lists may grow. 4: a task may be answered before its batch is full."""
 
 _UNKNOWN = "unknown"
 
@@ -52,8 +52,8 @@ class Value(Struct, dict=True):
     What is set in ``__post_init__`` is no field: it is not kept, but found again when the state is restored.
     """
 
+    # Fields that the version before cannot read, and the level that they came with.
     SINCE: ClassVar[Mapping[str, int]] = {}
-    """Fields that the version before cannot read, and the level that they came with."""
 
     def but(self, **changes: Any) -> Self:
         """Return the same with other values of some fields."""
@@ -68,15 +68,11 @@ class StateCodec:
 
     def __init__(self) -> None:
         self.level = NEWEST_LEVEL
+        # Whether some value is not just its fields, so that msgspec cannot write it by itself.
         self._has_unknown = self._leaves_out = False
-        """Whether some value is not just its fields, so that msgspec cannot write it by itself."""
 
     def set_level(self, level: int) -> None:
-        """From now on values are written at this level.
-
-        Raises:
-            StateError: This program does not know it.
-        """
+        """Write values at this level from now on; StateError where this program does not know it."""
         if not OLDEST_LEVEL <= level <= NEWEST_LEVEL:
             raise StateError(
                 f"the coordinator's state has level {level}, this program knows {OLDEST_LEVEL} to {NEWEST_LEVEL}; "
@@ -86,7 +82,6 @@ class StateCodec:
         self._leaves_out = any(since > level for kind in _subclasses(Value) for since in kind.SINCE.values())
 
     def pack(self, body: Any, framing: int = FRAMING) -> bytes:
-        """Return an entry's value."""
         return bytes((0x92, framing)) + self.encode(body)
 
     def encode(self, value: Any) -> bytes:
@@ -94,11 +89,7 @@ class StateCodec:
         return _ENCODER.encode(self._written(value) if self._has_unknown or self._leaves_out else value)
 
     def build[T](self, of: type[T], plain: Any) -> T:
-        """Return the value in a body that was unpacked, with what this program does not know of it.
-
-        Raises:
-            StateError: It is no such value.
-        """
+        """Return the value in an unpacked body, with what this program does not know of it, or raise StateError."""
         try:
             value = msgspec.convert(plain, of, dec_hook=_record_of, builtin_types=(bytes,))
         except ValueError as error:
@@ -107,21 +98,14 @@ class StateCodec:
         return value
 
     def decode[T](self, of: type[T], item: bytes) -> T:
-        """Return the inverse of :meth:`encode`.
-
-        Raises:
-            StateError: It is no such value.
-        """
+        """Return the inverse of :meth:`encode`, or raise StateError."""
         try:
             return msgspec.msgpack.decode(item, type=of, dec_hook=_record_of)
         except ValueError as error:
             raise StateError(f"the coordinator's state has something that is no {of}: {error}") from error
 
     def _written(self, value: Any) -> Any:
-        """Return the value as plain data.
-
-        Without fields that are too new for the level, with those that nobody here knows.
-        """
+        # As plain data: without fields that are too new for the level, with those that nobody here knows.
         if isinstance(value, Value):
             unknown = value.__dict__.get(_UNKNOWN)
             written = {
@@ -141,11 +125,7 @@ class StateCodec:
 
 
 def unpack(key: str, value: bytes) -> Any:
-    """Return the body of an entry, as plain data.
-
-    Raises:
-        StateError: It is no entry, or of a version that this program does not know.
-    """
+    """Return the body of an entry, as plain data; StateError where it is none, or of an unknown version."""
     try:
         entry = msgspec.msgpack.decode(value)
     except ValueError as error:
@@ -161,7 +141,7 @@ def unpack(key: str, value: bytes) -> Any:
 
 
 def _keep_unknown(value: Any, plain: Any) -> bool:
-    """Keep with each value below this one what it does not know. Return whether there is anything."""
+    # Keeps with each value below this one what it does not know. Returns whether there is anything.
     found = False
     if isinstance(value, Value):
         names = value.__struct_fields__

@@ -12,8 +12,7 @@ class Entries(Protocol):
     def body(self, name: str) -> Any:
         """Return what is to be written of an entry; None: there is none."""
 
-    def names(self) -> Iterable[str]:
-        """Return the keys of all entries."""
+    def names(self) -> Iterable[str]: ...
 
     def load(self, bodies: dict[str, Any]) -> None:
         """Take over the entries of a changelog, from plain data."""
@@ -22,7 +21,7 @@ class Entries(Protocol):
 class DirtyKeys:
     """A set of keys in order of first change. What an entry holds is looked up when the changelog is taken.
 
-    A key is ``kind`` or ``kind/name``.
+    A key is ``kind`` or ``kind/name``. Tables register and touch keys, and nobody else.
     """
 
     def __init__(self) -> None:
@@ -31,26 +30,21 @@ class DirtyKeys:
         self._keys: dict[str, None] = {}
 
     def register(self, kind: str, entries: Entries) -> None:
-        """Whose entries have keys of this kind. Said by tables, when they are made."""
         self.kinds[kind] = entries
 
     def touch(self, key: str) -> None:
-        """Note that the entry under ``key`` was made, changed or removed. Said by tables, and by nobody else."""
         self._keys[key] = None
 
     def take(self) -> list[str]:
-        """Return the changed keys, and forget them."""
         keys = list(self._keys)
         self._keys.clear()
         return keys
 
     def body(self, key: str) -> Any:
-        """Return what is to be written of an entry; None: there is none."""
         kind, _, name = key.partition("/")
         return self.kinds[kind].body(name)
 
     def keys(self) -> Iterator[str]:
-        """Return the keys of all entries."""
         for kind, entries in self.kinds.items():
             for name in entries.names():
                 yield f"{kind}/{name}" if name else kind

@@ -1,17 +1,59 @@
-"""A bounded memory of values by name, one entry of the changelog for each: ``kind/<number>``."""
+"""Bounded memories: of names, and of values by name."""
 
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Table
+
+BLOCK_SIZE = 128
+
+
+class Window:
+    """The most recent names, ``capacity`` at least, and up to a block more. A name that is in is not added again.
+
+    Kept in the changelog block by block rather than name by name, so that it is restored from ``capacity / 128``
+    entries. The block being filled is written anew at each change; with many names a transaction that costs little.
+    """
+
+    def __init__(self, kind: str, capacity: int, dirty: DirtyKeys) -> None:
+        self._capacity = capacity
+        self._blocks: Table[list[str]] = Table(kind, list[str], dirty)
+        self._names: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: str) -> None:
+        if name in self._names:
+            return
+        last = next(reversed(self._blocks), "-1")
+        block = self._blocks.get(last, [])
+        if last == "-1" or len(block) >= BLOCK_SIZE:
+            last, block = str(int(last) + 1), []
+        block.append(name)
+        self._blocks[last] = block
+        self._names.add(name)
+        self._trim()
+
+    def rebuild(self) -> None:
+        """Find the names in the blocks of a changelog; a smaller capacity than before forgets the oldest."""
+        self._blocks.sort()
+        self._names = {name for names in self._blocks.values() for name in names}
+        self._trim()
+
+    def _trim(self) -> None:
+        while self._blocks:
+            oldest = next(iter(self._blocks))
+            if len(self._names) - len(self._blocks[oldest]) < self._capacity:
+                return
+            self._names.difference_update(self._blocks.pop(oldest))
 
 
 class Memory:
     """The values of the last ``capacity`` names, fewer where they are large. A name that is in keeps its value.
 
-    Args:
-        kind: First part of the keys of its entries.
-        capacity: Most names.
-        max_bytes: Most bytes of all values; the last one is kept whatever it takes.
-        dirty: Told of every change.
+    Each is an entry of the changelog, ``kind/<number>``. They have ``max_bytes`` at most; the last one is always kept.
     """
 
     def __init__(self, kind: str, capacity: int, max_bytes: int, dirty: DirtyKeys) -> None:
@@ -25,11 +67,9 @@ class Memory:
         return len(self._values)
 
     def get(self, name: str) -> bytes | None:
-        """Return the value of a name that is remembered."""
         return self._values.get(name)
 
     def add(self, name: str, value: bytes) -> None:
-        """Remembers a value; may forget the oldest."""
         if name in self._values:
             return
         self._entries[str(int(next(reversed(self._entries), "-1")) + 1)] = (name, value)
@@ -38,7 +78,6 @@ class Memory:
         self._trim()
 
     def rebuild(self) -> None:
-        """Find the values in the entries of a changelog."""
         self._entries.sort()
         self._values = dict(self._entries.values())
         self._bytes = sum(map(len, self._values.values()))

@@ -22,38 +22,28 @@ class Page:
     """Packed items."""
 
     items: list[bytes] = field(default_factory=list)
-    size: int = 0
-    """Bytes of them."""
+    size: int = 0  # bytes
 
     @classmethod
     def of(cls, items: list[bytes]) -> Self:
-        """Return a page of these."""
         return cls(items, sum(map(len, items)))
 
     def has_room(self, item: bytes) -> bool:
-        """Whether the item may be added."""
         return not self.items or (len(self.items) < PAGE_ITEMS and self.size + len(item) <= PAGE_BYTES)
 
     def add(self, item: bytes) -> None:
-        """Add it."""
         self.items.append(item)
         self.size += len(item)
 
 
 class ResultPages:
-    """Packed results of batches, in the order in which they came.
-
-    Args:
-        dirty: Told of every change.
-    """
+    """Packed results of batches, in the order in which they came."""
 
     def __init__(self, dirty: DirtyKeys) -> None:
         self._table: Table[list[bytes]] = Table("results", list[bytes], dirty)
         self._pages: dict[str, list[Page]] = {}
-        """Of each batch that has results."""
 
     def add(self, batch_id: str, item: bytes) -> None:
-        """Add a result."""
         pages = self._pages.setdefault(batch_id, [])
         if not pages or not pages[-1].has_room(item):
             pages.append(Page())
@@ -61,16 +51,14 @@ class ResultPages:
         self._table[f"{len(pages) - 1}/{batch_id}"] = pages[-1].items
 
     def size(self, batch_id: str) -> int:
-        """Bytes of the results of a batch."""
+        """Return the bytes of the results of a batch."""
         return sum(page.size for page in self._pages.get(batch_id, ()))
 
     def remove(self, batch_id: str) -> None:
-        """Note that the batch has ended."""
         for number in range(len(self._pages.pop(batch_id, ()))):
             del self._table[f"{number}/{batch_id}"]
 
     def of(self, batch_id: str) -> Iterator[bytes]:
-        """Return the results of a batch."""
         return (item for page in self._pages.get(batch_id, ()) for item in page.items)
 
     def rebuild(self) -> Collection[str]:
@@ -87,21 +75,15 @@ class ResultPages:
 @dataclass(slots=True)
 class _TaskPage:
     page: Page = field(default_factory=Page)
-    places: dict[str, int] = field(default_factory=dict)
-    """Of the tasks that have not ended, by id."""
+    places: dict[str, int] = field(default_factory=dict)  # of the tasks that have not ended, by id
 
 
 class TaskPages:
-    """Accepted tasks that have not ended, and those that share a page with them.
-
-    Args:
-        dirty: Told of every change.
-    """
+    """Accepted tasks that have not ended, and those that share a page with them."""
 
     def __init__(self, dirty: DirtyKeys) -> None:
         self._items: Table[list[bytes]] = Table("tasks", list[bytes], dirty)
-        self._ended: Table[int] = Table("ended", int, dirty)
-        """Of each page, a bit for each place whose task has ended."""
+        self._ended: Table[int] = Table("ended", int, dirty)  # of each page, a bit for each place whose task has ended
         self._pages: dict[str, _TaskPage] = {}
         self._filling = ""
 
@@ -121,7 +103,6 @@ class TaskPages:
         self._filling = ""
 
     def remove(self, name: str, task_id: str) -> None:
-        """Note that a task has ended."""
         page = self._pages[name]
         place = page.places.pop(task_id)
         if page.places:
@@ -131,11 +112,7 @@ class TaskPages:
         self._ended.pop(name, None)
 
     def rebuild(self, open_tasks: Callable[[str, bytes], str]) -> None:
-        """Find the pages of a changelog.
-
-        Args:
-            open_tasks: Told of each page and task that has not ended; returns the task's id.
-        """
+        """Find the pages of a changelog; ``open_tasks`` gets each page and open task, and returns its id."""
         if not self._ended.keys() <= self._items.keys():
             raise ValueError("tasks have ended that are not there")
         for name, items in self._items.items():

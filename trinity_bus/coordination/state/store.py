@@ -16,23 +16,15 @@ from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 
 
 class StateStore:
-    """Entries of all tables that the journal knows.
-
-    Args:
-        dirty: Knows what has changed.
-    """
-
     def __init__(self, dirty: DirtyKeys) -> None:
         self._dirty = dirty
         self._codec = dirty.codec
-        self._says_level = False
-        """Whether the changelog has an entry that says the level."""
+        self._says_level = False  # whether the changelog has an entry that says the level
+        # Entries of kinds that this program does not know: they stay where they are.
         self._unknown: dict[str, bytes] = {}
-        """Entries of kinds that this program does not know: they stay where they are."""
 
     @property
     def level(self) -> int:
-        """What is written may hold."""
         return self._codec.level
 
     def changes(self) -> list[tuple[str, bytes | None]]:
@@ -48,7 +40,7 @@ class StateStore:
         return changed
 
     def raise_level(self, level: int) -> tuple[CommandError | None, str]:
-        """From now on the state may hold what a newer level allows; what is written otherwise now is written anew.
+        """From now on the state may hold what a newer level allows; what is written otherwise now is written again.
 
         To be called in the course of a change, which the level is written with. Returns an error, and what to say.
         """
@@ -67,7 +59,6 @@ class StateStore:
         return None, f"the state has level {level} now, {before} before"
 
     def entries(self) -> Iterator[tuple[str, bytes]]:
-        """Return all entries: what all changes add up to."""
         if self._says_level:
             yield LEVEL_KEY, self._level_entry()
         yield from self._unknown.items()
@@ -75,14 +66,9 @@ class StateStore:
             yield key, self._codec.pack(self._dirty.body(key))
 
     def load(self, entries: Iterable[tuple[str, bytes | None]], rebuild: Callable[[], None]) -> None:
-        """Fill the tables, which are as new, from a changelog in the order in which it was written.
+        """Fill the tables, which are as new, from a changelog in the order of its writing; StateError if unreadable.
 
-        Args:
-            entries: The changelog.
-            rebuild: Finds again whatever follows from the tables.
-
-        Raises:
-            StateError: It cannot be read, by this program at least.
+        ``rebuild`` finds again whatever follows from the tables.
         """
         latest: dict[str, bytes] = {}
         for key, value in entries:

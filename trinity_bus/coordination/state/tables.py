@@ -42,11 +42,8 @@ class Row(Value, dict=True):
 class Table[V](dict[str, V]):
     """Entries of one kind, by name: ``kind/<name>`` in the changelog.
 
-    Args:
-        kind: First part of the keys of its entries.
-        of: Type of its values: a :class:`Row`, or something that msgspec knows.
-        dirty: Told of every change.
-        named: Field of a row that holds its name, where there is one.
+    ``of`` is the type of its values: a :class:`Row`, or something that msgspec knows. ``named``: the field of a row
+    that holds its name, where there is one.
     """
 
     def __init__(self, kind: str, of: Any, dirty: DirtyKeys, named: str | None = None) -> None:
@@ -70,7 +67,6 @@ class Table[V](dict[str, V]):
         self._touch(self._prefix + name)
 
     def pop(self, name: str, *default: Any) -> Any:
-        """Delete an entry, and returns its value; or the default where there is none."""
         known = name in self
         value = super().pop(name, *default)
         if known:
@@ -83,15 +79,12 @@ class Table[V](dict[str, V]):
     clear = popitem = setdefault = update = _refuse
 
     def body(self, name: str) -> Any:
-        """Return what is to be written of an entry; None: there is none."""
         return self.get(name)
 
     def names(self) -> Iterator[str]:
-        """Return the keys of all entries."""
         return iter(self)
 
     def load(self, bodies: dict[str, Any]) -> None:
-        """Take over the entries of a changelog."""
         for name, plain in bodies.items():
             given = plain if self._named is None else {self._named: name, **plain}
             value = self._dirty.codec.build(self._of, given)
@@ -110,9 +103,7 @@ class Keyed[K](Protocol):
     """A value with a key that tells it from others of its group."""
 
     @property
-    def key(self) -> K:
-        """The key."""
-        ...
+    def key(self) -> K: ...
 
 
 class Group[K, V: Keyed[Any]](dict[K, V]):
@@ -123,7 +114,6 @@ class Group[K, V: Keyed[Any]](dict[K, V]):
         self._mark = mark
 
     def add(self, value: V) -> None:
-        """Put a value."""
         super().__setitem__(value.key, value)
         self._mark()
 
@@ -133,13 +123,7 @@ class Group[K, V: Keyed[Any]](dict[K, V]):
 
 
 class Groups[K, V: Keyed[Any]]:
-    """Groups by name: each that is not empty is an entry.
-
-    Args:
-        kind: First part of the keys of its entries.
-        of: Type of the values.
-        dirty: Told of every change.
-    """
+    """Groups by name: each that is not empty is an entry, ``kind/<name>``."""
 
     def __init__(self, kind: str, of: type[V], dirty: DirtyKeys) -> None:
         self._kind = kind
@@ -156,30 +140,24 @@ class Groups[K, V: Keyed[Any]]:
         return group
 
     def find(self, name: str) -> list[V]:
-        """Return what is in the group of this name, if there is one."""
         return list(self._groups.get(name, {}).values())
 
     def take(self, name: str) -> list[V]:
-        """Delete a group, and returns what was in it."""
         taken = list(self._groups.pop(name, {}).values())
         if taken:
             self._dirty.touch(f"{self._kind}/{name}")
         return taken
 
     def __iter__(self) -> Iterator[V]:
-        """Everything in all groups."""
         return (value for group in self._groups.values() for value in group.values())
 
     def body(self, name: str) -> Any:
-        """Return what is to be written of an entry; None: there is none."""
         return self.find(name) or None
 
     def names(self) -> Iterator[str]:
-        """Return the keys of all entries."""
         return (name for name, group in self._groups.items() if group)
 
     def load(self, bodies: dict[str, Any]) -> None:
-        """Take over the entries of a changelog."""
         for name, plain in bodies.items():
             group = self.of(name)
             for value in self._dirty.codec.build(list[self._of], plain):  # type: ignore[name-defined]
@@ -187,13 +165,7 @@ class Groups[K, V: Keyed[Any]]:
 
 
 class Single[R: Row]:
-    """A row that is always there, and an entry as soon as it differs from what it was at first.
-
-    Args:
-        kind: The key of its entry.
-        row: As it is at first.
-        dirty: Told of every change.
-    """
+    """A row that is always there, and an entry as soon as it differs from what it was at first."""
 
     def __init__(self, kind: str, row: R, dirty: DirtyKeys) -> None:
         self.row = row
@@ -203,11 +175,9 @@ class Single[R: Row]:
         dirty.register(kind, self)
 
     def body(self, _: str) -> R | None:
-        """Return what is to be written; None: nothing."""
         return None if self.row == self._first else self.row
 
     def names(self) -> Iterator[str]:
-        """Return the key of the only entry: the empty one, or none."""
         return iter(() if self.row == self._first else ("",))
 
     def load(self, bodies: dict[str, Any]) -> None:

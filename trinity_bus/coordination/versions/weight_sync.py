@@ -62,13 +62,11 @@ from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Row, Single
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-type MemberKey = tuple[str, str]
-"""An explorer's name and incarnation."""
+type MemberKey = tuple[str, str]  # an explorer's name and incarnation
 
 FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 30.0
-TRAINER_SILENCE_S = 30.0
-"""After which a trainer that used to send heartbeats is not asked to serve anybody."""
+TRAINER_SILENCE_S = 30.0  # after which a trainer that used to send heartbeats is not asked to serve anybody
 
 
 class Choice(Value):
@@ -78,11 +76,9 @@ class Choice(Value):
     client: str
     command_id: str
     traceparent: str | None
-    step: StepTrained | None = None
-    """The trainer's word that it has the version at hand."""
+    step: StepTrained | None = None  # the trainer's word that it has the version at hand
     step_traceparent: str | None = None
-    rollback: Rollback | None = None
-    """What is newer is to be discarded."""
+    rollback: Rollback | None = None  # what is newer is to be discarded
     asked_by: str | None = None
 
     SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3, "asked_by": 3}
@@ -97,54 +93,32 @@ class Rounds(Value, array_like=True):
 
     @property
     def member(self) -> MemberKey:
-        """The explorer's name and incarnation."""
         return self.explorer, self.incarnation
 
 
 class SyncState(Row):
     """What outlives a restart: ``sync``."""
 
-    release: StepTrained | None = None
-    """The version that is to be served."""
-    traceparent: str | None = None
-    """Context of its publication."""
-    held: StepTrained | None = None
-    """A newer one, which is not served yet."""
+    release: StepTrained | None = None  # the version that is to be served
+    traceparent: str | None = None  # of its publication
+    held: StepTrained | None = None  # a newer one, which is not served yet
     held_traceparent: str | None = None
-    asked_after: int = 0
-    """Sequence of the batch after which the trainer was last asked for a version."""
-    wanted: int = 0
-    """The version that was asked for and has not come; 0 for none."""
-    pinned: bool = False
-    """Whether ``release`` was chosen by somebody, and what is newer is held until that is taken back."""
-    choice: Choice | None = None
-    """A choice that has not taken effect."""
+    asked_after: int = 0  # sequence of the batch after which the trainer was last asked for a version
+    wanted: int = 0  # the version that was asked for and has not come; 0 for none
+    pinned: bool = False  # whether somebody chose ``release``, and what is newer is held until that is taken back
+    choice: Choice | None = None  # one that has not taken effect
     epoch: int = 0
-    group: tuple[MemberKey, ...] = ()
-    """Members of the last round, by rank."""
-    intact: bool = True
-    """Whether nothing has gone wrong in the last round."""
-    pending: dict[str, str] = field(default_factory=dict)
-    """Members that have not answered: name to incarnation."""
+    group: tuple[MemberKey, ...] = ()  # members of the last round, by rank
+    intact: bool = True  # whether nothing has gone wrong in the last round
+    pending: dict[str, str] = field(default_factory=dict)  # members that have not answered: name to incarnation
     rounds: list[Rounds] = field(default_factory=list)
-    zombies: tuple[str, ...] = ()
-    """Former incarnations of the trainer."""
-    asked_by: str | None = None
-    """Who asked for what is served, as announcements say."""
-    is_untold: bool = False
-    """Whether no announcement has said yet what was asked for."""
+    zombies: tuple[str, ...] = ()  # former incarnations of the trainer
+    asked_by: str | None = None  # who asked for what is served, as announcements say
+    is_untold: bool = False  # whether no announcement has said yet what was asked for
 
 
 class WeightSync:
-    """Announcements, one round after another.
-
-    Args:
-        model: Name of the model.
-        policy: When what is published is served.
-        timeout_s: How long a member may take to answer.
-        dirty: Told of every change.
-        most: Explorers that are named in a round.
-    """
+    """Announcements, one round after another. ``most``: explorers that are named in a round."""
 
     def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, dirty: DirtyKeys, *, most: int) -> None:
         self.state = SyncState()
@@ -155,11 +129,9 @@ class WeightSync:
         self._most = most
         self._deadline = 0.0
         self._retry_at: dict[MemberKey, float] = {}
-        self._late: set[MemberKey] = set()
-        """Who ran out of time when last asked. A successor waits for them once more."""
+        self._late: set[MemberKey] = set()  # who ran out of time when last asked; a successor waits for them once more
         self._trainer_seen: float | None = None
-        self._content: tuple[int, int] | None = None
-        """Revision of the fleet at which all served a version, and which."""
+        self._content: tuple[int, int] | None = None  # revision of the fleet at which all served a version, and which
 
     @property
     def version(self) -> int:
@@ -184,7 +156,6 @@ class WeightSync:
         return self.version if self.state.pinned else self.newest
 
     def is_zombie(self, trainer_incarnation: str) -> bool:
-        """Whether this incarnation of the trainer is over."""
         return trainer_incarnation in self.state.zombies
 
     def has_not_heard_of(self, incarnation: str, version: int) -> bool:
@@ -195,7 +166,6 @@ class WeightSync:
         return newest is None or newest.incarnation != incarnation or newest.version < version
 
     def trainer_beat(self, now: float) -> None:
-        """Note that the trainer lives."""
         self._trainer_seen = now
 
     def publish(self, step: StepTrained, traceparent: str | None) -> bool:
@@ -213,14 +183,9 @@ class WeightSync:
         return True
 
     def release(self, oldest_needed: int | None, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
-        """Return the announcement of the version that was held until now.
+        """Return the announcement of the version that was held until now; None where there is none, or still held.
 
-        None where there is none, or it is still held.
-
-        Args:
-            oldest_needed: See :meth:`SyncPolicy.holds`.
-            explorers: All that are not gone.
-            now: The time.
+        ``oldest_needed``: see :meth:`SyncPolicy.holds`. ``explorers``: all that are not gone.
         """
         state, held = self.state, self.state.held
         if held is None or state.pinned:
@@ -243,26 +208,17 @@ class WeightSync:
         return self._announce(held, [e for e in explorers if e.can_sync], now)
 
     def is_trained_again(self, before: StepTrained) -> bool:
-        """Whether what is to be served may be other weights than a former trainer had under its number.
-
-        Args:
-            before: What was to be served until now.
-        """
+        """Whether what is to be served may be other weights than ``before``, of a former trainer, under its number."""
         now = self.state.release
         if now is None or now.incarnation == before.incarnation:
             return False
         return (now.version, now.checksum) != (before.version, before.checksum)
 
     def choose(self, choice: Choice | None) -> None:
-        """Keep a choice that has yet to take effect, or forgets it."""
         self.state.choice = choice
 
     def asked(self, asked_by: str | None) -> None:
-        """Note who has chosen what is served: it is announced, also where no explorer has to move.
-
-        Args:
-            asked_by: Their name; None where nobody knows it.
-        """
+        """Note who has chosen what is served: it is announced, also where no explorer has to move."""
         self.state.asked_by, self.state.is_untold = asked_by, True
 
     def pin(self, step: StepTrained, traceparent: str | None) -> None:
@@ -275,7 +231,6 @@ class WeightSync:
     def go_back(
         self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
     ) -> ModelVersion:
-        """Pins a version; its announcement."""
         self.pin(step, traceparent)
         self.state.rounds = []
         self._retry_at.clear()
@@ -286,11 +241,7 @@ class WeightSync:
         self.state.pinned = False
 
     def want(self, finalized: int) -> VersionWanted | None:
-        """Return what the trainer is to be asked for, because the explorers' side has come to the end of an interval.
-
-        Args:
-            finalized: Sequence of the train batch that was finalized last.
-        """
+        """Return what the trainer is to be asked for, as the explorers' side has come to the end of an interval."""
         want = None if self.state.release is None else self._policy.want(finalized, self.state.asked_after)
         if want is None:
             return None
@@ -298,7 +249,7 @@ class WeightSync:
         return self.reminder()
 
     def reminder(self) -> VersionWanted | None:
-        """Return the same again, where it has not come: the trainer may have started anew, and not have heard."""
+        """Return the same again, where it has not come: the trainer may have restarted, and not have heard."""
         wanted = self.state.wanted
         return VersionWanted(model=self._model, at_least=wanted) if wanted else None
 
@@ -312,7 +263,6 @@ class WeightSync:
         return True
 
     def departed(self, member: MemberKey) -> None:
-        """Note that an explorer's incarnation is over."""
         self._retry_at.pop(member, None)
         self._late.discard(member)
         self.state.rounds = [rounds for rounds in self.state.rounds if rounds.member != member]

@@ -6,14 +6,15 @@ from hypothesis import strategies as st
 
 from schemas import Dispatch, SetPace, Task
 from schemas.event import MAX_PACE_S, MISSED
+from tests.support.effects import written
 from tests.support.simulation.harness import Harness, dispatches, facts
-from trinity_bus.coordination import Effect, Fact, Origin, TellPace
-from trinity_bus.coordination.batches.parts import Attempt, split
-from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.coordination import Effect, Fact
+from trinity_bus.coordination.batches.parts import Attempt
+from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.dispatch.pace import OWN_S, pace
+from trinity_bus.coordination.dispatch.fleet import OWN_PACE_S, pace
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.pools import kind_of
 
@@ -29,7 +30,7 @@ changes = st.tuples(
 
 
 def paces(effects: list[Effect]) -> dict[str, float]:
-    told = [effect.record for effect in effects if isinstance(effect, TellPace)]
+    told = written(effects, SetPace)
     assert all(isinstance(record, SetPace) for record in told)
     return {record.explorer: record.pace_s for record in told}
 
@@ -48,8 +49,9 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     homes: set[str],
     min_version: int,
 ) -> None:
-    task = OpenTask(Task(task_id="t", workflow="code", prompt="1"), "b", 1, Origin(0, 0), None, split(4, 2), "1", 9)
-    task.kind = kind_of(task.task, "policy")
+    given = Task(task_id="t", workflow="code", prompt="1")
+    task = OpenTask(AcceptedTask("b", 1, 0, 0, None, 4, 2, given), "1", 9)
+    task.kind = kind_of(given, "policy")
     task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on
     free_slots, known = FreeSlots(), dict[str, Explorer]()
@@ -104,7 +106,7 @@ def test_putting_off_again_and_again_keeps_nothing() -> None:
 )
 def test_the_pace_bounds_all_heartbeats_and_does_not_swing(explorers: int, before: float, after: float) -> None:
     assert pace(explorers, 2000, before) == after
-    assert explorers / max(after, OWN_S) <= 2000
+    assert explorers / max(after, OWN_PACE_S) <= 2000
 
 
 def test_the_pace_has_an_end() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from schemas import CommandReply, SkippedBatch
+from schemas import BatchSkipped, CommandReply, PublishedVersion, SkippedBatch
+from tests.support.effects import written
 from tests.support.simulation.harness import (
     TRACE,
     Harness,
@@ -17,7 +18,7 @@ from tests.support.simulation.harness import (
     replies,
     statuses,
 )
-from trinity_bus.coordination import Fact, RecordVersion, SendReply, Skip
+from trinity_bus.coordination import Fact, Write
 from trinity_bus.coordination.events import batch_commands
 from trinity_bus.coordination.limits import MAX_UNFILLED_TASKS
 
@@ -42,7 +43,7 @@ def test_a_batch_from_its_submission_to_its_result() -> None:
     harness.beat()
     commands = harness.submit("b", 2)
     assert [(b.batch_id, b.state, b.expected_task_count) for b in batches(commands)] == [("b", "pending", 2)]
-    assert next(c for c in commands if isinstance(c, SendReply)).traceparent == TRACE
+    assert next(c for c in commands if isinstance(c, Write) and isinstance(c.record, CommandReply)).traceparent == TRACE
     assert dispatches(harness.task("x", batch_id="b")) == []
     assert len(dispatches(harness.task("y", batch_id="b"))) == 2
     assert replies(harness.finalize("b")) == [], "it waits for the batch"
@@ -426,7 +427,7 @@ def finalized(harness: Harness, batch_id: str, **fields: Any) -> None:
 
 
 def skips(commands: list[Any]) -> list[tuple[str, int, str, str]]:
-    records = [command.record for command in commands if isinstance(command, Skip)]
+    records = written(commands, BatchSkipped)
     return [(record.batch_id, record.sequence, record.reason, record.client) for record in records]
 
 
@@ -463,5 +464,5 @@ def test_only_what_waits_to_be_trained_on_is_skipped() -> None:
 def test_a_version_is_remembered_with_what_its_lineage_has_skipped() -> None:
     harness = Harness()
     skipped = [SkippedBatch(batch_id="a", step=1, reason="poison")]
-    (published,) = [c.record for c in harness.trained(1, batch_id="a", skipped=skipped) if isinstance(c, RecordVersion)]
+    (published,) = written(harness.trained(1, batch_id="a", skipped=skipped), PublishedVersion)
     assert published.skipped == skipped

@@ -2,20 +2,12 @@
 
 from typing import Any
 
-from schemas import CommandReply, Dispatch, PublishedVersion, PublishVersion, RollBack, VersionRefused
+from schemas import CommandReply, Dispatch, PublishedVersion, PublishVersion, RollBack, VersionRefused, VersionWanted
+from tests.support.effects import written
 from tests.support.simulation import harness as machine_harness
 from tests.support.simulation.harness import announced as announced_in
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination import (
-    CoordinatorMachine,
-    Effect,
-    Fact,
-    Observe,
-    RecordVersion,
-    RequestVersion,
-    SendOrder,
-    SendReply,
-)
+from trinity_bus.coordination import CoordinatorMachine, Effect, Fact, Observe
 
 
 class Story(machine_harness.Harness):
@@ -54,29 +46,25 @@ class Story(machine_harness.Harness):
 
 
 def replies(effects: list[Effect]) -> list[CommandReply]:
-    return [command.record for command in effects if isinstance(command, SendReply)]
+    return written(effects, CommandReply)
 
 
 def asked(effects: list[Effect]) -> list[int | None]:
-    return [command.record.version for command in effects if isinstance(command, RequestVersion)]
+    return [command.version for command in written(effects, VersionWanted)]
 
 
 def dispatched(effects: list[Effect]) -> list[str]:
-    return [
-        command.record.batch_id
-        for command in effects
-        if isinstance(command, SendOrder) and isinstance(command.record, Dispatch)
-    ]
+    return [order.batch_id for order in written(effects, Dispatch)]
 
 
 def test_each_version_is_remembered_once_with_what_made_it() -> None:
     harness = Story()
     effects = harness.trained(3, batch_id="train-000003", metrics={"loss": 0.5})
-    (remembered,) = [c.record for c in effects if isinstance(c, RecordVersion)]
+    (remembered,) = written(effects, PublishedVersion)
     assert (remembered.version, remembered.batch_id, remembered.metrics) == (3, "train-000003", {"loss": 0.5})
     assert isinstance(remembered, PublishedVersion)
     # A restarted trainer publishes what the former incarnation has made, and knows nothing of the step.
-    assert not [c for c in harness.trained(3, incarnation="t2") if isinstance(c, RecordVersion)]
+    assert not written(harness.trained(3, incarnation="t2"), PublishedVersion)
 
 
 def test_a_version_goes_back_and_forth() -> None:

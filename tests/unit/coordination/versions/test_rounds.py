@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import ExplorerLeft
+from schemas import ExplorerLeft, PublishedVersion
+from tests.support.effects import written
 from tests.support.simulation.harness import Harness, announced, facts, groups
 from trinity_bus.coordination import Fact
-from trinity_bus.coordination.effects import RecordVersion
 
 
 def mesh(explorers: int, **synchronizer: Any) -> Harness:
@@ -102,4 +102,4 @@ def test_an_announcement_says_in_which_type_is_trained_and_from_which_model_on()
     harness = mesh(1)
     effects = harness.trained(1, dtype="bfloat16", source="org/model@0123")
     assert [(record.dtype, record.source) for record in announced(effects)] == [("bfloat16", "org/model@0123")]
-    assert [e.record.source for e in effects if isinstance(e, RecordVersion)] == ["org/model@0123"]
+    assert [e.source for e in written(effects, PublishedVersion)] == ["org/model@0123"]

@@ -24,23 +24,21 @@ from schemas import (
     RolloutFinished,
     StepTrained,
     Task,
+    VersionWanted,
     WeightsSynced,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
-    AnnounceVersion,
     CommandArrived,
     CoordinatorMachine,
     EventArrived,
     Fact,
     Observe,
     Origin,
-    PublishBatch,
-    RequestVersion,
-    SendOrder,
     SyncPolicy,
     TaskArrived,
     Tick,
+    Write,
 )
 from trinity_bus.coordination.inputs import Event, Input
 
@@ -100,17 +98,17 @@ class Mesh:
                 self.store[key] = value
         for command in commands:
             match command:
-                case SendOrder(record=Dispatch() as dispatch):
+                case Write(record=Dispatch() as dispatch):
                     self.dispatched(dispatch)
-                case AnnounceVersion(record=announced):
+                case Write(record=ModelVersion() as announced):
                     self.announced(announced)
-                case RequestVersion(record=wanted) if wanted.version is None:
+                case Write(record=VersionWanted() as wanted) if wanted.version is None:
                     self.wanted = max(self.wanted, wanted.at_least)
                     self.publish_if_due()
-                case RequestVersion(record=wanted):
+                case Write(record=VersionWanted() as wanted):
                     assert wanted.version is not None
                     self.to_bring_back.append(wanted.version)
-                case PublishBatch(record=record) if record.state is BatchLifecycleState.FINALIZED:
+                case Write(record=BatchRecord() as record) if record.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(record)
                     self.to_train.append(record)
                     self.timeline.append(f"batch {record.sequence}")
