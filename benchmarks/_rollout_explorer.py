@@ -20,8 +20,8 @@ import uvloop
 
 from schemas import Sampling
 from trinity_bus.bus import Bus
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.runners.fork_server import ForkServer

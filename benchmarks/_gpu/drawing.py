@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks._gpu.figures import Figures
 from benchmarks._gpu.sizes import Size
 from schemas import Sampling
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine
 
 MAX_LENGTH = 256

@@ -15,12 +15,11 @@ for people, tools and clients, and no token is ever made of it.
 """
 
 from trinity_bus.chat.formats import ParsedCall
-from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema
+from trinity_bus.chat.messages import ChatError, ChatMessage, Completion, EndingTokenizer, Tokenizer, ToolSchema
 from trinity_bus.chat.renderer import Renderer
 from trinity_bus.chat.session import ModelReply, Prompt, Session, TokenSample
 from trinity_bus.chat.template import TemplateRenderer, renderer_for
 from trinity_bus.chat.written import ExampleWriter, WrittenAnswer
-from trinity_bus.inference.completion import Completion
 
 __all__ = [
     "ChatError",

@@ -8,11 +8,13 @@ where role, name, text (blanks at its ends aside) and tool calls (names and argu
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 import xxhash
 
+from schemas.experience import UInt8
 from trinity_bus.errors import TrinityError
 
 # ``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's.
@@ -143,3 +145,17 @@ def _canonical(value: Any) -> bytes:
         return _JSON.encode(value)
     except (UnicodeEncodeError, RecursionError) as error:
         raise ChatError(f"a message is half a character, or too deep: {error}") from error
+
+
+@dataclass(slots=True)
+class Completion:
+    """One response of an engine; still empty in parts while it is drawn."""
+
+    token_ids: list[int]  # [tokens] as drawn, the end token included where one was drawn
+    # [tokens] natural logarithm of each token's probability under the distribution that it was drawn from
+    logprobs: list[float]
+    finish_reason: str  # ``stop`` at an end token or stop string, ``length`` at a limit; empty while it is drawn
+    versions: list[tuple[int, int]]  # (first token, model version), ascending: who drew what
+    # [prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
+    # them; it never runs the last token
+    routes: UInt8 | None = None

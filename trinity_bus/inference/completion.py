@@ -8,23 +8,10 @@ import numpy as np
 
 from schemas.experience import UInt8
 from schemas.vectors import UINT8
+from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.errors import GenerationError
 
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
-
-
-@dataclass(slots=True)
-class Completion:
-    """One response of an engine; still empty in parts while it is drawn."""
-
-    token_ids: list[int]  # [tokens] as drawn, the end token included where one was drawn
-    # [tokens] natural logarithm of each token's probability under the distribution that it was drawn from
-    logprobs: list[float]
-    finish_reason: str  # ``stop`` at an end token or stop string, ``length`` at a limit; empty while it is drawn
-    versions: list[tuple[int, int]]  # (first token, model version), ascending: who drew what
-    # [prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
-    # them; it never runs the last token
-    routes: UInt8 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,9 @@ from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus import awake
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import (
-    UNKNOWN_VERSION,
-    Completion,
-    EngineDelta,
-    completion_of,
-    delta_of,
-    scores_of,
-)
+from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineDelta, completion_of, delta_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (

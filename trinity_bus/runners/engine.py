@@ -5,7 +5,8 @@ from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
-from trinity_bus.inference.completion import Completion, EngineDelta
+from trinity_bus.chat.messages import Completion
+from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome

@@ -37,7 +37,7 @@ from schemas.errors import DecodeError
 from schemas.experience import ExperienceGroup
 from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
-from trinity_bus.inference.completion import Completion
+from trinity_bus.chat.messages import Completion
 from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 
 MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)  # the largest is a record, with a little around it

@@ -32,10 +32,10 @@ from schemas.codec import decode, encode
 from schemas.turn import Answer, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus import awake
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference import errors as engine_errors
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer

@@ -32,9 +32,9 @@ from schemas import Cancel, Dispatch, Sampling
 from schemas.event import RunnerState
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus import awake
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners import pool as do

@@ -34,12 +34,12 @@ from schemas import ExperienceGroup, ExplorerHeartbeat
 from schemas.experience import Sample, SampledWith
 from schemas.sampling import MAX_TEMPERATURE, Sampling
 from trinity_bus import awake
+from trinity_bus.chat.messages import Completion
 from trinity_bus.console.web.rollouts import turns_of, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
-from trinity_bus.inference.completion import Completion
 from trinity_bus.view import ExplorerView
 from workers.console.access_control import operator
 from workers.console.forms import form

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat import EndingTokenizer
+from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference.completion import Completion
 
 MAX_TOKENS: Final = 256  # Of a response, where nothing else is said
 _KNOWN: Final = {"temperature", "max_tokens", "top_p", "top_k", "seed", "stop"}

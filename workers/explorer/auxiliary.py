@@ -27,11 +27,11 @@ from typing import Any, Final, Self
 from schemas import ExplorerHeartbeat, ExplorerLeft, Sampling
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Received, TopicFollower
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.health.process import watching
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import UnknownPoolError
 
 _SILENCE_S: Final = 10.0  # after which an explorer is taken to be gone

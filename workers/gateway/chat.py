@@ -13,12 +13,12 @@ from trinity_bus.chat.completions import (
     read_completion_request,
     text_of_completion,
 )
+from trinity_bus.chat.messages import Completion
 from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_body, read_request, token_texts
 from trinity_bus.chat.renderer import DrawnTurn
 from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference.completion import Completion
 from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
 from workers.gateway.request_run import Events, RequestContext, RequestRun
 

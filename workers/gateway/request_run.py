@@ -20,11 +20,11 @@ from aiohttp import web
 from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
+from trinity_bus.chat.messages import Completion
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions, new_answer_id
-from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.http import in_thread
 from workers.gateway.request_gate import BODY, OWNER, PLACE
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder

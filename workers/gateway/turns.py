@@ -19,9 +19,9 @@ from schemas.topics import TURNS
 from schemas.turn import Answer, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.bus import Producer
+from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import BusError
 from trinity_bus.gateway import wire
-from trinity_bus.inference.completion import Completion
 from trinity_bus.rollout.turns import drawn_response, question_of_prompt
 
 log = logging.getLogger("workers.gateway")

@@ -12,8 +12,9 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from tests.support.fakes.experiences import make_group
 from tests.support.faults.transfers import announcement
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, TrainerSettings
-from trinity_bus.inference.completion import Completion, completion_of
+from trinity_bus.inference.completion import completion_of
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.training.adapters import FOLDER

@@ -23,9 +23,9 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, RequestRefusedError

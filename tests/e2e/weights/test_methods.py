@@ -11,8 +11,8 @@ import torch
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
-from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training import checkpoint

@@ -16,8 +16,9 @@ from schemas import Member, ModelVersion, Sampling
 from schemas.experience import UInt8
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import Completion, EngineDelta
+from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome

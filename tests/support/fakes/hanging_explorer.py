@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from schemas import Sampling
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from trinity_bus.bus import Bus
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import Completion
 from trinity_bus.runners.fork_server import ForkServer
 from workers.explorer.service import ExplorerService
 

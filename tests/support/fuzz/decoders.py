@@ -22,10 +22,10 @@ from schemas.trainable import Bounds
 from schemas.vectors import INT32
 from tests.support.fuzz.outside import outside
 from trinity_bus.bus.received import header
+from trinity_bus.chat.messages import Completion
 from trinity_bus.coordination import StateError
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.explorers import take_frame
-from trinity_bus.inference.completion import Completion
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages

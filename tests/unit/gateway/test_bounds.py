@@ -15,7 +15,7 @@ from tests.support.gateway.rig import KEY, OTHERS_KEY, rig
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.bus import Producer
-from trinity_bus.inference.completion import Completion
+from trinity_bus.chat.messages import Completion
 from trinity_bus.runtime.http import SMALL
 from trinity_bus.testing import CharacterTokenizer
 from workers.gateway import request_run, turns

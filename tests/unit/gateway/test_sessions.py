@@ -7,9 +7,9 @@ import pytest
 
 from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
+from trinity_bus.chat.messages import Completion
 from trinity_bus.gateway import sessions as session_book
 from trinity_bus.gateway.sessions import Dialogue, Sessions, UnknownAnswerError
-from trinity_bus.inference.completion import Completion
 from trinity_bus.testing import CharacterTokenizer
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]

@@ -23,7 +23,8 @@ import msgspec
 
 from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus import awake
-from trinity_bus.inference.completion import Completion, EngineDelta
+from trinity_bus.chat.messages import Completion
+from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
 

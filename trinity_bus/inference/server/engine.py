@@ -32,8 +32,9 @@ from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus import awake
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, EngineDelta
+from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import (
     EngineDeadError,
