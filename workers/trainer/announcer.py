@@ -44,41 +44,24 @@ _tracer = trace.get_tracer("workers.trainer")
 
 @dataclass(frozen=True, slots=True)
 class TrainerIdentity:
-    """This incarnation of the trainer."""
-
     trainer: str
+    # Its name on ``steps``
     writer: str
-    """Its name on ``steps``."""
     incarnation: str
     model: str
     rollback: Rollback | None = None
-    """The last one of its lineage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A step that was trained; before the first, none."""
-
     progress: TrainingProgress
-    """After it."""
     batch_id: str | None = None
     metrics: Metrics = field(default_factory=dict)
     seconds: float = 0.0
 
 
 class Announcer:
-    """Stages and announces versions.
-
-    Args:
-        who: This incarnation of the trainer.
-        directory: Where its checkpoints are.
-        producer: Connected.
-        thread: Of the engine.
-        engine: That trains.
-        published: What of it is published.
-        publisher: Brings them to explorers.
-        publication: Remembers their checksums.
-    """
+    """Stages and announces versions."""
 
     def __init__(
         self,
@@ -102,17 +85,14 @@ class Announcer:
         self._publication = publication
         self._staging = asyncio.Lock()
         self._held = contextlib.ExitStack()
+        # Of versions that are staged and not told of
         self._spans: dict[int, trace.Span] = {}
-        """Of versions that are staged and not told of."""
+        # The newest version that is published, or about to be
         self.staged_version = -1
-        """The newest version that is published, or about to be."""
         self.published_version = -1
-        """The newest version that was published."""
         self._published: StepTrained | None = None
-        """What was told of it."""
 
     async def stage(self, version: int) -> None:
-        """Copy the weights as they are, so that they can be had as this version."""
         with _tracer.start_as_current_span(
             "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._who.model}
         ) as span:
@@ -124,7 +104,6 @@ class Announcer:
         self.staged_version = version
 
     async def tell(self, step: Trained, *, publish: bool) -> None:
-        """Tell of a step, and with ``publish`` that its version, which is staged, can be had."""
         version = step.progress.version
         if not publish:
             await self._tell(step, publish=False)
@@ -137,13 +116,13 @@ class Announcer:
         self.published_version = version
 
     async def repeat(self) -> None:
-        """Tells again of the newest version: somebody who should have heard has not."""
+        """Somebody who should have heard of the newest version has not."""
         if self._published is not None:
             log.warning("telling of version %d once more: nobody has heard of it", self._published.version)
             await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, self._published))
 
     async def publish_again(self, version: int) -> None:
-        """Make an older version available, or tells that it is gone."""
+        """Make an older version available, or tell that it is gone."""
         try:
             checksum = await self._stage_again(version)
         except CheckpointError as error:
@@ -156,11 +135,7 @@ class Announcer:
         await self._tell(Trained(self._engine.progress), publish=True, checksum=checksum, again=version)
 
     async def end_lineage(self, rollback: Rollback) -> None:
-        """Begins a rollback, or tells that its version is gone.
-
-        Raises:
-            LineageEndedError: It is begun: this incarnation is over.
-        """
+        """Begin a rollback with LineageEndedError, or tell that its version is gone."""
         try:
             await asyncio.to_thread(checkpoint.begin_rollback, self._directory, rollback)
         except CheckpointError as error:
@@ -181,11 +156,6 @@ class Announcer:
         await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
 
     async def _stage_again(self, version: int) -> str:
-        """Return the checksum of an older version, which is staged from now on.
-
-        Raises:
-            CheckpointError: It is gone.
-        """
         if version == self.published_version:
             return self._publication.checksum(version)
         folder = checkpoint.of_step(self._directory, version)

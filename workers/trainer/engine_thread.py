@@ -8,7 +8,7 @@ from typing import Self
 
 
 class EngineThread:
-    """Runs functions one after another. An async context manager, whose end waits for what is running."""
+    """Runs functions one after another. Leaving it waits for what is running."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -22,8 +22,5 @@ class EngineThread:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
     async def call[R](self, function: Callable[[], R]) -> R:
-        """Return the result of a function that runs in the thread, in the order of the calls.
-
-        Cancelling the wait does not stop a function that has begun.
-        """
+        # Cancelling the wait does not stop a function that has begun.
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)

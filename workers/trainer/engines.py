@@ -32,17 +32,15 @@ class StartingPoint:
     """Where a trainer begins that has no checkpoint yet: with one of another trainer."""
 
     directory: Path
-    """Of that one's checkpoints."""
+    # The last step whose checkpoint may be taken
     through: int
-    """The last step whose checkpoint may be taken."""
 
     def latest(self) -> Path | None:
-        """Return it; None where there is none."""
         return checkpoint.latest(self.directory, self.through)
 
     @property
     def step(self) -> int:
-        """The checkpoint's step; 0 where there is none."""
+        """0 where there is no checkpoint."""
         folder = self.latest()
         return 0 if folder is None else checkpoint.step_of(folder)
 
@@ -50,17 +48,6 @@ class StartingPoint:
 def load(
     settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
 ) -> tuple[TrainingEngine, Publisher]:
-    """Return the engine and the publisher; see :func:`load_engine`.
-
-    Args:
-        settings: Of the service.
-        directory: Where its checkpoints are.
-        followers: The other ranks; None where there are none.
-        batches: The log that is trained on.
-
-    Raises:
-        TrinityError: Training cannot begin.
-    """
     engine = load_engine(settings, directory, followers, batches)
     if (
         engine.progress.step == 0
@@ -79,19 +66,10 @@ def load_engine(
     identity: LogIdentity,
     origin: StartingPoint | None = None,
 ) -> TrainingEngine:
-    """Return the engine. Takes seconds: imports torch, and Megatron or transformers.
+    """Return the engine, which takes seconds: it imports torch, and Megatron or transformers.
 
-    What cannot be gone on from is refused, and what has changed is said, before the model is loaded.
-
-    Args:
-        settings: Of the service.
-        directory: Where its checkpoints are.
-        followers: The other ranks; None where there are none.
-        identity: Of the log that is trained on.
-        origin: What to begin with where there is no checkpoint; absent: the model.
-
-    Raises:
-        TrinityError: Training cannot begin.
+    What cannot be gone on from is refused, and what has changed is said, before the model is loaded. Without a
+    checkpoint it begins with ``origin``, or else with the model.
     """
     run, shaping = check(settings, directory, identity, origin)
     engine = _make(settings, followers)
@@ -109,7 +87,6 @@ def load_engine(
 
 
 def _named(source: Path) -> str | None:
-    """Return the name on a hub of the model that training began with; of a checkpoint, that which it came of."""
     if (source / checkpoint.PROGRESS).exists():
         return read_manifest(source).progress.source
     return source_of(source)
@@ -118,17 +95,7 @@ def _named(source: Path) -> str | None:
 def check(
     settings: Settings, directory: Path, identity: LogIdentity, origin: StartingPoint | None = None
 ) -> tuple[RunIdentity, Shaping]:
-    """Return of which run a trainer is, and with which settings; say what has changed since its newest checkpoint.
-
-    Args:
-        settings: Of the service.
-        directory: Where its checkpoints are.
-        identity: Of the log that is trained on.
-        origin: See :func:`load_engine`.
-
-    Raises:
-        TrinityError: That is of another run, or cannot be gone on from with these settings.
-    """
+    """Say what has changed since the newest checkpoint; CheckpointError where it cannot be gone on from."""
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
     layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
     run, shaping = run_identity(settings, source, identity), resume.shaping(settings.mesh, settings.trainer)
@@ -145,16 +112,6 @@ def check(
 
 
 def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunIdentity:
-    """Return what tells this run from others.
-
-    Args:
-        settings: Of the service.
-        source: The model that training begins with.
-        batches: The log that is trained on.
-
-    Raises:
-        ConversionError: The model cannot be read.
-    """
     try:
         model = model_digest(source)
     except OSError as error:
@@ -163,11 +120,6 @@ def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunI
 
 
 def _compare(folder: Path, written: TrainingProgress, run: RunIdentity, shaping: Shaping) -> None:
-    """Say what has changed since a checkpoint was written.
-
-    Raises:
-        CheckpointError: It is of another run, or cannot be gone on from with these settings.
-    """
     checkpoint.check_run(folder, written.run, run)
     if written.run is None:
         log.warning("%s does not say of which run it is; it is taken as one of this run", folder)

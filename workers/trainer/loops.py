@@ -52,23 +52,6 @@ _GATHER_S = 0.1
 
 
 class Trainer:
-    """The loops.
-
-    Args:
-        settings: Of the service.
-        policy: Which versions are published.
-        directory: Of the checkpoints, held.
-        rollback: The last one of this lineage.
-        bus: Connected.
-        producer: Connected.
-        thread: Of the engine.
-        engine: As its newest checkpoint left it.
-        publisher: Brings versions to explorers.
-        steps: The topic ``steps``.
-        figures: The topic ``token-figures``.
-        examples: What is mixed with the batches; None where nothing is.
-    """
-
     def __init__(
         self,
         settings: Settings,
@@ -103,12 +86,12 @@ class Trainer:
         self._training = False
         self._time = Occupancy("waiting_for_batch")
         TRAINER_TIME.watch(self._time)
+        # Held while a step is trained or a version published: the two never mix
         self._stepping = asyncio.Lock()
-        """Held while a step is trained or a version published: the two never mix."""
+        # The last sequence that is met once more and trained already, because positions mean nothing any more.
         self._passes_over = 0
-        """The last sequence that is met once more and trained already, because positions mean nothing any more."""
+        # The version that was asked for last
         self._wanted = 0
-        """The version that was asked for last."""
         self._agenda = BatchSchedule(AnnouncedSteps())
         shape = read_shape(engine.source)
         self._inputs = StepInputs(
@@ -124,7 +107,6 @@ class Trainer:
             producer=producer,
         )
         self._last = Trained(engine.progress)
-        """The step that was trained last."""
         self._announcer = Announcer(
             who,
             directory=directory,
@@ -141,7 +123,6 @@ class Trainer:
         return self._engine.progress
 
     async def run(self) -> None:
-        """Train until it is cancelled, or cannot go on."""
         progress = self._progress
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
         end = (await self._bus.end_offsets(BATCHES))[0]
@@ -182,7 +163,6 @@ class Trainer:
             mark_ready()
 
     async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
-        """Compare what explorers say they received, and publish what is asked for, as long as it runs."""
         while True:
             for received in await events.batch(_POLL_S):
                 match received.record:
@@ -204,14 +184,12 @@ class Trainer:
                         )
 
     async def _publish_wanted(self, at_least: int) -> None:
-        """Publish what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
         self._wanted = max(self._wanted, at_least)
         async with self._stepping:
             if self._due():
                 await self._releases.wanted(self._last)
 
     def _due(self) -> bool:
-        """Whether the version that the last step has made is to be published."""
         progress = self._progress
         staged = self._announcer.staged_version
         return staged < progress.version and (
@@ -254,7 +232,6 @@ class Trainer:
         return self._settings.is_done(self._progress.step)
 
     async def _step(self, due: Due) -> None:
-        """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""
         began = time.perf_counter()
         batch = due.batch
         with (
@@ -316,7 +293,6 @@ class Trainer:
     async def _update(
         self, groups: list[ExperienceGroup], shown: Sequence[TrainSample], seed: int
     ) -> tuple[Metrics, list[SampleFigures]]:
-        """Return a step of the engine; without groups and examples it changes no weights."""
         self._training = True
         try:
             return await self._thread.call(

@@ -9,21 +9,13 @@ from trinity_bus.training.choice import LEFT_OUT, REASONS
 
 
 def of_record(begun: StepBegun) -> Metrics:
-    """Return the figures of a step that its record knows, and the engine does not."""
+    """Return the metrics of a step that its record knows, and the engine does not."""
     replayed = {"groups_replayed": float(len(begun.replayed))} if begun.replayed else {}
     return {**choice.counts(begun.left_out), **replayed}
 
 
 def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
-    """Show a step's figures until the next.
-
-    Args:
-        model: Its name.
-        step: Steps trained so far.
-        version: The version that the step made.
-        seconds: From the manifest to the new weights.
-        metrics: As :meth:`TrainingEngine.train_step` returns them; one that a step does not have keeps its value.
-    """
+    """Show a step's metrics until the next; ``seconds`` from the manifest to the new weights."""
     attributes = {names.RL_MODEL: model}
     TRAIN_STEP_DURATION.record(seconds, attributes)
     for reason in REASONS:

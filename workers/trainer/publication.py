@@ -33,20 +33,13 @@ _MISMATCHES = metrics.get_meter("workers.trainer").create_counter(
     "rl.weight_sync.mismatches", unit="{version}", description="Versions that an explorer received with other bytes."
 )
 _POLL_S = 1.0
+# Versions whose checksums are kept: answers to older ones say nothing about what is served now.
 _REMEMBERED = 16
-"""Versions whose checksums are kept: answers to older ones say nothing about what is served now."""
 
 
 class Server(Protocol):
-    """Who brings versions to members."""
-
     def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
-        """Note that the members of an announcement may take what it announces, if they prove that they have read it.
-
-        Args:
-            announced: The announcement.
-            traceparent: Parent of the spans of what is sent to them.
-        """
+        """Members of an announcement may take what it announces, if they prove that they have read it."""
         ...
 
     def keep(self, version: int) -> None:
@@ -55,56 +48,32 @@ class Server(Protocol):
 
 
 class Publisher(Server, Protocol):
-    """One way on which versions leave the trainer; see ``make_publisher``."""
+    """One way on which versions leave the trainer."""
 
     @property
-    def method(self) -> "Method":
-        """The method's name in ``ModelVersion``."""
-        ...
+    def method(self) -> "Method": ...
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port for ``ModelVersion``."""
-        ...
+    def address(self) -> tuple[str, int]: ...
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
     ) -> str:
-        """Make a version one that can be had from now on; its checksum.
+        """Make a version one that can be had from now on; return its checksum.
 
-        Args:
-            version: Its number.
-            named_tensors: All of it.
-            folder: Whose files have the same tensors once it is announced, so that no copy need be kept.
+        ``folder`` has the same tensors in its files once it is announced, so that no copy need be kept.
         """
         ...
 
     def durable(self, version: int) -> None:
-        """Note that the files of a staged version are there, before it is announced.
-
-        Raises:
-            WeightTransferError, OSError: They are not.
-        """
+        """Note that a staged version's files are there, before it is announced; WeightTransferError, OSError if not."""
         ...
 
-    def close(self) -> None:
-        """Lets go of everything."""
-        ...
+    def close(self) -> None: ...
 
 
 def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
-    """Return the publisher that the settings name.
-
-    Args:
-        settings: The trainer's.
-        sync: How weights come to explorers.
-        directory: Where the trainer's checkpoints go.
-        device: Type of the device that it trains on.
-
-    Raises:
-        ConfigError: The certificate of pulls or its key cannot be used.
-        LinkError: Nothing can listen on the trainer's host.
-    """
+    """ConfigError where the certificate or key of pulls cannot be used, LinkError where nothing can listen there."""
     from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
     from trinity_bus.weights.pull.server import WeightServer
 
@@ -134,14 +103,6 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
 
 
 class Publication:
-    """The weights that this incarnation of the trainer has published.
-
-    Args:
-        server: Sends weights.
-        model: The model's name.
-        incarnation: This incarnation of the trainer.
-    """
-
     def __init__(self, server: Server, *, model: str, incarnation: str) -> None:
         self._server = server
         self._model = model
@@ -149,17 +110,15 @@ class Publication:
         self._checksums: dict[int, str] = {}
         # From the start, or to a collector the first one would be no rise.
         _MISMATCHES.add(0)
+        # Answers with other bytes than were sent, since the start
         self.mismatches = 0
-        """Answers with other bytes than were sent, since the start."""
 
     def published(self, version: int, checksum: str) -> None:
-        """Remembers what is about to be announced."""
         self._checksums[version] = checksum
         for old in list(self._checksums)[:-_REMEMBERED]:
             del self._checksums[old]
 
     def checksum(self, version: int) -> str:
-        """Return the checksum of a version that this incarnation has published lately."""
         return self._checksums[version]
 
     async def serve(self, announcements: Reader) -> None:

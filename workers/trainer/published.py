@@ -25,40 +25,23 @@ if TYPE_CHECKING:
 
 
 class PublishedTensors(Protocol):
-    """What versions are made of."""
-
     @property
-    def file(self) -> str:
-        """The file of a checkpoint that :meth:`of_checkpoint` reads."""
-        ...
+    def file(self) -> str: ...
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return it as the engine has it; to be iterated to the end, in the engine's thread."""
+        """To be iterated to the end, in the engine's thread."""
         ...
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return it as a checkpoint has it, after :meth:`now` was called once.
-
-        Raises:
-            CheckpointError: It cannot be read.
-        """
+        """Return it as a checkpoint has it, after :meth:`now` was called once; CheckpointError where it cannot."""
         ...
 
     def folder_of(self, directory: Path, version: int) -> Path | None:
-        """Return the folder whose files have the very tensors of a version by the time that it is announced.
-
-        Args:
-            directory: Of checkpoints.
-            version: Its number.
-
-        Returns:
-            It; None where there is none, or they are other ones.
-        """
+        """Return the folder whose files have the very tensors of a version by the time that it is announced, if any."""
         ...
 
 
 def published_of(engine: TrainingEngine, settings: Settings) -> PublishedTensors:
-    """Return what the settings want to be published."""
     trainer = settings.trainer
     if trainer.adapter_rank:
         return AdapterAlone(engine, trainer)
@@ -82,35 +65,25 @@ class MergedWeights:
         self._engine = engine
         self._durable = durable
         self._is_as_read = is_as_read
+        # In the engine's order
         self._names: list[str] = []
-        """In the engine's order."""
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         self._names.clear()
         for name, tensor in self._engine.hf_tensors():
             self._names.append(name)
             yield name, tensor
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         return read_tensors(folder / WEIGHTS, tuple(self._names))
 
     def folder_of(self, directory: Path, version: int) -> Path | None:
-        """See :class:`PublishedTensors`."""
         if version == 0:
             return self._engine.source if self._is_as_read else None
         return folder_of(directory, version) if self._durable else None
 
 
 class AdapterAlone:
-    """What is trained beside frozen weights.
-
-    Args:
-        engine: Has it.
-        settings: Rank and alpha.
-    """
-
     file = STATE
 
     def __init__(self, engine: TrainingEngine, settings: TrainerSettings) -> None:
@@ -119,7 +92,6 @@ class AdapterAlone:
         self._names: list[str] = []
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         self._names.clear()
         for name, tensor in self._engine.adapter_tensors():
             self._names.append(name)
@@ -127,13 +99,12 @@ class AdapterAlone:
         yield self._base
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         for name, tensor in read_tensors(folder / STATE, [ADAPTER + name for name in self._names]):
             yield name.removeprefix(ADAPTER), self._scaled(name, tensor)
         yield self._base
 
     def folder_of(self, directory: Path, version: int) -> None:
-        """See :class:`PublishedTensors`: in files it is not scaled."""
+        """In files it is not scaled."""
 
     def _scaled(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
         return tensor * self._scale if name.endswith(".lora_B.weight") else tensor
@@ -146,15 +117,7 @@ class AdapterAlone:
 
 
 def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Return tensors in a file of a checkpoint.
-
-    Args:
-        path: Of the file.
-        names: The tensors to read, in order.
-
-    Raises:
-        CheckpointError: They cannot be read.
-    """
+    """Return the named tensors of a checkpoint's file, in order."""
     try:
         with TensorFile(path) as file:
             for name in names:

@@ -62,17 +62,13 @@ METRICS: Final = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What a step is made of."""
-
+    # As it is durable on ``steps``
     begun: StepBegun
-    """As it is durable on ``steps``."""
     groups: Sequence[ExperienceGroup] = ()
     examples: Sequence[TrainSample] = ()
 
 
 class StepSource(Protocol):
-    """Where steps come from."""
-
     async def open(self, progress: TrainingProgress) -> None:
         """Take in what there is, before the first step; it may wait."""
         ...
@@ -82,7 +78,7 @@ class StepSource(Protocol):
         ...
 
     async def begin(self, step: int) -> StepInput:
-        """Return that, once it is durable that the step begins."""
+        """Return what a step is made of, once it is durable that it begins."""
         ...
 
     async def look_ahead(self, step: int) -> None:
@@ -95,32 +91,20 @@ class TrainerContext:
     """What a source has of the trainer."""
 
     settings: Settings
+    # What the objective learns from
     topic: Topic
-    """What the objective learns from."""
+    # Of its checkpoints
     directory: Path
-    """Of its checkpoints."""
+    # That training began with
     model: Path
-    """That training began with."""
     steps: StepLog
+    # None where it learns from none
     examples: ExampleLog | None
-    """None where it learns from none."""
     bus: Bus
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class QuietTrainer:
-    """The loop.
-
-    Args:
-        settings: Of the service.
-        source: Of its steps.
-        steps: Where they are written.
-        figures: Where those by token are.
-        directory: Of the checkpoints, held.
-        thread: Of the engine.
-        engine: As its newest checkpoint left it.
-    """
-
     def __init__(
         self,
         settings: Settings,
@@ -146,7 +130,6 @@ class QuietTrainer:
         TRAINER_TIME.watch(self._time)
 
     async def run(self) -> None:
-        """Train to the end."""
         mark_ready()
         await self._source.open(self._engine.progress)
         while not self._settings.is_done(self._engine.progress.step):
@@ -247,18 +230,7 @@ async def train_quietly(
     ranks: RankSource,
     origin: StartingPoint | None = None,
 ) -> None:
-    """Run one incarnation of a trainer that publishes nothing.
-
-    Args:
-        settings: Of the service.
-        topic: What the objective learns from.
-        make_source: Of its steps.
-        directory: Of the checkpoints, held.
-        writer: Who writes its steps on ``steps``.
-        bus: Connected, with its topics.
-        ranks: Where others than this one come from.
-        origin: Where it begins, where the directory has no checkpoint yet; absent: with the model.
-    """
+    """Run one incarnation; without a checkpoint in the directory it begins at ``origin``, or else with the model."""
     identity = await bus.identity(topic)
     async with followers_of(settings.trainer.ranks, ranks) as followers, EngineThread() as thread:
         engine = await thread.call(lambda: load_engine(settings, directory, followers, identity, origin))

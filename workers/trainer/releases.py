@@ -21,14 +21,7 @@ _tracer = trace.get_tracer("workers.trainer")
 class Releases:
     """The steps of one incarnation on their way to the mesh. One task at a time calls its methods.
 
-    Args:
-        states: Decides.
-        directory: Of the checkpoints.
-        engine: Has the weights.
-        thread: Of the engine.
-        announcer: Stages and tells.
-        tasks: What waits for checkpoints runs in it; one that cannot be written ends it.
-        settings: Of the trainer.
+    What waits for checkpoints runs in ``tasks``; one that cannot be written ends it.
     """
 
     def __init__(
@@ -49,21 +42,15 @@ class Releases:
         self._announcer = announcer
         self._tasks = tasks
         self._settings = settings
+        # Held from a decision until all that it says is done. A checkpoint may be whole before its version is staged,
+        # or before a later step is noted: it is told of behind that.
         self._deciding = asyncio.Lock()
-        """Held from a decision until all that it says is done. A checkpoint may be whole before its version is staged,
-        or before a later step is noted: it is told of behind that."""
         self._finishing: asyncio.Task[None] | None = None
+        # Those that may still be told of, and the last one
         self._steps: dict[int, Trained] = {}
-        """Those that may still be told of, and the last one."""
 
     async def trained(self, step: Trained, *, publish: bool, last: bool) -> None:
-        """Take a step that the engine has just made as far as it comes now; its checkpoint is written beside the next.
-
-        Args:
-            step: Which.
-            publish: Whether its version is to be had.
-            last: Whether training ends with it.
-        """
+        """Take the engine's step as far as it comes now; its checkpoint is written beside the next."""
         number = step.progress.step
         if self._states.must_wait(number, publish=publish, last=last):
             await self.settled()

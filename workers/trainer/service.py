@@ -91,12 +91,7 @@ log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings) -> None:
-    """Trains until it is cancelled, or until nothing is left to be learned from examples.
-
-    Raises:
-        ConfigError: It cannot start with these settings.
-        TrinityError: Training cannot go on; the message says why.
-    """
+    """Trains until it is cancelled, or until nothing is left to be learned from examples."""
     trainer = settings.trainer
     ensure("trainer", settings)
     policy, stages = sync_policy(settings), await asyncio.to_thread(planned, settings)
@@ -111,7 +106,6 @@ async def run(settings: Settings) -> None:
 
 
 async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, ranks: RankSource) -> None:
-    """Train one stage after another."""
     model: Path | None = None
     for plan, topic in stages:
         stage = plan if model is None else plan.starting_from(model)
@@ -132,12 +126,6 @@ def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
     """Return the stages, and what each learns from. Imports their objectives, and torch with them.
 
     All are checked before the first begins: what is wrong with the last would else be known days later.
-
-    Args:
-        settings: Of the service.
-
-    Raises:
-        TrinityError: One of them cannot be trained; the message names it.
     """
     stages = stages_of(settings, checkpoint_dir(settings))
     if found := [_of(stage, why) for stage in stages if stage.name for why in refusals("trainer", stage.settings)]:
@@ -186,7 +174,6 @@ def learned_from(stage: Stage) -> Topic:
 
 
 async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -> None:
-    """Train on batches, one incarnation after another."""
     while True:
         rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
         try:
@@ -201,11 +188,6 @@ async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -
 
 
 async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
-    """Train on examples, to the end of a stage.
-
-    Returns:
-        The model that it has made: its last checkpoint.
-    """
     settings, directory = stage.settings, stage.directory
     async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
@@ -224,7 +206,6 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
 
 
 async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
-    """Follow another trainer."""
     settings = stage.settings
     async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
@@ -241,11 +222,6 @@ async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
 
 
 async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, ranks: RankSource) -> None:
-    """Run one incarnation of the trainer.
-
-    Raises:
-        BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
-    """
     settings, directory = stage.settings, stage.directory
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus,

@@ -39,19 +39,6 @@ log = logging.getLogger(__name__)
 
 
 class StepInputs:
-    """Fetches and chooses.
-
-    Args:
-        settings: The trainer's.
-        who: This incarnation of it.
-        bounds: What the model can be trained on.
-        following: The batches that are known to come after the one whose turn it is.
-        steps: The topic ``steps``.
-        examples: What is mixed with the batches; None where nothing is.
-        bus: Connected.
-        producer: Connected.
-    """
-
     def __init__(
         self,
         settings: TrainerSettings,
@@ -69,26 +56,18 @@ class StepInputs:
         self._bounds = bounds
         self._following = following
         self._advantage: Advantage = registry.make("advantage", Advantage, settings)
+        # Of the tasks that may be learned from once more, those of which it is known
         self._teaches: dict[str, bool] = {}
-        """Of the tasks that may be learned from once more, those of which it is known."""
         self._steps = steps
         self._examples = examples
         self._bus = bus
         self._producer = producer
 
     async def replay(self) -> None:
-        """Take in what was written on ``steps`` before."""
         await self._steps.replay()
 
     async def fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
-        """Return the experiences of a batch, in the order of its manifest.
-
-        Args:
-            batch: Whose turn it is.
-
-        Raises:
-            BatchError: One is gone, or is not what the manifest says.
-        """
+        """In the order of the manifest; BatchError where one is gone, or is not what the manifest says."""
         entries = entries_to_train(batch)
         if not entries:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
@@ -97,16 +76,6 @@ class StepInputs:
         return await self._present(batch, entries, what)
 
     async def _present(self, batch: BatchRecord, named: Sequence[Entry], what: str) -> list[ExperienceGroup]:
-        """Return what a step of a batch is trained on.
-
-        Args:
-            batch: Of the step.
-            named: Its entries, or those of its record.
-            what: Is to be said where one is gone.
-
-        Raises:
-            BatchError: One is gone, or is not what names it.
-        """
         try:
             return await self._groups(batch, named)
         except RecordGoneError as error:
@@ -119,12 +88,6 @@ class StepInputs:
             raise BatchError(f"{what}: {error}; {left}; {way_out(batch.batch_id)}") from error
 
     async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
-        """Return what a step of a batch is trained on.
-
-        Raises:
-            BatchError: It is not what names it.
-            RecordGoneError: It is not there any more.
-        """
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions_of(batch, named))
         except RecordGoneError:
@@ -140,13 +103,6 @@ class StepInputs:
     async def _once_more(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[StepGroup], list[ExperienceGroup]]:
-        """Return what of earlier batches a step learns from, named and fetched.
-
-        Args:
-            batch: Of the step.
-            step: Its number.
-            groups: Of the batch.
-        """
         kept_from = await self._bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
@@ -170,10 +126,6 @@ class StepInputs:
     async def _that_waited(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
-        """Return what a step leaves out, and what of batches that waited it is trained on, named and fetched.
-
-        It leaves out all that it has where it is to wait, too.
-        """
         before = dynamic_sampling.waiting(self._steps.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
@@ -188,12 +140,10 @@ class StepInputs:
         return choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy)
 
     async def settle_examples(self, known: int) -> None:
-        """Find out which examples there are, where some are learned from; see :meth:`ExampleLog.settle`."""
         if self._examples is not None:
             await self._examples.settle(known or self._steps.examples)
 
     def needs_from(self, oldest: int) -> int:
-        """Return the offset in ``batches`` from which on experiences are needed; see :meth:`StepRecords.needs_from`."""
         return self._steps.needs_from(oldest)
 
     async def begin(
@@ -246,10 +196,5 @@ class StepInputs:
         return begun, choice.without([*groups, *older], begun.left_out), shown.samples
 
     async def _again(self, batch: BatchRecord, step: int, named: list[StepGroup]) -> list[ExperienceGroup]:
-        """Return the groups of earlier batches that a step was begun with.
-
-        Raises:
-            BatchError: One is gone.
-        """
         what = f"step {step} was begun with experiences of earlier batches, and cannot be trained as it was"
         return await self._present(batch, named, what)
