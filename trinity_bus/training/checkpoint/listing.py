@@ -10,14 +10,12 @@ from trinity_bus.training.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A checkpoint."""
-
     folder: Path
     step: int
+    # None where it cannot be read
     manifest: Manifest | None
-    """None where it cannot be read."""
+    # What is wrong with it; empty for nothing that was looked for
     problem: str = ""
-    """What is wrong with it; empty for nothing that was looked for."""
 
     @property
     def nbytes(self) -> int:
@@ -26,17 +24,11 @@ class Listed:
 
     @property
     def is_hf(self) -> bool:
-        """Whether it is a Hugging Face model folder."""
         return self.manifest is not None and "config.json" in self.manifest.files
 
 
 def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
-    """Return the checkpoints of a directory, the oldest first.
-
-    Args:
-        directory: Of the trainer's.
-        verified: Whether to read all files and compare their digests.
-    """
+    """Return the checkpoints of a directory, the oldest first; ``verified`` by the digests of all their files."""
     found = []
     for folder in reversed(newest_first(directory)):
         step, manifest, problem = step_of(folder), None, ""
