@@ -39,15 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Critic:
-    """Values of tokens.
-
-    Args:
-        source: The model that it begins as.
-        settings: Of the trainer.
-        layout: Where this process stands.
-        budget: Size of micro-batches.
-        before_each: Called before each micro-batch; what it raises ends the pass.
-    """
+    """Values of tokens. What ``before_each`` micro-batch raises ends the pass."""
 
     def __init__(
         self,
@@ -99,11 +91,7 @@ class Critic:
         return [found[i] for i in range(len(samples))]
 
     def train(self, update: Update) -> Metrics:
-        """Make one update, unless loss or gradients are not finite.
-
-        Args:
-            update: This rank's shard of it; samples that were drawn have values and returns.
-        """
+        """Make one update with this rank's shard, unless loss or gradients are not finite."""
         # What examples say was not expected of the policy.
         drawn = [sample for sample in update.samples if sample.returns is not None]
 
@@ -145,11 +133,6 @@ class Critic:
         return state
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`state` gave.
-
-        Raises:
-            CheckpointError: It is of another model.
-        """
         parameters = dict(self._network.named_parameters())
         if missing := [name for name in parameters if f"weight.{name}" not in tensors]:
             raise CheckpointError(f"the checkpoint's critic has no {missing[0]}: it is of another model")
@@ -169,7 +152,7 @@ class Critic:
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
     ) -> Iterator[tuple[list[int], PackedArrays, torch.Tensor]]:
-        """Run the model on micro-batches: which samples, their arrays, the value of each position, [tokens]."""
+        # Which samples, their arrays, the value of each position, [tokens]
         lengths = [len(sample.tokens) for sample in samples]
         for indices in packing.first_fit_decreasing(lengths, self._budget.tokens):
             self._before_each()

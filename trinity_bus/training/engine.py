@@ -94,8 +94,7 @@ class TrainingEngine(ABC):
 
     @property
     @abstractmethod
-    def dtype(self) -> "torch.dtype":
-        """The type of weights and activations."""
+    def dtype(self) -> "torch.dtype": ...
 
     @property
     @abstractmethod
@@ -114,7 +113,7 @@ class TrainingEngine(ABC):
         seed: int | None = None,
         examples: "Sequence[TrainSample]" = (),
     ) -> Metrics:
-        """Trains on one batch, and counts it in :attr:`progress`.
+        """Train on one batch, and count it in :attr:`progress`.
 
         A batch in which no group teaches anything is a step too: it changes no weights.
 
@@ -122,9 +121,6 @@ class TrainingEngine(ABC):
             groups: The batch, in the order of its manifest; none where the loss learns from examples.
             seed: Of the shuffling, where it is not that of the settings: a step that is taken again has its own.
             examples: What the loss learns from, in the order wanted; else demonstrations that are mixed with the batch.
-
-        Returns:
-            See the module's docstring.
 
         Raises:
             TrainingInterruptedError: :meth:`interrupt` was called.
@@ -162,8 +158,7 @@ class TrainingEngine(ABC):
 
         Args:
             directory: The trainer's checkpoint directory.
-            progress: What to record. Steps, version and tokens are the engine's own count in :attr:`progress`; the
-                caller adds where it reads on.
+            progress: Steps, version and tokens are the engine's own count; the caller adds where it reads on.
             as_hf: Whether configuration and tokenizer are put beside the weights, so that it is a model folder.
 
         Returns:
@@ -174,9 +169,7 @@ class TrainingEngine(ABC):
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
         """Go back to the newest checkpoint, of whatever layout; nothing changes where there is none.
 
-        Args:
-            directory: Of the checkpoints, which may be another trainer's: nothing in it is changed.
-            through: The last step whose checkpoint may be taken; any where absent.
+        ``directory`` may be another trainer's: nothing in it is changed. No step after ``through`` is taken.
 
         Raises:
             CheckpointError: It is damaged or does not fit.

@@ -13,14 +13,7 @@ import numpy.typing as npt
 
 
 def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
-    """Return the places of the examples of a step.
-
-    Args:
-        count: How many there are, at least 1.
-        per_step: How many a step learns from.
-        seed: Of the orders of all epochs.
-        step: From 1.
-    """
+    """Return the places of the examples of a step, which counts from 1."""
     first = (step - 1) * per_step
     places: list[int] = []
     while len(places) < per_step:
@@ -31,5 +24,4 @@ def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the order of an epoch; many steps ask for the same."""
     return np.random.default_rng((seed, epoch)).permutation(count)

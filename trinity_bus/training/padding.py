@@ -1,5 +1,3 @@
-"""Packed micro-batches as rows of equal length, for models that want them so."""
-
 import torch
 
 from trinity_bus.training.packing import PackedArrays

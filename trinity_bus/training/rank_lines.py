@@ -36,16 +36,10 @@ class RankLine(ABC):
 
     @abstractmethod
     def receive(self, limit: int) -> bytes | None:
-        """Wait for the next message, however long.
-
-        Args:
-            limit: Most bytes of it.
-
-        Returns:
-            It; None where the other side has ended.
+        """Wait for the next message, however long; None where the other side has ended.
 
         Raises:
-            ProtocolError: It is over the limit, or is none.
+            ProtocolError: It is over the limit of bytes, or is none.
         """
 
     @abstractmethod
@@ -67,21 +61,17 @@ class PairLine(RankLine):
         self._file = end.makefile("rb")
 
     def send(self, bodies: Sequence[bytes]) -> None:
-        """See :class:`RankLine`."""
         for body in bodies:
             self._socket.sendall(head_of(body, SAMPLE_BYTES) + body)
 
     def receive(self, limit: int) -> bytes | None:
-        """See :class:`RankLine`."""
         return read_frame(self._file, limit)
 
     def end(self) -> None:
-        """See :class:`RankLine`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See :class:`RankLine`."""
         self.end()
         self._file.close()
         self._socket.close()
