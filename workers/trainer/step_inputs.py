@@ -126,6 +126,7 @@ class StepInputs:
     async def _that_waited(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
+        # A step that is to wait, too, leaves out all that it has.
         before = dynamic_sampling.waiting(self._steps.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)

@@ -109,5 +109,6 @@ def otherwise(known: StepBegun, chosen: StepBegun) -> str:
 
 
 def _what(record: StepBegun) -> tuple[Any, ...]:
+    # All but who chose, and what
     passed_over = record.skipped is not None
     return record.run, record.model, record.batch_id, record.sequence, record.groups, passed_over
