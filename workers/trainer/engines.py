@@ -18,7 +18,7 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import Followers
 from trinity_bus.training.resume import Shaping
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 
 if TYPE_CHECKING:
     from trinity_bus.training.megatron_engine import MegatronEngine

@@ -30,19 +30,16 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.token_figures import SampleFigures
-from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.batch_schedule import BatchSchedule, Due
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.observations import of_record, step_trained
-from workers.trainer.publication import Publication, Publisher
-from workers.trainer.published import published_of
-from workers.trainer.publishing import Publishing
-from workers.trainer.releases import Releases
+from workers.trainer.published_tensors import Publisher, published_of
 from workers.trainer.step_inputs import StepInputs
 from workers.trainer.step_log import StepLog
+from workers.trainer.version_publisher import Trained, TrainerIdentity, VersionPublisher
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -80,8 +77,7 @@ class Trainer:
         self._publisher = publisher
         self._figures = figures
         self._incarnation = uuid.uuid4().hex
-        who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
-        self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
+        who = self._who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
         self._policy = policy
         self._training = False
         self._time = Occupancy("waiting_for_batch")
@@ -107,16 +103,7 @@ class Trainer:
             producer=producer,
         )
         self._last = Trained(engine.progress)
-        self._announcer = Announcer(
-            who,
-            directory=directory,
-            producer=producer,
-            thread=thread,
-            engine=engine,
-            published=published_of(engine, settings),
-            publisher=publisher,
-            publication=self._publication,
-        )
+        self._tensors = published_of(engine, settings)
 
     @property
     def _progress(self) -> TrainingProgress:
@@ -143,22 +130,23 @@ class Trainer:
             self._bus.reader(BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
-            loops.create_task(self._publication.serve(announcements), name="serve")
+            versions = self._versions = VersionPublisher(
+                self._who,
+                self._settings,
+                directory=self._directory,
+                producer=self._producer,
+                thread=self._thread,
+                engine=self._engine,
+                tensors=self._tensors,
+                publisher=self._publisher,
+                tasks=loops,
+            )
+            loops.create_task(versions.served.serve(announcements), name="serve")
             loops.create_task(self._follow(synced, loops), name="follow explorers")
             loops.create_task(self._follow(wishes, loops), name="follow the coordinator")
             loops.create_task(self._heartbeats(), name="heartbeats")
-            states = Publishing(self._settings.publish, self._settings.checkpoint_interval, durable=progress.step)
-            self._releases = Releases(
-                states,
-                directory=self._directory,
-                engine=self._engine,
-                thread=self._thread,
-                announcer=self._announcer,
-                tasks=loops,
-                settings=self._settings,
-            )
             # The readers above have their positions: nothing that this announcement brings about is missed.
-            await self._releases.wanted(self._last)
+            await versions.wanted(self._last)
             loops.create_task(self._train(batches), name="train")
             mark_ready()
 
@@ -167,16 +155,16 @@ class Trainer:
             for received in await events.batch(_POLL_S):
                 match received.record:
                     case WeightsSynced() as synced:
-                        self._publication.compare(synced)
+                        self._versions.served.compare(synced)
                     case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == self._model:
-                        loops.create_task(self._announcer.end_lineage(rollback))
+                        loops.create_task(self._versions.end_lineage(rollback))
                     case VersionWanted(version=None) as wanted if wanted.model == self._model:
-                        if wanted.at_least <= self._announcer.published_version:
-                            loops.create_task(self._announcer.repeat())
+                        if wanted.at_least <= self._versions.published_version:
+                            loops.create_task(self._versions.repeat())
                         else:
                             loops.create_task(self._publish_wanted(wanted.at_least))
                     case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
-                        loops.create_task(self._announcer.publish_again(version))
+                        loops.create_task(self._versions.publish_again(version))
                     case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
                         raise SupersededError(
                             f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
@@ -187,11 +175,11 @@ class Trainer:
         self._wanted = max(self._wanted, at_least)
         async with self._stepping:
             if self._due():
-                await self._releases.wanted(self._last)
+                await self._versions.wanted(self._last)
 
     def _due(self) -> bool:
         progress = self._progress
-        staged = self._announcer.staged_version
+        staged = self._versions.staged_version
         return staged < progress.version and (
             self._policy.publishes(progress.version, published=staged, wanted=self._wanted) or self._finished()
         )
@@ -217,7 +205,7 @@ class Trainer:
                 async with self._stepping:
                     await self._step(due)
             ahead.cancel()
-        await self._releases.settled()
+        await self._versions.settled()
         log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
         if self._settings.export_dir is not None:
             target = self._settings.export_dir
@@ -285,9 +273,9 @@ class Trainer:
             now.move("publishing")
             skipped = int(metrics["updates_skipped_in_a_row"])
             ends = skipped >= self._settings.max_skipped_updates
-            await self._releases.trained(self._last, publish=self._due(), last=ends or self._finished())
+            await self._versions.trained(self._last, publish=self._due(), last=ends or self._finished())
             if ends:
-                await self._releases.settled()
+                await self._versions.settled()
                 raise diverged(skipped, progress.step, self._directory)
 
     async def _update(
@@ -320,7 +308,7 @@ class Trainer:
                     state="training" if self._training else "ready",
                     model=self._model,
                     step=self._progress.step,
-                    version=self._announcer.published_version,
+                    version=self._versions.published_version,
                     master_address=host,
                     master_port=port,
                     needs_from=await self._needs_from(),

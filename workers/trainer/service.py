@@ -15,11 +15,11 @@
                                                beside the next step's passes, and it appears by one rename
                                              stage weights   (hashes them; copies where no checkpoint will have them)
                                              StepTrained ----------------------------------------------> events
-                                               when, says workers/trainer/publishing.py
+                                               when, says workers/trainer/release_policy.py
     model-versions -- for this incarnation --> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
-                                               staged again from its checkpoint (workers/trainer/announcer.py)
+                                               staged again from its checkpoint (workers/trainer/version_publisher.py)
                                                one whose lineage is to be ended: this incarnation ends, and another one
                                                begins from that checkpoint
                       Superseded ------------> ends: another trainer has begun

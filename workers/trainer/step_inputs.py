@@ -28,12 +28,12 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.samples import teach
-from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.batch_schedule import Due
 from workers.trainer.errors import BatchError, way_out
 from workers.trainer.examples import Chosen, ExampleLog
 from workers.trainer.manifest import Entry, entries_to_train, first_replayable, groups_of, positions_of
 from workers.trainer.step_log import StepLog
+from workers.trainer.version_publisher import TrainerIdentity
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.base import BASE
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
-from workers.trainer.published import AdapterAlone
+from workers.trainer.published_tensors import AdapterAlone
 
 pytestmark = [
     pytest.mark.e2e,

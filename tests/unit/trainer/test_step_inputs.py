@@ -12,10 +12,10 @@ from schemas.trainable import Bounds
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
-from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.batch_schedule import Due
 from workers.trainer.errors import BatchError
 from workers.trainer.step_inputs import StepInputs
+from workers.trainer.version_publisher import TrainerIdentity
 
 
 class FakeGap:

@@ -19,7 +19,7 @@ from trinity_bus.weights.channel import OPENING_BYTES
 from trinity_bus.weights.proof import NONCE_BYTES
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import HELLO, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 
 SAID = {1: "9a728954d47985e2"}
 """Digests of the messages of each protocol. Whoever changes them asks whether the side of before would understand what

@@ -67,7 +67,7 @@ type Action = Note | SaveCheckpoint | StageVersion | AnnounceTrained
 
 
 @dataclass(slots=True)
-class Publishing:
+class ReleasePolicy:
     """What is to be done with the steps of one incarnation.
 
     Args:

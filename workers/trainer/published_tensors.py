@@ -1,4 +1,4 @@
-"""What is published of a model: the merged weights, or the adapter alone that is trained beside them.
+"""What is published of a model: the merged weights, or the adapter alone that is trained beside them; and on which way.
 
 Either can be given as the engine has it now, and as a checkpoint has it, in the same order and bit for bit the same, so
 that a version which is brought back has the checksum that it had. An adapter comes as PEFT names it, each ``B`` times
@@ -6,12 +6,13 @@ alpha over rank, so that nothing else need be known of it; the last tensor is th
 trained beside (``weights.base``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trinity_bus.config import Settings, TrainerSettings
+from schemas import ModelVersion
+from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE, folder_of
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
@@ -19,9 +20,12 @@ from trinity_bus.weights.base import BASE, identity
 from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.tensor_file import TensorFile
+from workers.preconditions import pull_certificate
 
 if TYPE_CHECKING:
     import torch
+
+    from trinity_bus.weights.transport import Method
 
 
 class PublishedTensors(Protocol):
@@ -124,3 +128,68 @@ def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch
                 yield name, file.tensor(name)
     except (OSError, TensorFileError) as error:
         raise CheckpointError(f"{path.parent} cannot be read: {error}") from error
+
+
+class Server(Protocol):
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        """Members of an announcement may take what it announces, if they prove that they have read it."""
+        ...
+
+    def keep(self, version: int) -> None:
+        """Explorers are told to serve this version: it can be had until another is named, whatever is newer."""
+        ...
+
+
+class Publisher(Server, Protocol):
+    """One way on which versions leave the trainer."""
+
+    @property
+    def method(self) -> "Method": ...
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+    def stage(
+        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
+    ) -> str:
+        """Make a version one that can be had from now on; return its checksum.
+
+        ``folder`` has the same tensors in its files once it is announced, so that no copy need be kept.
+        """
+        ...
+
+    def durable(self, version: int) -> None:
+        """Note that a staged version's files are there, before it is announced; WeightTransferError, OSError if not."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
+    """ConfigError where the certificate or key of pulls cannot be used, LinkError where nothing can listen there."""
+    from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+    from trinity_bus.weights.pull.server import WeightServer
+
+    bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
+    dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
+    if sync.sync_method == "checkpoint":
+        return CheckpointPublisher(
+            directory,
+            host=settings.host,
+            bucket_bytes=bucket_bytes,
+            keep=settings.keep_checkpoints,
+            dtype=dtype,
+            deltas=sync.sync_delta,
+        )
+    is_memory = sync.sync_method == "memory"
+    return WeightServer(
+        settings.host,
+        ports=settings.weights_ports,
+        tls=pull_certificate(sync) if is_memory else None,
+        bucket_bytes=bucket_bytes,
+        timeout_s=timeout_s,
+        dtype=dtype,
+        deltas=sync.sync_delta and is_memory,
+        fan_out=sync.sync_fan_out,
+        method="memory" if is_memory else "gloo" if device == "cpu" else "nccl",
+    )
