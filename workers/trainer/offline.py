@@ -1,4 +1,4 @@
-"""Steps that are made of examples alone, for a trainer without batches and explorers; see ``quiet``.
+"""Steps that are made of examples alone, for a trainer without batches and explorers; see ``without_batches``.
 
 ::
 
@@ -9,7 +9,8 @@
 from schemas import StepBegun
 from schemas.topics import DEMONSTRATIONS
 from trinity_bus.training.checkpoint import TrainingProgress
-from workers.trainer.quiet import StepInput, TrainerContext
+from workers.trainer.training_loop import StepInput
+from workers.trainer.without_batches import TrainerContext
 
 
 class ExampleSteps:

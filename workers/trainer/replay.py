@@ -39,10 +39,10 @@ from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
 from workers.trainer.engines import StartingPoint
 from workers.trainer.manifest import positions_of
-from workers.trainer.quiet import train_quietly
 from workers.trainer.recorded import Recorded, RecordedSteps
 from workers.trainer.service import learned_from
 from workers.trainer.shadow import ShadowSteps, ensure_kept
+from workers.trainer.without_batches import train_without_batches
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ async def _train(request: ReplayRequest, part: ReplayPart, origin: StartingPoint
     topic = await asyncio.to_thread(learned_from, stage)
     seed, before = part.settings.trainer.seed, request.live.trainer.seed
     async with bus.reader(STEPS, start="beginning") as steps:
-        await train_quietly(
+        await train_without_batches(
             part.settings,
             topic,
             lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),

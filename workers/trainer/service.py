@@ -41,7 +41,7 @@ A sample that no model could be trained on is left out (``trinity_bus/training/c
 trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
 A loss that learns from examples (``workers/trainer/offline.py``), and one that follows another trainer
-(``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/quiet.py``. Stages
+(``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
 
@@ -83,9 +83,9 @@ from workers.trainer.figure_log import FigureLog
 from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
 from workers.trainer.offline import ExampleSteps
-from workers.trainer.quiet import train_quietly
 from workers.trainer.shadow import ShadowSteps
 from workers.trainer.step_log import StepLog
+from workers.trainer.without_batches import train_without_batches
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
             await asyncio.to_thread(check, settings, directory, await bus.identity(topic))
             log.info("its %d steps are trained", last)
         else:
-            await train_quietly(
+            await train_without_batches(
                 settings, topic, ExampleSteps, directory=directory, writer=stage.writer, bus=bus, ranks=ranks
             )
     found = checkpoint.latest(directory)
@@ -210,7 +210,7 @@ async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
     async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
         async with bus.reader(STEPS, start="beginning") as steps:
-            await train_quietly(
+            await train_without_batches(
                 settings,
                 topic,
                 lambda around: ShadowSteps(around, steps),

@@ -42,8 +42,9 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
 from workers.trainer.manifest import groups_of, positions_of
-from workers.trainer.quiet import StepInput, TrainerContext
 from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
+from workers.trainer.training_loop import StepInput
+from workers.trainer.without_batches import TrainerContext
 
 log = logging.getLogger(__name__)
 

@@ -27,25 +27,24 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from opentelemetry import metrics, trace
 
 from schemas import ModelVersion, Rollback, StepTrained, VersionRefused, WeightsSynced
-from schemas.record import Metrics
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer, Reader
 from trinity_bus.config import TrainerSettings
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.published_tensors import PublishedTensors, Publisher, Server
 from workers.trainer.release_policy import Action, AnnounceTrained, Note, ReleasePolicy, SaveCheckpoint, StageVersion
+from workers.trainer.training_loop import Trained
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -65,14 +64,6 @@ class TrainerIdentity:
     incarnation: str
     model: str
     rollback: Rollback | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    progress: TrainingProgress
-    batch_id: str | None = None
-    metrics: Metrics = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 class ServedVersions:

@@ -15,7 +15,8 @@ from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.staging import Staging
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.published_tensors import MergedWeights
-from workers.trainer.version_publisher import Trained, TrainerIdentity, VersionPublisher
+from workers.trainer.training_loop import Trained
+from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
 
 
 class Engine:
