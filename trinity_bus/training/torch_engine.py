@@ -19,12 +19,12 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.config.values import unknown_options
 from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.training import adapters, packing
+from trinity_bus.training.critic import padded
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
-from trinity_bus.training.padding import padded
 from trinity_bus.training.rank_engine import RankEngine
 
 _ADAPTER: Final = ("lora_A", "lora_B")

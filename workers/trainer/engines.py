@@ -1,9 +1,13 @@
 """The engine that a trainer's settings ask for, as its newest checkpoint left it."""
 
+import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, required
@@ -25,6 +29,28 @@ if TYPE_CHECKING:
     from trinity_bus.training.torch_engine import TorchEngine
 
 log = logging.getLogger(__name__)
+
+
+class EngineThread:
+    """The one thread that touches the engine, so that the event loop stays free and no two calls run at once.
+
+    Leaving it waits for what is running.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+    async def call[R](self, function: Callable[[], R]) -> R:
+        # Cancelling the wait does not stop a function that has begun.
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
 
 @dataclass(frozen=True, slots=True)

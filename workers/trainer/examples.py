@@ -18,8 +18,12 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from schemas import LeftOut, Position
 from schemas.step import MAX_WHY_CHARS
@@ -30,7 +34,6 @@ from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.rollout.tokenizer import load_tokenizer
-from trinity_bus.training.epochs import chosen
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.examples import ExampleError, ExampleReader
 from trinity_bus.training.families import read_shape
@@ -138,3 +141,24 @@ class ExampleLog:
                 detail = str(error)[:MAX_WHY_CHARS]
                 left.append(LeftOut(task_id=example.example_id, reason=error.flaw, samples=[0], detail=detail))
         return samples, left
+
+
+def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
+    """Return the places of the examples of a step, which counts from 1. Pure.
+
+    Epochs follow one another without an end; each has every example once, in an order of its own::
+
+        epoch 0:  3 0 | 4 1 | 2    of 5 examples, 2 a step: step 3 takes the last of one epoch and the first of the next
+        epoch 1:              1 | 0 4 | 2 3
+    """
+    first = (step - 1) * per_step
+    places: list[int] = []
+    while len(places) < per_step:
+        epoch, begin = divmod(first + len(places), count)
+        places += _order(count, seed, epoch)[begin : begin + per_step - len(places)].tolist()
+    return places
+
+
+@lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(count)

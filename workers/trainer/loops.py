@@ -20,12 +20,12 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint.listing import oldest_need
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.needs import oldest_need
 from workers.trainer.batch_schedule import BatchSchedule
 from workers.trainer.batch_steps import BatchSteps
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.examples import ExampleLog
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.published_tensors import Publisher, published_of

@@ -75,8 +75,7 @@ from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import RankSource, followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
-from workers.trainer.engine_thread import EngineThread
-from workers.trainer.engines import check, load
+from workers.trainer.engines import EngineThread, check, load
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.examples import examples_of
 from workers.trainer.figure_log import FigureLog

@@ -28,16 +28,17 @@ from schemas import ExperienceGroup, StepBegun
 from schemas.record import Metrics
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.metrics import TRAINER_TIME
+from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.training import choice
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.choice import LEFT_OUT, REASONS
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.token_figures import SampleFigures
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.figure_log import FigureLog
-from workers.trainer.observations import of_record, step_trained
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -198,3 +199,22 @@ def counted(progress: TrainingProgress, begun: StepBegun) -> TrainingProgress:
         update={"batches_offset": begun.next_offset, "sequence": begun.sequence, "examples": begun.examples}
     )
     return after if begun.skipped is None else after.passed_over(begun.batch_id, begun.skipped)
+
+
+def of_record(begun: StepBegun) -> Metrics:
+    """Return the metrics of a step that its record knows, and the engine does not."""
+    replayed = {"groups_replayed": float(len(begun.replayed))} if begun.replayed else {}
+    return {**choice.counts(begun.left_out), **replayed}
+
+
+def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
+    """Show a step's metrics until the next; ``seconds`` from the manifest to the new weights."""
+    attributes = {names.RL_MODEL: model}
+    TRAIN_STEP_DURATION.record(seconds, attributes)
+    for reason in REASONS:
+        # From the first step, or to a collector the first one would be no rise.
+        SAMPLES_LEFT_OUT.add(int(metrics.get(f"{LEFT_OUT}/{reason}", 0.0)), {**attributes, names.RL_FLAW: reason})
+    values = {**metrics, "step": float(step), "version": float(version)}
+    for name, gauge in TRAIN.items():
+        if name in values:
+            gauge.set(values[name], attributes)

@@ -40,7 +40,7 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.published_tensors import PublishedTensors, Publisher, Server
 from workers.trainer.release_policy import Action, AnnounceTrained, Note, ReleasePolicy, SaveCheckpoint, StageVersion

@@ -34,8 +34,7 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.health.process import mark_ready
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.ranks import RankSource, followers_of
-from workers.trainer.engine_thread import EngineThread
-from workers.trainer.engines import StartingPoint, load_engine
+from workers.trainer.engines import EngineThread, StartingPoint, load_engine
 from workers.trainer.examples import ExampleLog, examples_of
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.step_log import StepLog

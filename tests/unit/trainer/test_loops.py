@@ -21,7 +21,7 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from workers.preconditions import sync_policy
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.loops import Trainer
 from workers.trainer.step_log import StepLog

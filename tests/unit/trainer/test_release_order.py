@@ -12,7 +12,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.training_loop import Trained
 from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
 

@@ -17,7 +17,7 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords

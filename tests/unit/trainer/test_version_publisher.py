@@ -13,7 +13,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.staging import Staging
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.published_tensors import MergedWeights
 from workers.trainer.training_loop import Trained
 from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher

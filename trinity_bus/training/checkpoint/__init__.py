@@ -39,7 +39,7 @@ This package knows folders and progress; what is in the files is ``engine``'s. I
 ``progress``    how far training has come
 ``folders``     names, order, and what makes files durable
 ``manifest``    ``progress.json``, and whether a checkpoint is what it says
-``listing``     what there is, for people
+``listing``     what there is, for people; and what it needs of the log
 ``notes``       small files beside the checkpoints
 ``writing``     whole or not at all
 """
