@@ -84,8 +84,7 @@ class TrainingEngine(ABC):
 
     @property
     @abstractmethod
-    def source(self) -> Path:
-        """The model that training began with."""
+    def source(self) -> Path: ...
 
     @property
     @abstractmethod

@@ -59,7 +59,6 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Into how many stretches the layers are divided."""
         return self.pipeline_parallel * self.virtual_pipeline
 
     @property
@@ -108,7 +107,6 @@ class Layout:
 
     @property
     def tensor_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the shards of one model; None where there is one shard."""
         return self._group("tensor_model", self.tensor_parallel)
 
     @property
@@ -138,7 +136,6 @@ class Layout:
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the stages of one model, in order; None where there is one stage."""
         return self._group("pipeline_model", self.pipeline_parallel)
 
     @property

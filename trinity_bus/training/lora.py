@@ -79,7 +79,6 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         return self._scale * self._joined([torch.nn.functional.linear(h, b) for h, b in parts], -1)
 
     def added(self) -> torch.Tensor:
-        """Return what is added to this rank's shard of the layer's weight."""
         parts = zip(self.b, self.a.split(self._rank), strict=True)
         return self._scale * self._joined([b @ a for b, a in parts], 0)
 
@@ -107,8 +106,6 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
 
 
 class Adapters:
-    """The adapters of this rank's stages of a model, whose own weights are frozen."""
-
     def __init__(
         self, chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, settings: TrainerSettings
     ) -> None:
@@ -133,7 +130,6 @@ class Adapters:
         self._of[number, path] = self._of_weight[linear.weight] = adapter
 
     def merged(self, weight: torch.nn.Parameter) -> torch.Tensor:
-        """Return a weight of the model with what its adapter adds."""
         adapter = self._of_weight.get(weight)
         return weight.detach() if adapter is None else weight.detach() + adapter.added().detach().to(weight.dtype)
 

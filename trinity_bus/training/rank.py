@@ -130,7 +130,6 @@ class Rank:
 
 
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
-    """Make calls until told to leave, or until rank 0 is gone."""
     turns = Turns()
     follower = Rank(rank, local_rank, line)
     while (body := line.receive(rank_protocol.ORDERS.limit)) is not None:
@@ -165,7 +164,6 @@ def prepare(rank: int, level: int) -> None:
 
 
 def main() -> None:
-    """Follow rank 0 at the other end of a socket pair."""
     descriptor, rank, level = map(int, sys.argv[1:])
     prepare(rank, level)
     outcome = follow(PairLine(socket.socket(fileno=descriptor)), rank, rank)

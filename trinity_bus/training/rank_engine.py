@@ -85,8 +85,7 @@ class RankEngine(SavedEngine):
         """Make the model, with the weights of the source, and its optimizer."""
 
     @abstractmethod
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Return the log-probabilities of each sample's response tokens under the present weights."""
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]: ...
 
     @abstractmethod
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
@@ -122,7 +121,6 @@ class RankEngine(SavedEngine):
     def plan(
         self, groups: Sequence[ExperienceGroup], seed: int | None = None, examples: Sequence[TrainSample] = ()
     ) -> StepPlan:
-        """Return what all ranks together are to train on in the next step."""
         if self._objective.learns_from != "experiences":
             return plan_examples(examples, self.settings)
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
@@ -133,7 +131,6 @@ class RankEngine(SavedEngine):
         return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
 
     def train(self, step: StepPlan) -> Metrics:
-        """Train on this rank's shard of a step, and count the step."""
         learning_rate = self._learning_rate()
         self._figures.begin()
         updates, told = self._with_passes(step.updates)

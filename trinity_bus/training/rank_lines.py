@@ -22,8 +22,6 @@ from trinity_bus.training.rank_protocol import LIMIT_S, SAMPLE_BYTES
 
 
 class RankLine(ABC):
-    """One side's end of it."""
-
     @abstractmethod
     def send(self, bodies: Sequence[bytes]) -> None:
         """Say something, in one message or several.
@@ -52,8 +50,6 @@ class RankLine(ABC):
 
 
 class PairLine(RankLine):
-    """A line to a process on this machine, over one end of a socket pair."""
-
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         # Of sends only: who reads waits as long as it takes.

@@ -111,8 +111,6 @@ type Call = Join | Build | Load | Train | Save | Gather | Export | Leave
 
 
 class Order(Struct, frozen=True, array_like=True):
-    """One call, to all ranks but the first."""
-
     number: int
     call: Call | Disband
 

@@ -84,9 +84,7 @@ class RankSource(Protocol):
         """Wait until so many ranks can be had, this one included. May be called from any thread."""
         ...
 
-    def start(self, world_size: int) -> Sequence[Follower]:
-        """Return the others, in order."""
-        ...
+    def start(self, world_size: int) -> Sequence[Follower]: ...
 
 
 class _Child(Follower):
@@ -305,7 +303,6 @@ async def followers_of(world_size: int, source: RankSource) -> AsyncIterator[Fol
 
 
 def end_by_force(reason: str) -> NoReturn:
-    """End this process, whatever its threads wait for, and say why."""
     sys.stderr.write(f"{reason}: ended by force, because a collective still waits for it\n")
     sys.stderr.flush()
     os._exit(1)

@@ -181,7 +181,6 @@ class SavedEngine(TrainingEngine):
 
     @classmethod
     def written_by(cls, settings: TrainerSettings) -> WrittenBy:
-        """Return what checkpoints say of the engine that writes them with these settings."""
         return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
 
     def _barrier(self) -> None:

@@ -45,7 +45,6 @@ class Stage:
 
     @property
     def writer(self) -> str:
-        """Who writes its steps on ``steps``."""
         name = self.settings.trainer.name
         return f"{name}/{self.name}" if self.name else name
 

@@ -49,8 +49,6 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """A step, or a rank's shard of it."""
-
     # None where there is nothing to learn
     updates: Sequence[Update]
     trained_tokens: int

@@ -83,8 +83,6 @@ def _parts(group: Iterator[Placed]) -> Iterator[list[Placed]]:
 
 
 class FigureLog:
-    """An async context manager, which raises nothing of its own."""
-
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._waiting: deque[TokenFigures] = deque()

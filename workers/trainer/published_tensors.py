@@ -121,7 +121,6 @@ class AdapterAlone:
 
 
 def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Return the named tensors of a checkpoint's file, in order."""
     try:
         with TensorFile(path) as file:
             for name in names:
@@ -141,8 +140,6 @@ class Server(Protocol):
 
 
 class Publisher(Server, Protocol):
-    """One way on which versions leave the trainer."""
-
     @property
     def method(self) -> "Method": ...
 

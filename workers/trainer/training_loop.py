@@ -119,7 +119,6 @@ class TrainingLoop:
         TRAINER_TIME.watch(self._time)
 
     async def run(self) -> None:
-        """Train to the last step."""
         while not self._settings.is_done(self._engine.progress.step):
             await self._source.wait(self._engine.progress.step + 1)
             async with self.stepping:

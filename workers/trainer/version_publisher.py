@@ -88,7 +88,6 @@ class ServedVersions:
         return self._checksums[version]
 
     async def serve(self, announcements: Reader) -> None:
-        """Let the members of what is announced in, as long as it runs."""
         while True:
             ours = [
                 (received.record, received.traceparent)

@@ -45,8 +45,6 @@ METRICS: Final = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerContext:
-    """What a source has of the trainer."""
-
     settings: Settings
     # What the objective learns from
     topic: Topic
@@ -62,8 +60,6 @@ class TrainerContext:
 
 
 class CheckpointSink:
-    """Writes what a step's metrics are, and checkpoints."""
-
     does: Literal["checkpointing"] = "checkpointing"
 
     def __init__(

@@ -79,7 +79,6 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Have the disk keep what was written to a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -23,7 +23,6 @@ class Listed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files that the listing names."""
         return 0 if self.manifest is None else sum(self.manifest.files.values())
 
     @property

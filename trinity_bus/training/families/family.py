@@ -90,7 +90,6 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rope_type(rope: Mapping[str, Any]) -> str:
-    """Return how rotary positions are scaled, under the name of today or of before."""
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 

@@ -56,7 +56,6 @@ _SPLIT_BY_ROW: Final = (*_QKV, _GATE_UP, "word_embeddings.weight", "output_layer
 
 
 def folder_names(shape: ModelShape) -> frozenset[str]:
-    """Return the names of all tensors that a Hugging Face folder of a model has; a tied output layer is not there."""
     attention = ["weight", *(["bias"] if shape.qkv_bias else [])]
     parts = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in attention]
     parts += ["self_attn.o_proj.weight", "input_layernorm.weight", "post_attention_layernorm.weight"]
@@ -116,7 +115,6 @@ def split_axis(name: str) -> int | None:
 
 
 def merge(name: str, parts: list[torch.Tensor], shape: ModelShape, tensor_parallel: int) -> torch.Tensor:
-    """Hugging Face tensors to the whole Megatron tensor."""
     if name.endswith(_QKV):
         grouped = [part.reshape(shape.groups, -1, *part.shape[1:]) for part in parts]
         return torch.cat(grouped, 1).flatten(0, 1)

@@ -46,8 +46,6 @@ type GroupAdvantages = list[Float32] | None
 
 
 class Advantage(ABC):
-    """Computes the advantages of a batch."""
-
     needs: ClassVar[Need] = Need.NOTHING
     # Whether it compares with samples that were drawn at temperature 0; else it is given none
     wants_greedy: ClassVar[bool] = False

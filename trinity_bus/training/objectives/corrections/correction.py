@@ -38,8 +38,6 @@ class Corrected:
 
 
 class Correction(ABC):
-    """Computes what tokens weigh."""
-
     needs: ClassVar[Need] = Need.NOTHING
 
     def __init__(self, settings: TrainerSettings) -> None:
