@@ -1,14 +1,7 @@
 """The contract of training engines: experiences in, better weights out.
 
-===============================  =====================================================================================
-``rank_engine.RankEngine``       what engines of one process share: the course of a step
-``saved_engine.SavedEngine``     its base: checkpoints and exports
-``megatron_engine``              Megatron-core, packed micro-batches; one rank of any layout
-``torch_engine``                 transformers and a torch optimizer in one process: the numeric reference
-``multi_rank_engine``            Megatron's, with the other ranks of the layout behind it
-===============================  =====================================================================================
-
-``trainer.engine`` chooses. A service opens one by its constructor, which takes seconds, goes back to the newest
+``trainer.engine`` chooses which: ``rank_engine.RankEngine`` is what all of one process share, ``multi_rank_engine`` has
+other ranks behind it. A service opens one by its constructor, which takes seconds, goes back to the newest
 checkpoint with :meth:`TrainingEngine.load_latest`, and ends with :meth:`TrainingEngine.leave`.
 
 A step trains on one batch::

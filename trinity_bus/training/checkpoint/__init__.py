@@ -35,13 +35,6 @@ it. It says with which settings it was trained, and a trainer says what is diffe
 absent from checkpoints of the first programs, and then not compared.
 
 This package knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
-
-``progress``    how far training has come
-``folders``     names, order, and what makes files durable
-``manifest``    ``progress.json``, and whether a checkpoint is what it says
-``listing``     what there is, for people; and what it needs of the log
-``notes``       small files beside the checkpoints
-``writing``     whole or not at all
 """
 
 from trinity_bus.training.checkpoint.folders import (
