@@ -24,7 +24,11 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
         "sums": {
             "task_id": f"sum-{number}",
             "workflow": "math",
-            "messages": [{"role": "user", "content": f"{' + '.join(words)} = ? Write only the number."}],
+            "messages": [
+                # In place of the template's own, which is longer than the question.
+                {"role": "system", "content": "Write only the number."},
+                {"role": "user", "content": f"{' + '.join(words)} = ?"},
+            ],
             "answer": str(sum(map(int, words))),
         },
     }[subject.name]

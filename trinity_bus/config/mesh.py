@@ -59,9 +59,9 @@ class MeshSettings(Section):
     so that all services use the same."""
     dtype: Dtype = "auto"
     """Type of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer and
-    ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model folder's. The
-    trainer does not train in float16, nor in bfloat16 on a CPU, where engines crash on some processors. An explorer
-    logs if its type is not the trainer's."""
+    ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model folder's.
+    bfloat16 on a CPU with AVX512_BF16 or AMX takes half the time of float32; some other CPUs cannot run it. The trainer
+    does not train in float16. An explorer logs if its type is not the trainer's."""
     max_model_len: Size = 1024
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256

@@ -41,6 +41,15 @@ def uses_gpu() -> bool:
     return not is_installed_for_cpu() and torch.cuda.is_available()
 
 
+def has_bfloat16() -> bool:
+    """Whether this machine's CPU multiplies matrices in bfloat16, about twice as fast as in float32."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return False
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
 def can_compile() -> bool:
     """Whether Triton can build what launches its kernels: a C compiler, and what it needs of Python."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

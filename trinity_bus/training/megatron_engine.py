@@ -14,7 +14,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.training import parallel
 from trinity_bus.training.cpu_platform import on_cpu
-from trinity_bus.training.errors import ParallelError, TrainingError
+from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.optimizer import AdamW
 from trinity_bus.training.packing import PackedArrays, TrainSample
@@ -45,8 +45,6 @@ class MegatronEngine(RankEngine):
 
     @staticmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        if settings.dtype == "bfloat16" and on_cpu():
-            raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
         dtype: torch.dtype = getattr(torch, computed_dtype(settings.dtype, on_cpu=on_cpu()))
         return dtype
 

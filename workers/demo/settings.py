@@ -28,7 +28,7 @@ from pydantic import SecretStr
 from trinity_bus.config import KafkaSettings, Origins, Settings, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
-from trinity_bus.runtime.device import is_installed_for_cpu
+from trinity_bus.runtime.device import has_bfloat16, is_installed_for_cpu
 from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
 from workers.demo.options import DemoOptions
@@ -56,7 +56,8 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         **({} if is_installed_for_cpu() else shared_gpu),
         "mesh.namespace": kafka.namespace,
         "mesh.model_path": options.model_dir.resolve(),
-        "mesh.dtype": "float32",
+        # Weights of 20 words are too small for bfloat16.
+        "mesh.dtype": "bfloat16" if subject.language is None and has_bfloat16() else "float32",
         "mesh.max_model_len": MAX_LENGTH,
         "mesh.max_tokens": subject.max_tokens,
         "kafka.bootstrap_servers": kafka.bootstrap_servers,

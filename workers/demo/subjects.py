@@ -121,7 +121,7 @@ SUMS: Final = DemoSubject(
         "trainer.threads": 2,
         "trainer.bucket_mib": 16,
     },
-    try_it='{program} ask "35 + 48 = ? Write only the number." --model {model}',
+    try_it='{program} ask "35 + 48 = ?" --model {model}',
 )
 
 SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS, SUMS)}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.support.training.conformance import CHECKS, VOCABULARY, Subject, checks_of
+from tests.support.training.conformance import CHECKS, VOCABULARY, Subject, batch, checks_of
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.families import FAMILIES
 from trinity_bus.training.layout import Layout
@@ -51,3 +52,16 @@ def test_an_engine(
     tmp_path: Path,
 ) -> None:
     CHECKS[check](Subject(open_one, folders[family], tmp_path, {}))
+
+
+def test_bfloat16_on_a_cpu_learns_what_float32_does(folders: dict[str, Path], layout: Layout, tmp_path: Path) -> None:
+    subject = Subject(
+        lambda settings: MegatronEngine(settings, layout), folders["qwen3"], tmp_path, {"dtype": "bfloat16"}
+    )
+    engine, reference = subject.make(), subject.reference()
+    for step in range(3):
+        ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))
+        for metric in ("loss", "entropy", "grad_norm"):
+            assert ours[metric] == pytest.approx(theirs[metric], rel=0.05, abs=0.02), (step, metric)
+    assert {tensor.dtype for _, tensor in engine.hf_tensors()} == {torch.bfloat16}
+    CHECKS["restart"](subject)
