@@ -18,8 +18,7 @@ from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
-from workers.explorer.weights import WeightFollower
+from workers.explorer.weights import ServedVersion, WeightFollower
 
 
 class BareReceiver:

@@ -21,7 +21,7 @@ import uvloop
 from schemas import Sampling
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.runners.fork_server import ForkServer
@@ -59,7 +59,7 @@ class TimedEngine(InferenceEngine):
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         """See ``InferenceEngine``."""
         began = time.perf_counter()
         drawn = await super().generate(prompt_token_ids, sampling, n, traceparent)

@@ -1,7 +1,7 @@
 """The checksum of a version: one SHA-256 over all bytes, against that of pieces that cores share, with the layout.
 
 ``one stream`` is how versions were hashed before layouts were part of the checksum: a single SHA-256, which keeps one
-core busy. ``pieces`` is ``trinity_bus.weights.hashing`` with one thread, and with as many as it takes by itself;
+core busy. ``pieces`` is ``trinity_bus.weights.layout`` with one thread, and with as many as it takes by itself;
 ``whole`` adds what the manifest costs: the layout of a model of 400 tensors. They take turns, because machines are
 noisy, and medians are compared. The goal is to be no slower than before.
 """
@@ -16,9 +16,7 @@ import torch
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
-from trinity_bus.weights.buckets import TensorMeta
-from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import ContentHash, TensorMeta, TransferManifest
 
 BUCKETS, BUCKET = 16, 16 << 20
 ROUNDS = 15

@@ -39,7 +39,10 @@ from schemas.step import StepBegun, StepGroup
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, RESULTS, ROLLOUTS, STEPS, TASKS, TRAINER_EVENTS
 from trinity_bus.bus import Received
-from trinity_bus.console.index import Index, PageAsk, SampleFilter, Store, Texts
+from trinity_bus.console.index.group_rows import Texts
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
+from trinity_bus.console.index.store import Store
 from trinity_bus.console.index.tokens import byte_level_texts
 from trinity_bus.runtime.heap import freeze_gc
 

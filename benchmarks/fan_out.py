@@ -29,7 +29,7 @@ from benchmarks._fan_out.members import FanOutMethod, Receivers, Where, fleet
 from benchmarks._fan_out.network import network, reshape, sent, why_not
 from benchmarks._options import parser, subjects_of
 from benchmarks._report import Row, report
-from trinity_bus.weights.chunks import chunk_hash
+from trinity_bus.weights.layout import chunk_hash
 
 MBIT_S = 200
 SLOW_MBIT_S = 40

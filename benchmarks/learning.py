@@ -23,7 +23,8 @@ import torch
 
 from benchmarks._options import parser
 from benchmarks._report import Row, report
-from schemas.experience import ExperienceGroup, Float32, Rollout, build_group
+from schemas.experience import ExperienceGroup, Float32, Rollout
+from schemas.grouping import build_group
 from schemas.task import Task
 from trinity_bus.config import TrainerSettings
 from trinity_bus.rollout.rewards import sequence_reward

@@ -17,8 +17,8 @@ from typing import Any, Final
 from benchmarks._demos import Watch, run_demo
 from benchmarks._options import REAL, TOY, parser, subjects_of
 from benchmarks._report import Row, report
-from trinity_bus.broker.folders import cache_dir
 from trinity_bus.broker.jars import jar_folder
+from trinity_bus.broker.layout import cache_dir
 from trinity_bus.config import Settings
 from workers.demo.model import pretrained_folder
 from workers.demo.subjects import COPY, SUMS

@@ -33,7 +33,8 @@ from benchmarks._report import Row, report
 from benchmarks._tiny_model import TinyShape, make_tiny_qwen3
 from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
-from schemas.experience import Int32, Rollout, build_group
+from schemas.experience import Int32, Rollout
+from schemas.grouping import build_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training import checkpoint

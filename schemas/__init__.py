@@ -5,11 +5,20 @@ Each name is imported from where it lives when it is first asked for: who needs 
 do before they begin, does not wait for pydantic and numpy.
 """
 
-import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.batch import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry, ResultPart, TaskStatus
+    from schemas.batch import (
+        BatchLifecycleState,
+        BatchRecord,
+        BatchSkipped,
+        ManifestEntry,
+        ResultPart,
+        TaskResult,
+        TaskStatus,
+    )
     from schemas.command import (
         AbortBatch,
         BatchResult,
@@ -43,11 +52,11 @@ if TYPE_CHECKING:
         WeightsSynced,
     )
     from schemas.examples import Demonstration, Preference
-    from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
+    from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith
+    from schemas.grouping import build_group
     from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
     from schemas.model_version import Member, ModelVersion, PublishedVersion
     from schemas.record import Record
-    from schemas.result import TaskResult
     from schemas.rollout import Cancel, Dispatch, SetPace
     from schemas.sampling import Sampling, StructuredOutputs
     from schemas.skipped import Rollback, SkippedBatch
@@ -57,91 +66,34 @@ if TYPE_CHECKING:
     from schemas.token_figures import TokenFigures
     from schemas.turn import Answer, DrawnResponse, Turn
 
+# fmt: off
 __all__ = [
-    "AbortBatch",
-    "Answer",
-    "BatchLifecycleState",
-    "BatchRecord",
-    "BatchResult",
-    "BatchSkipped",
-    "Cancel",
-    "CancelTasks",
-    "CommandError",
-    "CommandReply",
-    "ContentPart",
-    "Contribute",
-    "CoordinatorHeartbeat",
-    "Demonstration",
-    "Dispatch",
-    "DrawnResponse",
-    "ExperienceGroup",
-    "ExperiencePiece",
-    "ExplorerHeartbeat",
-    "ExplorerLeft",
-    "FinalizeBatch",
-    "FinalizeUpgrade",
-    "FunctionCall",
-    "FunctionSchema",
-    "LeftOut",
-    "ManifestEntry",
-    "Member",
-    "Message",
-    "ModelVersion",
-    "Position",
-    "Preference",
-    "PublishVersion",
-    "PublishedVersion",
-    "Record",
-    "ResultPart",
-    "RollBack",
-    "Rollback",
-    "Rollout",
-    "RolloutFinished",
-    "RunnerState",
-    "RunnersReport",
-    "RunningAttempt",
-    "Sample",
-    "SampledWith",
-    "Sampling",
-    "SetPace",
-    "SkipBatch",
-    "SkippedBatch",
-    "StepBegun",
-    "StepEnded",
-    "StepGroup",
-    "StepTrained",
-    "StructuredOutputs",
-    "SubmitBatch",
-    "Superseded",
-    "Task",
-    "TaskResult",
-    "TaskStatus",
-    "TasksetPosition",
-    "TokenFigures",
-    "Tool",
-    "ToolCall",
-    "TrainerHeartbeat",
-    "Turn",
-    "UnservedPool",
-    "VersionRefused",
-    "VersionWanted",
-    "WeightsSynced",
-    "build_group",
+    "AbortBatch", "Answer", "BatchLifecycleState", "BatchRecord", "BatchResult", "BatchSkipped", "Cancel",
+    "CancelTasks", "CommandError", "CommandReply", "ContentPart", "Contribute", "CoordinatorHeartbeat",
+    "Demonstration", "Dispatch", "DrawnResponse", "ExperienceGroup", "ExperiencePiece", "ExplorerHeartbeat",
+    "ExplorerLeft", "FinalizeBatch", "FinalizeUpgrade", "FunctionCall", "FunctionSchema", "LeftOut",
+    "ManifestEntry", "Member", "Message", "ModelVersion", "Position", "Preference", "PublishVersion",
+    "PublishedVersion", "Record", "ResultPart", "RollBack", "Rollback", "Rollout", "RolloutFinished", "RunnerState",
+    "RunnersReport", "RunningAttempt", "Sample", "SampledWith", "Sampling", "SetPace", "SkipBatch", "SkippedBatch",
+    "StepBegun", "StepEnded", "StepGroup", "StepTrained", "StructuredOutputs", "SubmitBatch", "Superseded", "Task",
+    "TaskResult", "TaskStatus", "TasksetPosition", "TokenFigures", "Tool", "ToolCall", "TrainerHeartbeat", "Turn",
+    "UnservedPool", "VersionRefused", "VersionWanted", "WeightsSynced", "build_group",
 ]
+# fmt: on
 
 _NAMES = {
-    "schemas.batch": "BatchLifecycleState BatchRecord BatchSkipped ManifestEntry ResultPart TaskStatus",
+    "schemas.batch": "BatchLifecycleState BatchRecord BatchSkipped ManifestEntry ResultPart TaskResult TaskStatus",
     "schemas.command": "AbortBatch BatchResult CancelTasks CommandError CommandReply Contribute FinalizeBatch "
     "FinalizeUpgrade PublishVersion RollBack SkipBatch SubmitBatch",
     "schemas.event": "CoordinatorHeartbeat ExperiencePiece ExplorerHeartbeat ExplorerLeft Position RolloutFinished "
     "RunnersReport RunnerState RunningAttempt StepTrained Superseded TrainerHeartbeat UnservedPool "
     "VersionRefused VersionWanted WeightsSynced",
     "schemas.examples": "Demonstration Preference",
-    "schemas.experience": "ExperienceGroup Rollout Sample SampledWith build_group",
+    "schemas.experience": "ExperienceGroup Rollout Sample SampledWith",
+    "schemas.grouping": "build_group",
     "schemas.message": "ContentPart FunctionCall FunctionSchema Message Tool ToolCall",
     "schemas.model_version": "Member ModelVersion PublishedVersion",
     "schemas.record": "Record",
-    "schemas.result": "TaskResult",
     "schemas.rollout": "Cancel Dispatch SetPace",
     "schemas.sampling": "Sampling StructuredOutputs",
     "schemas.skipped": "Rollback SkippedBatch",
@@ -154,16 +106,20 @@ _NAMES = {
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-# Seen by a type checker, it would let every mistyped name pass.
-if not TYPE_CHECKING:
+def lazy(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's ``__getattr__`` and ``__dir__``, which import each name when it is first asked for."""
+    # ``places`` has the module of each name. Type checkers must not see them: they would let every mistyped name pass.
+    found = sys.modules[package].__dict__
 
-    def __getattr__(name: str) -> Any:
-        """Import what is asked for."""
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    def get(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # As `from ... import` does, which imports a module that is meant.
+        value = found[name] = getattr(__import__(places[name], fromlist=[name]), name)
         return value
 
+    return get, lambda: sorted({*found, *places})
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, _PLACES)

@@ -19,15 +19,16 @@ from schemas.event import Position
 from schemas.experience import MAX_SAMPLES
 from schemas.free_form import MAX_ITEMS
 from schemas.items import AtLeastOne, DrawnBy, Item, Name
-from schemas.numbers import Count, Positive, Version
+from schemas.numbers import MAX_SECONDS, Count, Positive, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
+from schemas.task import MAX_REPEAT_TIMES
 
 MAX_BATCH_TASKS = 16_384
+# tasks whose lines of a manifest take a MiB at most, with two parts each; one MiB more is for all else
 TASKS_PER_MIB = 1024
-"""Tasks whose lines of a manifest take a MiB at most, with two parts each; one MiB more is for all else."""
+# Parts of all tasks of a batch together, so that its manifest can be sent. At least two of each task.
 MAX_BATCH_PARTS = 32_768
-"""Parts of all tasks of a batch together, so that its manifest can be sent. At least two of each task."""
 
 
 class BatchLifecycleState(StrEnum):
@@ -47,9 +48,8 @@ def _state(value: object) -> object:
 
 type BatchState = Annotated[BatchLifecycleState, BeforeValidator(_state)]
 
+# all runs done; some, and that was enough; none that count, after all attempts; cut off with its batch
 type TaskStatus = Literal["completed", "partial", "failed", "aborted"]
-"""How a task ended: all runs done; some done, and that was enough; none that count, after all attempts; cut off,
-because its batch was ended without it."""
 
 
 class ResultPart(Item, frozen=True, kw_only=True):
@@ -60,8 +60,7 @@ class ResultPart(Item, frozen=True, kw_only=True):
 
     attempt: AtLeastOne
     samples: Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
-    position: Position | None = None
-    """Where its experiences lie; absent for eval batches."""
+    position: Position | None = None  # where its experiences lie; absent for eval batches
 
 
 class ManifestEntry(Item, frozen=True, kw_only=True):
@@ -69,10 +68,9 @@ class ManifestEntry(Item, frozen=True, kw_only=True):
 
     task_id: Name
     status: TaskStatus
+    # In the order of their run ids; none for failed and aborted tasks. Together they are one group.
     parts: Annotated[list[ResultPart], Meta(max_length=MAX_ITEMS)] = []  # noqa: RUF012 - msgspec gives each its own
-    """In the order of their run ids; none for failed and aborted tasks. Together they are one group."""
-    error: str | None = None
-    """The first error, or why it was cut off."""
+    error: str | None = None  # the first error, or why it was cut off
     version_min: DrawnBy = -1
     version_max: DrawnBy = -1
 
@@ -128,3 +126,30 @@ class BatchSkipped(Record):
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
     client: Identifier
     """Who said so."""
+
+
+# The one accepted answer to each task, keyed by task id, for whoever asked. Written by the coordinator, in the
+# transaction that accepts it: a result on its topic counts, and will never be taken back or said twice. The experiences
+# of a train task are durable before; ``parts`` tells where.
+class TaskResult(Record):
+    """How a task ended."""
+
+    SCHEMA: ClassVar[str] = "task_result"
+
+    task_id: Identifier
+    batch_id: Identifier
+    batch_type: BatchType
+    status: TaskStatus
+    completed_runs: Count
+    total_runs: Positive
+    parts: Annotated[list[ResultPart], Field(max_length=MAX_REPEAT_TIMES)] = Field(default_factory=list)
+    metrics: Metrics = Field(default_factory=dict)
+    """Of the task, reduced over its runs; empty for failed and aborted ones."""
+    version_min: VersionOrNone = -1
+    version_max: VersionOrNone = -1
+    seconds: Annotated[float, Field(ge=0, le=MAX_REPEAT_TIMES * MAX_SECONDS, allow_inf_nan=False)] = 0.0
+    """That its counted attempts took, together."""
+    attempts: Count
+    """How many were started."""
+    error: str | None = None
+    """The first error, or why it was cut off."""

@@ -8,91 +8,19 @@ depends on headers. Whatever the bytes, ``decode`` returns a valid record or rai
 from collections.abc import Mapping
 from functools import lru_cache
 
-from schemas.batch import BatchRecord, BatchSkipped
 from schemas.columns import decode_group, encode_group
-from schemas.command import (
-    AbortBatch,
-    CancelTasks,
-    CommandReply,
-    Contribute,
-    FinalizeBatch,
-    FinalizeUpgrade,
-    PublishVersion,
-    RollBack,
-    SkipBatch,
-    SubmitBatch,
-)
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
-from schemas.event import (
-    CoordinatorHeartbeat,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    RolloutFinished,
-    RunnersReport,
-    StepTrained,
-    Superseded,
-    TrainerHeartbeat,
-    VersionRefused,
-    VersionWanted,
-    WeightsSynced,
-)
-from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
-from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
-from schemas.result import TaskResult
-from schemas.rollout import Cancel, Dispatch, SetPace
-from schemas.step import StepBegun, StepEnded
-from schemas.task import Task
-from schemas.taskset import TasksetPosition
-from schemas.token_figures import TokenFigures
-from schemas.turn import Turn
+from schemas.topics import TOPICS
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
-RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
-    Task,
-    SubmitBatch,
-    FinalizeBatch,
-    AbortBatch,
-    CancelTasks,
-    SkipBatch,
-    Contribute,
-    PublishVersion,
-    FinalizeUpgrade,
-    RollBack,
-    CommandReply,
-    Dispatch,
-    Cancel,
-    SetPace,
-    ExperienceGroup,
-    Turn,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    RolloutFinished,
-    RunnersReport,
-    CoordinatorHeartbeat,
-    TrainerHeartbeat,
-    StepTrained,
-    VersionWanted,
-    VersionRefused,
-    Superseded,
-    WeightsSynced,
-    BatchRecord,
-    BatchSkipped,
-    TaskResult,
-    ModelVersion,
-    TasksetPosition,
-    PublishedVersion,
-    StepBegun,
-    StepEnded,
-    TokenFigures,
-    Demonstration,
-    Preference,
+# every type that travels on a topic by itself
+RECORDS: tuple[type[Record | ExperienceGroup], ...] = tuple(
+    dict.fromkeys(cls for topic in TOPICS for cls in topic.records)
 )
-"""Every type that travels on a topic by itself."""
-
 _KNOWN: Mapping[str, type] = {cls.SCHEMA: cls for cls in RECORDS}
 _ARRAY_STARTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 
@@ -109,11 +37,7 @@ def encode(record: Record | ExperienceGroup) -> bytes:
 
 
 def decode[R](value: bytes, *expect: type[R]) -> R:
-    """Return the record in ``value``.
-
-    Args:
-        value: The bytes of one Kafka record. An experience group's arrays are views into it.
-        expect: The types that are welcome here, of ``RECORDS``.
+    """Return the record in ``value``, of one of the expected types of ``RECORDS``; a group's arrays are views into it.
 
     Raises:
         DecodeError: ``value`` is nothing of the kind; ``UnsupportedVersion`` if its major version is unknown.
@@ -132,7 +56,7 @@ def decode[R](value: bytes, *expect: type[R]) -> R:
 
 @lru_cache
 def _expected(expect: tuple[type, ...]) -> tuple[dict[str, type[Record]], bool, int]:
-    """Return the plain types by schema name, whether groups are expected, and the largest size limit."""
+    # The plain types by schema name, whether groups are expected, and the largest size limit.
     types = [cls for cls in RECORDS if cls in expect]
     if not expect or len(types) != len(set(expect)):
         raise TypeError(f"expect = {expect} must name types that travel by themselves: {', '.join(sorted(_KNOWN))}")

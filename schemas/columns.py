@@ -20,18 +20,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
-from schemas.column import Column
+from schemas.column import COLUMNS, MAX_ROUTED_EXPERTS, MAX_ROUTED_LAYERS, OPTIONAL_COLUMNS, Column
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
-from schemas.experience import COLUMNS, MAX_METRICS, MAX_SAMPLES, ExperienceGroup
+from schemas.experience import MAX_METRICS, MAX_SAMPLES, ExperienceGroup, present
 from schemas.group_rules import check_group, check_types
-from schemas.optional_columns import (
-    MAX_ROUTED_EXPERTS,
-    MAX_ROUTED_LAYERS,
-    OPTIONAL_COLUMNS,
-    present,
-)
+from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
 from schemas.record import BatchType, Metrics
-from schemas.weight import SMALL, Scales, weigh_msgpack
 
 MAX_HEADER_BYTES = 4 << 20
 
@@ -79,7 +73,7 @@ class GroupBuffers(Struct, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """Whether none of the optional columns is there."""
+        # Whether none of the optional columns is there.
         return (
             self.turn_starts is UNSET
             and self.turn_rewards is UNSET
@@ -94,7 +88,7 @@ type _Row = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
 
 
 def _row(column: Column, sizes: tuple[int, ...] = ()) -> _Row:
-    """Return a row of the table; ``sizes`` are what the words in the column's tail stand for."""
+    # ``sizes`` are what the words in the column's tail stand for.
     tail = tuple(size for size in column.tail if isinstance(size, int)) or sizes
     return column.name, column.dtype_name, column.dtype, tail, column.dtype.itemsize * prod(tail)
 
@@ -106,8 +100,7 @@ _optional_entries = attrgetter(*(column.name for column in OPTIONAL_COLUMNS))
 
 
 class _Name(Struct, gc=False):
-    """What a header says of its kind: read first where the rest cannot be read."""
-
+    # Read first where the rest cannot be read.
     schema: str
     schema_version: int
 
@@ -135,8 +128,7 @@ class GroupHeader(_Name, gc=False):
 
 
 class LargeHeader(GroupHeader, gc=False):
-    """The header of a message that is not small, of whose metrics nothing is built yet."""
-
+    # The header of a message that is not small, of whose metrics nothing is built yet.
     metrics: msgspec.Raw = msgspec.Raw(b"\x90")  # type: ignore[assignment]  # the same, still bytes
 
 
@@ -196,11 +188,7 @@ def encode_group(group: ExperienceGroup) -> bytes:
 
 
 def _with_optional(group: ExperienceGroup) -> tuple[list[_Row], list[NDArray[Any]]]:
-    """Return all columns that a group has, with their rows of the table.
-
-    Raises:
-        EncodeError: A column has another number of dimensions, or more layers or experts than it may have.
-    """
+    # Raises EncodeError where a column has another number of dimensions, or too many layers or experts.
     rows, columns = list(_TABLE), list(_columns(group))
     for column, array in present(group):
         rows.append(_OPTIONAL_ROWS.get(column.name) or _routes_row(column, array))
@@ -216,7 +204,7 @@ def _routes_row(column: Column, routes: NDArray[Any]) -> _Row:
 
 
 def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
-    """Return the header map, whose last byte is the empty string of the padding."""
+    # The last byte is the empty string of the padding.
     header = GroupHeader(
         schema="experience",
         schema_version=1,
@@ -289,7 +277,6 @@ def decode_group(value: bytes) -> ExperienceGroup:
 
 
 def _cut_optional(octets: NDArray[Any], entries: tuple[Any, ...], size: int) -> dict[str, NDArray[Any]]:
-    """Return the optional columns that there are, of the whole binary."""
     found = {}
     for column, entry in zip(OPTIONAL_COLUMNS, entries, strict=True):
         if entry is not UNSET:
@@ -300,12 +287,9 @@ def _cut_optional(octets: NDArray[Any], entries: tuple[Any, ...], size: int) -> 
 
 
 def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]:
-    """Note that the metrics of a message of ``size`` bytes.
-
-    Weighed before they are built where its header is not small.
-    """
+    # Estimated before they are built where the header of a message of ``size`` bytes is not small.
     if header_bytes > SMALL:
-        weigh_msgpack(bytes(raw), Scales(size, share=4))
+        estimate_msgpack(bytes(raw), MemoryEstimate(size, share=4))
     try:
         return _decode_metrics(raw)
     except msgspec.ValidationError as error:
@@ -316,7 +300,7 @@ def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]
 
 
 def _unreadable(value: bytes, error: Exception) -> DecodeError:
-    """Return what msgspec's complaint means. A header of another kind or version is that before it is anything else."""
+    # A header of another kind or version is that before it is anything else.
     try:
         _refuse_schema(_decode_name(value)[0])
     except DecodeError as other:
@@ -351,7 +335,6 @@ def _reason(error: Exception, text: str) -> str:
 
 
 def _refuse_schema(header: _Name) -> None:
-    """Raise if the header is of another schema or version."""
     if header.schema != ExperienceGroup.SCHEMA:
         raise DecodeError("unexpected_schema", f"schema = {shown(header.schema)} in the framing of an experience")
     if header.schema_version != ExperienceGroup.VERSION:
@@ -361,16 +344,8 @@ def _refuse_schema(header: _Name) -> None:
 def _cut(  # noqa: PLR0917 - keywords would cost a tenth of its time
     flat: NDArray[Any], row_bytes: int, name: str, entry: tuple[Any, ...], size: int, shift: int = 2
 ) -> NDArray[Any]:
-    """Return the numbers of one column.
-
-    Args:
-        flat: The whole binary, read as numbers of ``1 << shift`` bytes.
-        row_bytes: Of the column.
-        name: Of the column.
-        entry: What the table of buffers says of it.
-        size: Bytes of the binary.
-        shift: See ``flat``.
-    """
+    # ``flat``: the whole binary, of ``size`` bytes, as numbers of ``1 << shift`` bytes; ``entry``: what the table of
+    # buffers says.
     _, shape, offset, nbytes = entry
     end = offset + nbytes
     if shape[0] * row_bytes != nbytes or end > size:

@@ -33,30 +33,36 @@ from schemas.skipped import MAX_REASON_CHARS, Person
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_WAIT_S = 7 * 86_400.0
-STATE_TOPIC: Final = "coordinator-state"
-"""Name of the topic that has the coordinator's state."""
+STATE_TOPIC: Final = "coordinator-state"  # name of the topic that has the coordinator's state
 
 
-class Command(Record):
+class _Asked(Record):
     """What every command has."""
 
-    SCHEMA: ClassVar[str] = "command"
-    SENT_ON: ClassVar[bool] = True
+    SCHEMA: ClassVar[str] = "asked"
     JSON: ClassVar[bool] = True
+    SUBJECT: ClassVar[str] = "model"  # the field that names what it is about
 
-    client: Identifier
-    """Who asks; the key of the reply."""
-    command_id: Identifier
-    """Chosen by the client, another one for each command."""
-    batch_id: Identifier
-    producer: Identifier | None = None
-    """Whose batch it is, by the name that the tasks have too; that of ``client`` where absent. Who submits a batch, or
-    sends its first task, owns it; only its owner, or an operator, may end it before its time."""
+    client: Identifier  # who asks; the key of the reply
+    command_id: Identifier  # chosen by the client, another one for each command
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
-        return self.batch_id
+        # its key
+        return str(getattr(self, self.SUBJECT))
+
+
+class Command(_Asked):
+    """What every command about a batch has."""
+
+    SCHEMA: ClassVar[str] = "command"
+    SENT_ON: ClassVar[bool] = True
+    SUBJECT: ClassVar[str] = "batch_id"
+
+    batch_id: Identifier
+    # Whose batch it is, by the name that the tasks have too; that of ``client`` where absent. Who submits a batch, or
+    # sends its first task, owns it; only its owner, or an operator, may end it before its time.
+    producer: Identifier | None = None
 
 
 class SubmitBatch(Command):
@@ -113,48 +119,32 @@ class SkipBatch(Command):
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
 
 
-class PublishVersion(Record):
+class PublishVersion(_Asked):
     """Make every explorer serve this version, and no newer one until I say so; or the newest again."""
 
     SCHEMA: ClassVar[str] = "command.publish_version"
-    JSON: ClassVar[bool] = True
 
-    client: Identifier
-    command_id: Identifier
     model: Identifier
     version: Version | None = None
     """Absent: the newest, and from now on each that is published."""
     asked_by: Person | None = None
 
-    @property
-    def subject(self) -> str:
-        """What it is about; its key."""
-        return self.model
 
-
-class RollBack(Record):
+class RollBack(_Asked):
     """End a lineage that went wrong: train on from this version, serve it at once, discard what is newer.
 
     Batches that are FINALIZED by now, and that this version was not trained on, are passed over.
     """
 
     SCHEMA: ClassVar[str] = "command.roll_back"
-    JSON: ClassVar[bool] = True
 
-    client: Identifier
-    command_id: Identifier
     model: Identifier
     version: Version
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
     asked_by: Person | None = None
 
-    @property
-    def subject(self) -> str:
-        """What it is about; its key."""
-        return self.model
 
-
-class Contribute(Record):
+class Contribute(_Asked):
     """Count these experiences as one task's, as if an explorer had answered it: they join the batch being filled.
 
     They lie on ``experiences`` by now, with ``explorer`` naming who contributes them: ``producer``, or else ``client``.
@@ -162,10 +152,8 @@ class Contribute(Record):
 
     SCHEMA: ClassVar[str] = "command.contribute"
     SENT_ON: ClassVar[bool] = True
-    JSON: ClassVar[bool] = True
+    SUBJECT: ClassVar[str] = "task_id"
 
-    client: Identifier
-    command_id: Identifier
     task_id: Identifier
     """Unlike that of every other task; the experiences have it too."""
     pieces: Annotated[list[ExperiencePiece], Field(min_length=1, max_length=MAX_PIECES)]
@@ -185,26 +173,17 @@ class Contribute(Record):
             raise ValueError("covers has more ids than there are samples")
         return self
 
-    @property
-    def subject(self) -> str:
-        """What it is about; its key."""
-        return self.task_id
 
-
-class FinalizeUpgrade(Record):
+class FinalizeUpgrade(_Asked):
     """Write the coordinator's state as the present version does: no program of the version before reads it any more."""
 
     SCHEMA: ClassVar[str] = "command.finalize_upgrade"
-    JSON: ClassVar[bool] = True
 
-    client: Identifier
-    command_id: Identifier
     level: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     """Of the state. A coordinator that does not know it refuses; nothing happens where the state has it, or a newer."""
 
     @property
     def subject(self) -> str:
-        """What it is about; its key."""
         return STATE_TOPIC
 
 

@@ -2,8 +2,7 @@
 
 import reprlib
 
-MAX_DETAIL_CHARS = 400
-"""A detail travels in a Kafka header and in log lines, so it stays short whatever it quotes."""
+MAX_DETAIL_CHARS = 400  # a detail travels in a Kafka header and in log lines, so it stays short whatever it quotes
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -46,9 +45,8 @@ class EncodeError(SchemaError):
 class DecodeError(SchemaError):
     """Bytes that are not one of the expected records.
 
-    Attributes:
-        reason: A word for machines, one of a fixed set: see ``docs/schemas.md``.
-        detail: One line for people that names the field and the value.
+    ``reason`` is a word of a fixed set, see ``docs/schemas.md``; ``detail`` one line that names the field and the
+    value.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

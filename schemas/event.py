@@ -17,27 +17,19 @@ from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
 from schemas.skipped import Rollback, SkippedBatches
 from schemas.task import MAX_REPEAT_TIMES
 
-MAX_RUNNING = 16_384
-"""Attempts of one explorer."""
-MAX_RUNNERS = 1024
-"""Of one explorer."""
-MAX_WORKFLOWS = 4096
-"""Of one explorer."""
+MAX_RUNNING = 16_384  # of one explorer
+MAX_RUNNERS = 1024  # likewise
+MAX_WORKFLOWS = 4096  # likewise
 
-MAX_ABILITIES = 64
-"""Of one explorer."""
+MAX_ABILITIES = 64  # likewise
 MAX_ADDRESS_CHARS = 300
-MAX_UNSERVED = 64
-"""Pools without an explorer that a coordinator names."""
+MAX_UNSERVED = 64  # pools without an explorer that a coordinator names
 
-MAX_TOLD_SETTINGS = 1000
-"""Of one service."""
-MAX_SETTING_CHARS = 300
-"""Of the value of one of them; more is cut."""
+MAX_TOLD_SETTINGS = 1000  # of one service
+MAX_SETTING_CHARS = 300  # of the value of one of them; more is cut
 
 MAX_PACE_S = 64.0
-MISSED = 3
-"""Heartbeats that must be missing, where the coordinator has set the pace, before their sender is taken to be gone."""
+MISSED = 3  # heartbeats missing, where the coordinator has set the pace, before their sender is taken to be gone
 
 type Pause = Annotated[float, Field(ge=0, le=MAX_PACE_S, allow_inf_nan=False)]
 type Follows = Literal["trainer", "none"]
@@ -46,6 +38,8 @@ type RolloutStatus = Literal["completed", "partial", "failed"]
 type RunnerLifeState = Literal["starting", "idle", "busy", "stopping"]
 
 
+# What a service was started with, ``section.name`` to value as TOML writes it (empty: none), without secrets. For
+# people; in the first heartbeat of an incarnation alone.
 type ToldSettings = Annotated[
     dict[
         Annotated[str, Field(max_length=100)],
@@ -53,8 +47,6 @@ type ToldSettings = Annotated[
     ],
     Field(max_length=MAX_TOLD_SETTINGS),
 ]
-"""What a service was started with, ``section.name`` to value as TOML writes it (empty: none), without secrets. For
-people; in the first heartbeat of an incarnation alone."""
 
 
 class Position(Item, frozen=True, kw_only=True):
@@ -76,16 +68,15 @@ class RunningAttempt(Item, frozen=True, kw_only=True):
 
     task_id: Name
     attempt: AtLeastOne
+    # the first turn that it has completed, in ``turns``; absent where it has completed none
     turns: Position | None = None
-    """The first turn that it has completed, in ``turns``; absent where it has completed none."""
 
 
 class UnservedPool(Item, frozen=True, kw_only=True):
     """A pool that tasks ask for, and no live explorer serves."""
 
     pool: Name
-    parts: AtLeastOne
-    """Parts of tasks that wait for one."""
+    parts: AtLeastOne  # parts of tasks that wait for one
 
 
 class ExplorerHeartbeat(Record):
@@ -130,11 +121,7 @@ class ExplorerHeartbeat(Record):
     """The partition of ``rollouts`` that it reads. Absent: that of its name, of those that the topic is made with."""
 
     def silent_after_s(self, timeout_s: float) -> float:
-        """Return how long its sender may say nothing before it is taken to be gone.
-
-        Args:
-            timeout_s: Where no pace is set.
-        """
+        # How long its sender may be silent before it counts as gone; ``timeout_s`` where no pace is set.
         return max(timeout_s, MISSED * (self.pace_s or 0.0))
 
 

@@ -23,17 +23,16 @@ class _Example(Record):
     JSON: ClassVar[bool] = True
     MAX_BYTES: ClassVar[int] = 4 << 20
 
-    example_id: Identifier
-    """Unlike that of every other one of its kind; its key."""
+    example_id: Identifier  # unlike that of every other one of its kind; its key
     prompt: _Text | None = None
+    # what was said before, for a model with a chat template
     messages: (
         Annotated[list[Message], BeforeValidator(few_items), Field(min_length=1, max_length=MAX_MESSAGES)] | None
     ) = None
-    """What was said before, for a model with a chat template."""
+    # that the model may call, for its chat template
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    """That the model may call, for its chat template."""
+    # how much it counts in the loss, as a share of another's 1
     weight: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] = 1.0
-    """How much it counts in the loss, as a share of another's 1."""
 
     @model_validator(mode="after")
     def _has_one_beginning(self) -> "_Example":

@@ -5,15 +5,12 @@ from typing import Any
 
 from schemas.errors import shown
 
-MAX_ITEMS = 65_536
-"""Entries of one array or map; so a batch has at most this many tasks."""
+MAX_ITEMS = 65_536  # entries of one array or map; so a batch has at most this many tasks
+# Values in one record: what a reader builds of it and looks at in less than 100 ms. A manifest's entries, and other
+# lists of ``schemas.items``, are no values in this sense.
 MAX_VALUES = 131_072
-"""Values in one record: what a reader builds of it and looks at in less than 100 ms. A manifest's entries, and other
-lists of ``schemas.items``, are no values in this sense."""
-MAX_CONTAINERS = 32_768
-"""Arrays and maps among them."""
-MAX_DEPTH = 32
-"""Levels of nesting in free-form values."""
+MAX_CONTAINERS = 32_768  # arrays and maps among them
+MAX_DEPTH = 32  # levels of nesting in free-form values
 
 _SCALARS = frozenset({str, float, bool, type(None)})
 _PLAIN = _SCALARS | {int, dict, list}
@@ -54,7 +51,7 @@ def check_plain(value: Any) -> Any:
 
 
 def _take(container: Any, below: list[Any]) -> bool:
-    """Add the lists and dicts of a container to ``below``; whether the rest of it is plain."""
+    # Add the lists and dicts of a container to ``below``; whether the rest of it is plain.
     children: Collection[Any] = container
     if isinstance(container, dict):
         if not _all_text(container):
@@ -89,7 +86,7 @@ def _is_plain(value: Any, below: list[Any]) -> bool:
 
 
 def _problem(value: Any, depth: int = 1) -> tuple[str, str] | None:
-    """Where the first thing lies that is not plain, and what is wrong with it. Only here are places put into words."""
+    # Where the first thing lies that is not plain, and what is wrong with it. Only here are places put into words.
     steps: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
         for key in value:

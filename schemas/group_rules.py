@@ -6,9 +6,12 @@ Plain loops over Python's own integers, because a group has a handful of samples
 
 import re
 
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.column import MAX_TURNS
 from schemas.errors import DecodeError, shown
-from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup
-from schemas.optional_columns import check_optional
+from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup, present
 from schemas.record import MAX_ID_LENGTH
 
 IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
@@ -18,15 +21,7 @@ _one_identifier = re.compile(_IDENTIFIER).fullmatch
 
 
 def check_group(group: ExperienceGroup, *, plain: bool) -> None:
-    """Pass ``group``, or say the first thing that is wrong with it.
-
-    Args:
-        group: Of the right types.
-        plain: Whether it has none of the optional columns.
-
-    Raises:
-        DecodeError: An identifier is none, or lengths contradict each other.
-    """
+    """Raise DecodeError for the first thing that is wrong with ``group``; ``plain``: it has no optional columns."""
     values = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
     if not _all_identifiers("\n".join(values) + "\n"):
         for name, value in zip(IDENTIFIERS, values, strict=True):
@@ -44,7 +39,7 @@ def check_group(group: ExperienceGroup, *, plain: bool) -> None:
     responses = _response_lengths(group)
     _check_versions(group, responses)
     if not plain:
-        check_optional(group, responses)
+        _check_optional(group, responses)
 
 
 def _broken(reason: str, detail: str) -> DecodeError:
@@ -52,11 +47,7 @@ def _broken(reason: str, detail: str) -> DecodeError:
 
 
 def check_types(group: ExperienceGroup) -> None:
-    """Pass the header fields of ``group``; only for writers, because a reader has their types from its parser.
-
-    Raises:
-        DecodeError: A field has the wrong type.
-    """
+    """Raise DecodeError for a header field of the wrong type; only for writers, as a reader's parser does it."""
     for name in IDENTIFIERS:
         value = getattr(group, name)
         if not isinstance(value, str):
@@ -110,4 +101,36 @@ def _check_versions(group: ExperienceGroup, responses: list[int]) -> None:
         ):
             rule = "must be ordered by sample and start, within the samples, versions 0 or more"
             raise _broken("bad_buffer", f"versions has {[sample, start, version]} after {[owner, last]}; spans {rule}")
+        owner, last = sample, start
+
+
+def _check_optional(group: ExperienceGroup, responses: list[int]) -> None:
+    """Raise DecodeError where optional columns do not fit the samples. Values are checked by ``schemas.trainable``."""
+    # ``responses``: response tokens of each sample; the group's other columns fit together.
+    turns = 0
+    if group.turn_starts is not None:
+        turns = len(group.turn_starts)
+        _check_turns(group.turn_starts, responses)
+    elif group.turn_rewards is not None:
+        raise _broken("bad_buffer", "turn_rewards has no turn_starts beside it")
+    rows = {"turns": turns, "samples": len(responses), "responses": sum(responses), "tokens": len(group.tokens)}
+    for column, array in present(group):
+        if len(array) != rows[column.length]:
+            detail = f"{column.name} has {len(array)} rows for {rows[column.length]} {column.length}"
+            raise _broken("bad_buffer", detail)
+
+
+def _check_turns(turn_starts: NDArray[np.int32], responses: list[int]) -> None:
+    if len(turn_starts) > MAX_TURNS:
+        raise _broken("bad_buffer", f"turn_starts has {len(turn_starts)} turns, at most {MAX_TURNS} are allowed")
+    owner, last = 0, -1
+    for sample, start in turn_starts.tolist():
+        if not owner <= sample < len(responses) or not 0 <= start < responses[sample]:
+            rule = "must be ordered by sample, and begin with a response token"
+            raise _broken("bad_buffer", f"turn_starts has {[sample, start]} after {[owner, last]}; turns {rule}")
+        if sample == owner and start <= last:
+            raise _broken(
+                "bad_buffer",
+                f"turn_starts has {[sample, start]} after {[owner, last]}; turns of a sample follow each other",
+            )
         owner, last = sample, start

@@ -15,8 +15,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from schemas.numbers import MAX_COUNT, MAX_VERSION
 from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
 
+# ``schemas.record.Identifier``
 type Name = Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=IDENTIFIER_PATTERN)]
-"""``schemas.record.Identifier``."""
 type Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 type AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 type DrawnBy = Annotated[int, Meta(ge=-1, le=MAX_VERSION)]
@@ -30,14 +30,13 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """How pydantic reads and writes it."""
         return core_schema.no_info_plain_validator_function(
             cls._read, serialization=core_schema.plain_serializer_function_ser_schema(_itself)
         )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the list's JSON schema, with those of the items inside it."""
+        # The list's JSON schema, with those of the items inside it.
         return described(cls)
 
     @classmethod
@@ -51,12 +50,12 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 def _itself(item: Item) -> Item:
-    """Return what an item is on the way to its bytes: ``schemas.plain`` writes it without making a map of it."""
+    # ``schemas.plain`` writes it without making a map of it.
     return item
 
 
 def _kind(problem: str) -> Any:
-    """Pydantic's name for what is wrong, as far as a reader of records tells them apart."""
+    # Pydantic's name for what is wrong, as far as a reader of records tells them apart.
     if "missing required field" in problem:
         return "item_missing"
     wrong_type = problem.startswith("Expected `") and not any(sign in problem for sign in (">=", "<=", "matching"))

@@ -18,8 +18,8 @@ from schemas.record import PlainMap, Record
 
 MAX_PROMPT_CHARS = 1 << 20
 MAX_MESSAGES = 4096
+# calls of tools and parts of content, of all messages of a task together: each costs a reader half a KiB
 MAX_MESSAGE_ITEMS = 1024
-"""Calls of tools and parts of content, of all messages of a task together: each costs a reader half a KiB."""
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 200
 MAX_DESCRIPTION_CHARS = 1 << 16
@@ -102,11 +102,7 @@ class Tool(Record):
 
 
 def few_items(messages: Any) -> Any:
-    """Return messages whose calls and parts are not too many to build; whatever else they are is for others to judge.
-
-    Raises:
-        ValueError: There are more than ``MAX_MESSAGE_ITEMS``.
-    """
+    """Return messages; raise ValueError for more than ``MAX_MESSAGE_ITEMS`` calls and parts, and nothing else."""
     if isinstance(messages, list):
         fields = (one if isinstance(one, Mapping) else getattr(one, "__dict__", {}) for one in messages)
         lists = [of.get(name) for of in fields for name in ("tool_calls", "content")]
@@ -127,23 +123,20 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: Tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
+    told = dict(fields)
     try:
-        return _in_one_shape(fields)
+        if isinstance(messages := told.get("messages"), list):
+            told["messages"] = _with_ids(messages)
+        if isinstance(tools := told.get("tools"), str):
+            tools = json.loads(tools)
+        if isinstance(tools, list):
+            given = [_without_nulls(one) for one in tools]
+            told["tools"] = [
+                {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
+                for one in given
+            ]
     except RecursionError as error:
         raise ValueError("messages or tools are nested too deeply") from error
-
-
-def _in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
-    told = dict(fields)
-    if isinstance(messages := told.get("messages"), list):
-        told["messages"] = _with_ids(messages)
-    if isinstance(tools := told.get("tools"), str):
-        tools = json.loads(tools)
-    if isinstance(tools, list):
-        given = [_without_nulls(one) for one in tools]
-        told["tools"] = [
-            {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one for one in given
-        ]
     return told
 
 
@@ -169,7 +162,7 @@ def _with_ids(messages: list[Any]) -> list[Any]:
 
 
 def _call(call: Any, number: int) -> Any:
-    """Return a call in the one shape, as far as it is one."""
+    # In the one shape, as far as it is a call.
     if not isinstance(call, Mapping):
         return call
     made = {name: value for name, value in call.items() if value is not None}

@@ -16,8 +16,7 @@ from schemas.numbers import Count, Port, Seconds, Version
 from schemas.record import Identifier, Metrics, Record
 from schemas.skipped import Person, Rollback, SkippedBatches
 
-MAX_MEMBERS = 1024
-"""Explorers of one round: more take the version in the next one."""
+MAX_MEMBERS = 1024  # explorers of one round: more take the version in the next one
 
 
 class Member(Record):

@@ -7,7 +7,7 @@ But a byte can be an empty list, which takes ninety. So what is larger than ``SM
 
     bytes --skip--> its fields, each still bytes; unknown ones are passed over
                       |--lists of items: straight into their structs, a few times the size of their bytes
-                      '--the rest: weighed (schemas.weight), then built, then validated
+                      '--the rest: estimated (schemas.memory_estimate), then built, then validated
 
 What is built is validated strictly: a value of another kind is refused, never converted.
 
@@ -25,51 +25,47 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
-from schemas.faults import fault
 from schemas.free_form import MAX_ITEMS
-from schemas.record import Metrics, Record
-from schemas.weight import SMALL, Scales, weigh_json, weigh_msgpack
+from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
+from schemas.record import Metrics, Record, fault
 
 _MAP_STARTS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+# in msgpack all of these are small integers, which no record is: the first byte tells the two formats apart
 _JSON_STARTS = frozenset(b"{ \t\r\n")
-"""In msgpack all of these are small integers, which no record is: the first byte tells the two formats apart."""
 
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 _ABSENT = Raw()
+# what numbers and defaults may add to a record without metrics: two words for each of a task's tool calls, say
 _ROOM = 1 << 16
-"""What numbers and defaults may add to a record without metrics: two words for each of a task's tool calls, say."""
 
 
 class _Name(Struct, gc=False):
-    """What a large record says of its kind."""
-
+    # What a large record says of its kind.
     schema: Raw = _ABSENT
     schema_version: Raw = _ABSENT
 
 
 class _Format:
-    """How one of the two formats is read."""
-
-    def __init__(self, module: Any, weigh: Callable[[bytes, Scales], None]) -> None:
+    def __init__(self, module: Any, estimate: Callable[[bytes, MemoryEstimate], None]) -> None:
         self._module = module
-        self.weigh = weigh
+        self.estimate = estimate
         self.map = module.Decoder(dict[str, Any]).decode
         self.value = module.Decoder().decode
         self.name = module.Decoder(_Name).decode
 
     @lru_cache  # noqa: B019 - two formats, for good
     def fields(self, cls: type[Record]) -> tuple[Callable[[bytes], Any], dict[str, Callable[[Raw], Any]]]:
-        """How the fields of a large record are told apart, and how lists of items are read."""
+        # How the fields of a large record are told apart, and how lists of items are read.
         names = cls.model_fields
         raw = msgspec.defstruct(f"Raw{cls.__name__}", [(name, Raw, _ABSENT) for name in names], gc=False)
         lists = {name: self._module.Decoder(kind).decode for name, kind in _kinds(cls).items()}
         return self._module.Decoder(raw).decode, lists
 
 
-_MSGPACK = _Format(msgspec.msgpack, weigh_msgpack)
-_JSON = _Format(msgspec.json, weigh_json)
+_MSGPACK = _Format(msgspec.msgpack, estimate_msgpack)
+_JSON = _Format(msgspec.json, estimate_json)
 
 
 def _is_metrics(annotation: Any) -> bool:
@@ -78,7 +74,7 @@ def _is_metrics(annotation: Any) -> bool:
 
 @lru_cache
 def _kinds(cls: type[Record]) -> dict[str, Any]:
-    """Return the types of a record's lists of items, with their limits in msgspec's words."""
+    # The types of a record's lists of items, with their limits in msgspec's words.
     fields = {name: cls.model_fields[name] for name in cls.lists_of_items() or ()}
     return {name: Annotated[field.annotation, Meta(max_length=_most(field))] for name, field in fields.items()}
 
@@ -88,10 +84,8 @@ def _most(field: FieldInfo) -> int:
 
 
 def _exactly_plain(value: object) -> object:
-    """Return hook of the encoder, for records inside others, and values of types that derive from plain ones.
-
-    NumPy's float64 is such a type.
-    """
+    # Hook of the encoder, for records inside others, and values of types that derive from plain ones, as NumPy's
+    # float64.
     if isinstance(value, Record):
         return value.given()
     kinds: tuple[type[Any], ...] = (str, float, int, dict, list)
@@ -110,11 +104,7 @@ def is_json(value: bytes) -> bool:
 
 
 def encode_plain(record: Record) -> bytes:
-    """``record`` as one msgpack map.
-
-    Raises:
-        EncodeError: A value that msgpack cannot hold, or a record over a limit of its readers.
-    """
+    """``record`` as one msgpack map. Raises EncodeError."""
     value = _written(record)
     if len(value) > SMALL:
         try:
@@ -135,13 +125,11 @@ def _written(record: Record) -> bytes:
 
 
 def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapping[str, type]) -> Record:
-    """Return the record in ``value``.
+    """Return the record in ``value``, a msgpack map, or a JSON object where ``types`` has such that may be one.
 
-    Args:
-        value: A msgpack map, or a JSON object where ``types`` has such that may be one. Where it has one such, a JSON
-            object need not name its schema.
-        types: The expected types by schema name.
-        known: All types by schema name, to tell a stray record from an unknown one.
+    Where it has one such, a JSON object need not name its schema. ``types``: the expected ones by schema name;
+    ``known``:
+    all, to tell a stray record from an unknown one.
 
     Raises:
         DecodeError: ``value`` is anything else.
@@ -183,12 +171,12 @@ def _decoded(value: bytes, form: _Format, types: Mapping[str, type[Record]], kno
 
 
 def _short(raw: Raw, form: _Format) -> Any:
-    """Return a schema's name or version; whatever is too long to be one is cut."""
+    # A schema's name or version; whatever is too long to be one is cut.
     return form.value(raw) if len(memoryview(raw)) <= SMALL else "..."
 
 
 def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
-    """Return the fields of a record that is to be built with care."""
+    # The fields of a record that is to be built with care.
     split, lists = form.fields(cls)
     raws = split(value)
     data: dict[str, Any] = {}
@@ -201,10 +189,10 @@ def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
             data[name] = _items(cls, name, lists[name], raw)
         else:
             rest.append((name, raw))
-    scales = Scales(len(value), carries=cls.CARRIES)
+    estimate = MemoryEstimate(len(value), carries=cls.CARRIES)
     for name, raw in rest:
-        scales.copies = 2 if _is_metrics(cls.model_fields[name].annotation) else 1
-        form.weigh(bytes(raw), scales)
+        estimate.copies = 2 if _is_metrics(cls.model_fields[name].annotation) else 1
+        form.estimate(bytes(raw), estimate)
     for name, raw in rest:
         data[name] = form.value(raw)
     return data
@@ -220,7 +208,6 @@ def _items(cls: type[Record], name: str, read: Callable[[Any], Any], value: Any)
 
 
 def _unreadable(error: Exception, value: bytes, form: _Format) -> DecodeError:
-    """Return what the parser's complaint means."""
     text = str(error)
     reason, detail = "not_msgpack_or_json", f"neither msgpack nor JSON, starts with {shown(value[:16])}: {text}"
     match error:
@@ -262,7 +249,6 @@ def _record_type(
 
 
 def _schema_of(data: Mapping[str, Any]) -> str:
-    """Return the schema name in a wire map."""
     schema = data.get("schema")
     if schema is None:
         raise DecodeError("missing_field", "schema is missing")
@@ -272,7 +258,6 @@ def _schema_of(data: Mapping[str, Any]) -> str:
 
 
 def _check_version(data: Mapping[str, Any], schema: str, known: int) -> None:
-    """Refuse major versions other than ``known``."""
     version = data.get("schema_version")
     if version is None:
         raise DecodeError("missing_field", f"{schema}: schema_version is missing")
@@ -304,12 +289,12 @@ def _refuse_if_grown(record: Record, size: int) -> None:
 
 
 def _as_msgpack(cls: type[Record], data: dict[str, Any]) -> int:
-    """How long the fields of a large JSON object are in msgpack, in which they must not be too much either."""
+    # How long the fields of a large JSON object are in msgpack, in which they must not be too much either.
     try:
         value = _encode(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DecodeError("bad_value", f"{cls.SCHEMA}: nothing that msgpack can hold: {error}") from error
     if len(value) > cls.MAX_BYTES:
         raise DecodeError("too_large", f"{cls.SCHEMA}: {len(value)} bytes as msgpack, the limit is {cls.MAX_BYTES}")
-    weigh_msgpack(value, Scales(len(value), carries=cls.CARRIES))
+    estimate_msgpack(value, MemoryEstimate(len(value), carries=cls.CARRIES))
     return len(value)

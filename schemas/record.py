@@ -10,34 +10,33 @@ A record's *schema* is its stable name on the wire (``"task"``); its *version* i
 Nothing here knows how a record becomes bytes; that is ``schemas.codec``.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.errors import RecordError
-from schemas.faults import fault
+from schemas.errors import RecordError, shown
 from schemas.free_form import check_plain
 
 MAX_ID_LENGTH = 200
 IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$"
 
+# a name that travels in keys, headers and file names: printable, no blanks
 type Identifier = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=IDENTIFIER_PATTERN)]
-"""A name that travels in keys, headers and file names: printable, no blanks, at most 200 characters."""
 
+# metric name to value; a suffix ``:sum``, ``:max``, ``:min``, ``:last`` or ``:mean`` names the aggregation
 type Metrics = dict[str, float]
-"""Metric name to value. A suffix ``:sum``, ``:max``, ``:min``, ``:last`` or ``:mean`` names the aggregation."""
 
 
 type PlainMap = Annotated[dict[str, Any], AfterValidator(check_plain)]
-"""A string-keyed map of plain data."""
 
 type BatchType = Literal["train", "eval"]
 
 
 def _is_of_items(annotation: Any) -> bool:
-    """Whether it is a list of ``schemas.items``."""
+    # Whether it is a list of ``schemas.items``.
     inner = get_args(annotation)
     return get_origin(annotation) is list and isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct)
 
@@ -49,19 +48,17 @@ class Record(BaseModel):
 
     SCHEMA: ClassVar[str]
     VERSION: ClassVar[int] = 1
-    MAX_BYTES: ClassVar[int] = 1 << 20
-    """Size limit of one encoded record."""
+    MAX_BYTES: ClassVar[int] = 1 << 20  # of one encoded record
+    # whether it holds another record that is a large one by itself; see ``schemas.memory_estimate``
     CARRIES: ClassVar[bool] = False
-    """Whether it holds another record that is a large one by itself; see ``schemas.weight``."""
-    SENT_ON: ClassVar[bool] = False
-    """Whether who reads it writes it again, inside another record or a state."""
+    SENT_ON: ClassVar[bool] = False  # whether who reads it writes it again, inside another record or a state
+    # whether it is accepted as a JSON object too, because people and simple programs write it
     JSON: ClassVar[bool] = False
-    """Whether it is accepted as a JSON object too, because people and simple programs write it."""
 
+    # what some of its fields are called elsewhere, for who uses these names here
     KNOWN_AS: ClassVar[Mapping[str, str]] = {}
-    """What some of its fields are called elsewhere, for who uses these names here."""
+    # fields that a program may leave out when it makes one, and what stands there then; on the wire they must be
     FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {}
-    """Fields that a program may leave out when it makes one, and what stands there then. On the wire they must be."""
 
     _lists_of_items: ClassVar[set[str] | None] = None
 
@@ -86,28 +83,68 @@ class Record(BaseModel):
         return wire
 
     def fields_to_wire(self) -> dict[str, Any]:
-        """Return the same, in which items are still items, and records inside are still records."""
+        # The same, in which items are still items, and records inside are still records.
         return {"schema": self.SCHEMA, "schema_version": self.VERSION, **self.given()}
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that are there, as they are: pydantic would look at each of them once more."""
+        # The fields that are there, as they are: pydantic would look at each of them once more.
         return {name: value for name, value in self.__dict__.items() if value is not None}
 
     @classmethod
     def lists_of_items(cls) -> set[str] | None:
-        """Fields that are lists of ``schemas.items``; None where there are none."""
+        # None where there are none.
         return cls._lists_of_items
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Note which fields are lists of items."""
         cls._lists_of_items = {
             name for name, field in cls.model_fields.items() if _is_of_items(field.annotation)
         } or None
 
 
 def _given(record: Any) -> dict[str, Any]:
-    """Return hook of msgspec, for records inside others."""
+    # Hook of msgspec, for records inside others.
     if isinstance(record, Record):
         return record.given()
     raise TypeError(f"{type(record).__name__} is not plain data")
+
+
+_EXTRA = "extra_forbidden"
+
+
+def fault(cls: type[BaseModel], error: ValidationError, data: dict[str, Any]) -> tuple[str, str]:
+    """Return a word for machines (see ``docs/schemas.md``) and a line for people, of the first thing that is wrong."""
+    # ``cls`` may have ``KNOWN_AS``, where one of its fields has another name elsewhere; ``data``: fields as given.
+    first = error.errors(include_url=False, include_context=False)[0]
+    loc, kind = first["loc"], first["type"]
+    field = ".".join(map(str, loc)) or "record"
+    if kind == _EXTRA:
+        return "unknown_field", f"there is no field {field}; {_meant(_owner(cls, loc), str(loc[-1]))}"
+    # What has a default that no reader takes, such as the id that a program need not give, is missing all the same.
+    if kind == "missing" or (len(loc) == 1 and loc[0] not in data):
+        return "missing_field", f"{field} is missing"
+    return (
+        "wrong_type" if kind.endswith("_type") else "bad_value",
+        f"{field} = {shown(first['input'])}: {first['msg']}",
+    )
+
+
+def _meant(cls: type[BaseModel], name: str) -> str:
+    elsewhere = getattr(cls, "KNOWN_AS", {}).get(name)
+    close = [elsewhere] if elsewhere else difflib.get_close_matches(name, cls.model_fields, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(cls.model_fields)}"
+
+
+def _owner(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    # The type of what a field lies in.
+    for part in loc[:-1]:
+        if isinstance(part, str) and part in cls.model_fields:
+            cls = _model_in(cls.model_fields[part].annotation) or cls
+    return cls
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    # The record in ``Record | None`` or ``list[Record]``.
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

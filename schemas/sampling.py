@@ -13,8 +13,7 @@ from schemas.record import PlainMap, Record
 
 MAX_STOPS = 1024
 MAX_STOP_TOKENS = 128
-MAX_WORDS = 1024
-"""Bad words, choices, tokens that alone are allowed, and tokens with a bias: as many as vLLM takes."""
+MAX_WORDS = 1024  # bad words, choices, tokens that alone are allowed, and tokens with a bias: as many as vLLM takes
 MAX_WORD_CHARS = 4096
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_VOCABULARY = 2**31 - 1
@@ -22,8 +21,8 @@ MAX_NEW_TOKENS = 1 << 20
 MAX_TEMPERATURE = 10
 
 type TokenId = Annotated[int, Field(ge=0, le=MAX_VOCABULARY)]
+# a token id as the key of a map, which is text in JSON and here
 type TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
-"""A token id as the key of a map, which is text in JSON and here."""
 type Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
 type _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 type _Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
@@ -92,6 +91,7 @@ class Sampling(Record):
         return tuple([name for name, none in ALTERING.items() if given[name] is not None and given[name] != none])
 
 
+# Options that no trainer can repeat, and the value with which each alters nothing.
 ALTERING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -103,4 +103,3 @@ ALTERING = {
     "structured_outputs": None,
     "thinking_token_budget": None,
 }
-"""Options that no trainer can repeat, and the value with which each alters nothing."""

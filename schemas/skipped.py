@@ -9,12 +9,11 @@ from schemas.record import Identifier, Record
 
 MAX_REASON_CHARS = 500
 MAX_PERSON_CHARS = 100
-MAX_SKIPPED = 64
-"""Batches that a lineage names: the last ones."""
+MAX_SKIPPED = 64  # batches that a lineage names: the last ones
 
 
+# Who asked for something, as the program says that they used. Whoever may write the command may say any name.
 type Person = Annotated[str, Field(min_length=1, max_length=MAX_PERSON_CHARS)]
-"""Who asked for something, as the program says that they used. Whoever may write the command may say any name."""
 
 
 class SkippedBatch(Record):

@@ -51,8 +51,7 @@ from schemas.numbers import Count, Positive, Seconds
 from schemas.record import Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
-KEPT_STEPS = 1000
-"""Steps of each trainer whose records are kept."""
+KEPT_STEPS = 1000  # of each trainer, whose records are kept
 MAX_WHY_CHARS = 500
 _MAX_DIGITS = 19
 
@@ -68,12 +67,10 @@ class LeftOut(Item, frozen=True, kw_only=True):
     """Samples of a task that are not trained on, for one reason."""
 
     task_id: Name
-    reason: Name
-    """One word, of ``schemas.left_out``."""
+    reason: Name  # one word, of ``schemas.trainable.FlawKind`` or of the trainer's choice
+    # their places in the task's group, all parts joined
     samples: Annotated[list[Number], Meta(min_length=1, max_length=MAX_ITEMS)]
-    """Their places in the task's group, all parts joined."""
-    detail: Annotated[str, Meta(max_length=MAX_WHY_CHARS)] = ""
-    """For people: what is wrong with the first of them."""
+    detail: Annotated[str, Meta(max_length=MAX_WHY_CHARS)] = ""  # what is wrong with the first of them
 
 
 class StepBegun(Record):
@@ -133,12 +130,10 @@ class StepEnded(Record):
 
 
 def step_key(trainer: str, step: int) -> str:
-    """Return the key of a step's record."""
     return f"{trainer}/{step}"
 
 
 def ended_key(trainer: str, step: int) -> str:
-    """Return the key of the record that a step has ended."""
     return f"{step_key(trainer, step)}/ended"
 
 

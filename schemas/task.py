@@ -23,13 +23,13 @@ def _some_id() -> str:
 
 
 def _id_is_required(schema: dict[str, Any]) -> None:
-    """Describe what is on the wire, where every task has an id."""
+    # What is on the wire, where every task has an id.
     del schema["properties"]["task_id"]["default"]
     schema["required"].insert(0, "task_id")
 
 
+# of greedy runs
 ALL_ALIKE = "are all alike, and engines refuse them: ask for one run (repeat_times = 1), or for another temperature"
-"""Of greedy runs."""
 
 
 class Task(Record):

@@ -39,8 +39,7 @@ from schemas.record import Identifier, Record
 type Float16 = NDArray[np.float16]
 
 FLOAT16 = np.dtype("<f2")
-BYTES_PER_TOKEN = 2 * FLOAT16.itemsize
-"""Of a record: two numbers for each token."""
+BYTES_PER_TOKEN = 2 * FLOAT16.itemsize  # two numbers for each
 
 
 class TokenFigures(Record):

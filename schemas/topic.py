@@ -3,56 +3,50 @@
 from dataclasses import dataclass
 from typing import Literal
 
+# who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh
 type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", "producer", "operator"]
-"""Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
 
 DAY_MS = 24 * 3_600_000
 MIB = 1 << 20
-ROOM = 64 << 10
-"""For the key, the headers and Kafka's framing of one record."""
+ROOM = 64 << 10  # for the key, the headers and Kafka's framing of one record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic: how it is created and what it carries."""
+    """How a topic is created and what it carries."""
 
-    name: str
-    """Without the namespace."""
-    key: str
-    """What the record key is, in words."""
-    partitions: int
-    cleanup: Literal["delete", "compact"]
-    retention_ms: int = -1
-    """-1 keeps records for ever."""
-    retention_bytes: int = -1
-    """Per partition; -1 is no limit."""
-    keep_ms: int | None = None
-    """Where the coordinator deletes what is not needed any more: how long it keeps that all the same."""
+    name: str  # without the namespace
+    key: str  # what the record key is, in words
+    partitions: int = 1
+    cleanup: Literal["delete", "compact"] = "delete"
+    retention_ms: int = -1  # -1 keeps records for ever
+    retention_bytes: int = -1  # per partition; -1 is no limit
+    keep_ms: int | None = None  # how long the coordinator keeps what is not needed any more, where it is who deletes
     max_message_bytes: int = MIB + ROOM
     min_compaction_lag_ms: int = 0
     delete_retention_ms: int = DAY_MS
     segment_ms: int = 7 * DAY_MS
     segment_bytes: int = 1 << 30
     description: str
-    records: tuple[type, ...]
-    """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
-    nobody says what is not theirs to say."""
+    # The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
+    # nobody says what is not theirs to say.
+    records: tuple[type, ...] = ()
+    # whether any partition will do for any record: nobody depends on the order of those of a key
     any_partition: bool = False
-    """Whether any of its partitions will do for any record: nobody depends on the order of those of a key."""
+    # whether its readers read one partition each, and say which: so nobody has to know it from a key
     lanes: bool = False
-    """Whether its readers read one partition each, and say which: so nobody has to know it from a key."""
+    # the field of its records that names who wrote them, which is their key too; None where there is no such
     sender: str | None = None
-    """The field of its records that names who wrote them, which is their key too; None where there is no such."""
     writers: tuple[Role, ...]
     readers: tuple[Role, ...]
 
     @property
     def grows(self) -> bool:
-        """Whether it may be given more partitions while it is in use."""
+        # Whether it may be given more partitions while it is in use.
         return self.any_partition or self.lanes
 
     def full_name(self, namespace: str) -> str:
-        """Return the name on the cluster: several meshes share one cluster under different namespaces."""
+        # Several meshes share one cluster under different namespaces.
         return f"{namespace}.{self.name}"
 
     def config(self) -> dict[str, str]:

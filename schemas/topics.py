@@ -16,7 +16,9 @@ Rights: brokers grant rights on whole topics. Each topic's writers may write eve
 type with other writers has another topic.
 """
 
-from schemas.batch import BatchRecord, BatchSkipped
+from dataclasses import replace
+
+from schemas.batch import BatchRecord, BatchSkipped, TaskResult
 from schemas.command import (
     STATE_TOPIC,
     AbortBatch,
@@ -46,7 +48,6 @@ from schemas.event import (
 from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion, PublishedVersion
-from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch, SetPace
 from schemas.step import StepBegun, StepEnded
 from schemas.task import Task
@@ -61,7 +62,6 @@ TASKS = Topic(
     name="tasks",
     key="task id",
     partitions=8,
-    cleanup="delete",
     keep_ms=7 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=Task.MAX_BYTES + ROOM,
@@ -73,8 +73,6 @@ TASKS = Topic(
 COMMANDS = Topic(
     name="commands",
     key="batch id, or task id",
-    partitions=1,
-    cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="Commands of producers: submit a batch, finalize or abort one of their own, contribute experiences; "
@@ -86,8 +84,6 @@ COMMANDS = Topic(
 OPERATOR_COMMANDS = Topic(
     name="operator-commands",
     key="batch id, model name, or coordinator-state",
-    partitions=1,
-    cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version "
@@ -99,8 +95,6 @@ OPERATOR_COMMANDS = Topic(
 REPLIES = Topic(
     name="replies",
     key="client",
-    partitions=1,
-    cleanup="delete",
     retention_ms=_HOUR_MS,
     description="The reply to each command.",
     records=(CommandReply,),
@@ -112,7 +106,6 @@ ROLLOUTS = Topic(
     key="explorer name; the partition is its lane",
     partitions=16,
     lanes=True,
-    cleanup="delete",
     retention_ms=DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + ROOM,
     description="Orders to one explorer: run a part of a task, cancel it, change the pace of heartbeats, or end "
@@ -126,7 +119,6 @@ EXPERIENCES = Topic(
     key="task id",
     partitions=8,
     any_partition=True,
-    cleanup="delete",
     keep_ms=7 * DAY_MS,
     retention_bytes=8 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
@@ -139,7 +131,6 @@ TURNS = Topic(
     name="turns",
     key="task id",
     partitions=8,
-    cleanup="delete",
     keep_ms=_HOUR_MS,
     retention_bytes=4 << 30,
     max_message_bytes=Turn.MAX_BYTES + ROOM,
@@ -153,7 +144,6 @@ EXPLORER_EVENTS = Topic(
     name="explorer-events",
     key="explorer name",
     partitions=8,
-    cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="Events of explorers: heartbeats, finished rollouts, synced weights, states of runners.",
@@ -165,8 +155,6 @@ EXPLORER_EVENTS = Topic(
 TRAINER_EVENTS = Topic(
     name="trainer-events",
     key="trainer name",
-    partitions=1,
-    cleanup="delete",
     keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="Events of the trainer: heartbeats, trained steps, versions that are available or refused.",
@@ -178,8 +166,6 @@ TRAINER_EVENTS = Topic(
 COORDINATOR_EVENTS = Topic(
     name="coordinator-events",
     key="coordinator name, model name, or trainer name",
-    partitions=1,
-    cleanup="delete",
     retention_ms=DAY_MS,
     description="Events of the coordinator: heartbeats with its counts, the version that it wants from the trainer, "
     "and orders to a trainer to end because another trainer has the same name.",
@@ -187,12 +173,11 @@ COORDINATOR_EVENTS = Topic(
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
+# one topic for each author, because rights are on topics: only the trainer may report a new version
 EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
-"""Events. One topic for each author, because rights are on topics: only the trainer may report a new version."""
 BATCHES = Topic(
     name="batches",
     key="batch id, or skip and batch id",
-    partitions=1,
     cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
@@ -208,7 +193,6 @@ BATCHES = Topic(
 STEPS = Topic(
     name="steps",
     key="trainer name/step, with stages trainer name/stage/step, and /ended behind it",
-    partitions=1,
     cleanup="compact",
     max_message_bytes=StepBegun.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
@@ -224,8 +208,6 @@ STEPS = Topic(
 TOKEN_FIGURES = Topic(
     name="token-figures",
     key="task id",
-    partitions=1,
-    cleanup="delete",
     retention_ms=7 * DAY_MS,
     retention_bytes=2 << 30,
     max_message_bytes=TokenFigures.MAX_BYTES + ROOM,
@@ -239,8 +221,6 @@ TOKEN_FIGURES = Topic(
 DEMONSTRATIONS = Topic(
     name="demonstrations",
     key="example id",
-    partitions=1,
-    cleanup="delete",
     retention_bytes=8 << 30,
     max_message_bytes=Demonstration.MAX_BYTES + ROOM,
     description="Prompts with the responses to learn, for supervised fine-tuning; msgpack or JSON.",
@@ -251,8 +231,6 @@ DEMONSTRATIONS = Topic(
 PREFERENCES = Topic(
     name="preferences",
     key="example id",
-    partitions=1,
-    cleanup="delete",
     retention_bytes=8 << 30,
     max_message_bytes=Preference.MAX_BYTES + ROOM,
     description="Prompts with a chosen and a rejected response, for preference training; msgpack or JSON.",
@@ -265,7 +243,6 @@ RESULTS = Topic(
     key="task id",
     partitions=8,
     any_partition=True,
-    cleanup="delete",
     retention_ms=7 * DAY_MS,
     description="The one accepted result of each task, written as soon as it is accepted.",
     records=(TaskResult,),
@@ -275,7 +252,6 @@ RESULTS = Topic(
 MODEL_VERSIONS = Topic(
     name="model-versions",
     key="model name",
-    partitions=1,
     cleanup="compact",
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=DAY_MS,
@@ -288,7 +264,6 @@ MODEL_VERSIONS = Topic(
 TASKSETS = Topic(
     name="tasksets",
     key="taskset name",
-    partitions=1,
     cleanup="compact",
     segment_ms=DAY_MS,
     segment_bytes=16 * MIB,
@@ -300,7 +275,6 @@ TASKSETS = Topic(
 VERSION_HISTORY = Topic(
     name="version-history",
     key="model name/version",
-    partitions=1,
     cleanup="compact",
     segment_ms=DAY_MS,
     segment_bytes=16 * MIB,
@@ -312,61 +286,47 @@ VERSION_HISTORY = Topic(
 DEAD_LETTERS = Topic(
     name="dead-letters",
     key="unchanged",
-    partitions=1,
-    cleanup="delete",
     retention_ms=30 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * ROOM,
     description="Records that the coordinator refused, byte for byte, with reason and origin in headers. Of a record "
     "that is larger than its topic allows, and of a Kafka batch that cannot be unpacked, the first KiB "
     "with size and hash. A task's dead letter ends the task.",
-    records=(),
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),
 )
-EXPLORER_DEAD_LETTERS = Topic(
+EXPLORER_DEAD_LETTERS = replace(
+    DEAD_LETTERS,
     name="explorer-dead-letters",
-    key="unchanged",
-    partitions=1,
-    cleanup="delete",
-    retention_ms=DEAD_LETTERS.retention_ms,
     retention_bytes=1 << 30,
-    max_message_bytes=DEAD_LETTERS.max_message_bytes,
     description="Orders that an explorer could not decode.",
-    records=(),
     writers=("explorer",),
     readers=("operator",),
 )
-TRAINER_DEAD_LETTERS = Topic(
+TRAINER_DEAD_LETTERS = replace(
+    DEAD_LETTERS,
     name="trainer-dead-letters",
-    key="unchanged",
-    partitions=1,
-    cleanup="delete",
-    retention_ms=DEAD_LETTERS.retention_ms,
     retention_bytes=1 << 30,
-    max_message_bytes=DEAD_LETTERS.max_message_bytes,
     description="Batches and versions that the trainer could not decode.",
-    records=(),
     writers=("trainer",),
     readers=("operator",),
 )
+# refused records, one topic for each author
 ALL_DEAD_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
-"""Refused records, one topic for each author."""
 COORDINATOR_STATE = Topic(
     name=STATE_TOPIC,
     key="entity",
-    partitions=1,
     cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     delete_retention_ms=7 * DAY_MS,
     segment_ms=_HOUR_MS,
     segment_bytes=64 * MIB,
     description="The coordinator's changelog, from which it rebuilds its state. Private: its records are no contract.",
-    records=(),
     writers=("coordinator",),
     readers=("coordinator",),
 )
 
+# in the order of the data flow
 TOPICS = (
     TASKS,
     COMMANDS,
@@ -388,7 +348,6 @@ TOPICS = (
     *ALL_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
-"""All topics, in the order of the data flow."""
 
+# its positions in them are part of the coordinator's state
 COORDINATOR_INPUTS = (TASKS, COMMANDS, OPERATOR_COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
-"""The coordinator's inputs. Its positions in them are part of its state."""

@@ -33,23 +33,19 @@ from schemas.sampling import MAX_TEMPERATURE
 # What the methods of arrays call, by a detour that takes as long as this does for a few numbers.
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
 
+# Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the
+# square of a gradient must fit into a float32.
 MAX_REWARD = 1e9
-"""Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the
-square of a gradient must fit into a float32."""
-LOGPROB_SLACK = 1e-2
-"""How far above 0 rounding may carry a log-probability."""
+LOGPROB_SLACK = 1e-2  # how far above 0 rounding may carry a log-probability
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a model can take in."""
 
-    vocabulary: int
-    """Token ids lie below it."""
-    positions: int
-    """Tokens of the longest sequence."""
-    experts: int = 0
-    """Of each layer that has some; 0: nothing is asked of recorded routes, which the model has no use for."""
+    vocabulary: int  # token ids lie below it
+    positions: int  # tokens of the longest sequence
+    experts: int = 0  # of each layer that has some; 0: recorded routes are not checked, for which the model has no use
 
 
 class FlawKind(StrEnum):
@@ -69,28 +65,19 @@ class FlawKind(StrEnum):
 class Flaw:
     """The first thing that is wrong with one sample."""
 
-    sample: int
-    """Its index in the group."""
+    sample: int  # its index in the group
     kind: FlawKind
-    detail: str
-    """For people, with the value."""
+    detail: str  # for people, with the value
 
 
 def flaws(group: ExperienceGroup, bounds: Bounds) -> list[Flaw]:
-    """Return the flawed samples of a group, in order, each once.
-
-    Args:
-        group: Well formed, as its codec has it.
-        bounds: Of the model.
-    """
+    """Return the flawed samples of a group (well formed, as its codec has it), in order, each once."""
     return [] if _flawless(group, bounds) else list(_found(group, bounds))
 
 
 def _flawless(group: ExperienceGroup, bounds: Bounds) -> bool:
-    """Whether all samples are in order: a few passes over whole columns, because nearly all groups are.
-
-    What there is of each sample is looked at in Python's own numbers, because a group has a handful of them.
-    """
+    # A few passes over whole columns, because nearly all groups are flawless. What there is of each sample is looked at
+    # in Python's own numbers, because a group has a handful of them.
     # As unsigned numbers, negative ones are larger than any vocabulary.
     if len(group.tokens) and _largest(group.tokens.view(np.uint32)) >= bounds.vocabulary:
         return False
@@ -109,7 +96,7 @@ _MOST_TOP_K = float(np.finfo(np.float32).max)
 
 
 def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
-    """Run the same for the columns that need not be there; what of them is not known, the slow way looks at."""
+    # What of them is not known, the slow way looks at.
     return (
         (group.turn_rewards is None or bool(_are_rewards(group.turn_rewards).all()))
         and (group.sampling is None or all(_is_sampling(*row) for row in group.sampling.tolist()))
@@ -123,7 +110,7 @@ def _is_sampling(temperature: float, top_p: float, top_k: float, min_p: float) -
 
 
 def _described(drawn: SampledWith) -> SampledWith:
-    """Return the same, as if nothing else had a say in it."""
+    # The same, as if nothing else had a say in it.
     return SampledWith(drawn.temperature, 1, 0, 0) if np.isnan(drawn[1:]).all() else drawn
 
 
@@ -161,7 +148,6 @@ def _of(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
 
 
 def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
-    """Return what is wrong with the columns that need not be there."""
     if sample.turn_rewards is not None and not (good := _are_rewards(sample.turn_rewards)).all():
         wrong = sample.turn_rewards[~good][0]
         return FlawKind.BAD_REWARD, f"the reward {wrong:g} of a turn is beyond {MAX_REWARD:g}"

@@ -27,12 +27,9 @@ from schemas.numbers import MAX_VERSION, Count, Positive
 from schemas.record import MAX_ID_LENGTH, Identifier, Record
 from schemas.task import MAX_REPEAT_TIMES
 
-MAX_ANSWERS = 1024
-"""Of one turn."""
-MAX_TURNS = 65_536
-"""Of one run."""
-MAX_RESPONSES = 1024
-"""Of one request to the engine."""
+MAX_ANSWERS = 1024  # of one turn
+MAX_TURNS = 65_536  # of one run
+MAX_RESPONSES = 1024  # of one request to the engine
 MAX_RESULT_CHARS = 1 << 20
 
 type Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -108,14 +105,8 @@ class Turn(Record):
 
 
 def chain(turns: list[Turn]) -> list[Turn]:
-    """Return the turns of one run that the next attempt goes on from: those that lead to the latest one, in order.
-
-    Args:
-        turns: All of the run that were found, of whatever attempts.
-
-    Returns:
-        Turns 0, 1, 2 ... without a gap; none where the first is missing.
-    """
+    """Return the turns of one run that the next attempt continues from: those that lead to the latest one, in order."""
+    # Of all that were found, of whatever attempts: turns 0, 1, 2 ... without a gap; none where the first is missing.
     known = {(turn.number, turn.attempt): turn for turn in turns}
     dead_ends: set[tuple[int, int]] = set()
     # Of attempts that came equally far, the first is the one that has most likely gone on.

@@ -12,24 +12,14 @@ UINT8 = np.dtype("|u1")
 
 
 class VectorColumn:
-    """Vectors, one after the other. ``struct`` takes Python's lists three times as fast as NumPy does.
-
-    Args:
-        dtype: The element type.
-    """
+    """Vectors, one after the other. ``struct`` takes Python's lists three times as fast as NumPy does."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         self._parts: list[bytes | NDArray[Any]] = []
 
     def add(self, values: Any) -> int:
-        """Append a vector; an array of the column's type is copied when the buffer is made, and no sooner.
-
-        Args:
-            values: A sequence of numbers, or an array of one dimension.
-
-        Returns:
-            Its length.
+        """Append a vector and return its length; an array of the column's type is copied when the buffer is made.
 
         Raises:
             ValueError, TypeError, OverflowError: It is no vector of such numbers.
@@ -47,16 +37,14 @@ class VectorColumn:
         return len(vector)
 
     def ones(self, length: int) -> int:
-        """Append a vector of ones, of numbers of one byte; return its length."""
+        # Of numbers of one byte.
         self._parts.append(b"\1" * length)
         return length
 
     @property
     def buffer(self) -> memoryview:
-        """The vectors' bytes, one after the other."""
         return memoryview(b"".join(self._parts))
 
     @property
     def array(self) -> Any:
-        """The same, as a NumPy array."""
         return np.frombuffer(b"".join(self._parts), self._dtype)

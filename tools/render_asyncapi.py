@@ -17,11 +17,11 @@ from pydantic.json_schema import models_json_schema
 
 from schemas import headers
 from schemas.codec import RECORDS
+from schemas.column import COLUMNS, OPTIONAL_COLUMNS
 from schemas.columns import GroupHeader
-from schemas.experience import COLUMNS, ExperienceGroup
+from schemas.experience import ExperienceGroup
 from schemas.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
 from schemas.group_rules import IDENTIFIERS
-from schemas.optional_columns import OPTIONAL_COLUMNS
 from schemas.record import Record
 from schemas.task import Task
 from schemas.topic import Topic

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from tools.generated import between_marks, write_or_check
+from tools.version_sizes import PINNED_BYTES_S, moved
 from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
-from trinity_bus.sizing.gpus import GPUS
+from trinity_bus.sizing.hardware import GPUS
 from trinity_bus.sizing.models import MODELS
-from trinity_bus.sizing.versions import PINNED_BYTES_S, moved
 from trinity_bus.training.families.shape import ModelShape
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "sizing.md"

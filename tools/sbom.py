@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_bus.broker.folders import cache_dir
 from trinity_bus.broker.jars import Jar, jar_folder, read_lock
+from trinity_bus.broker.layout import cache_dir
 from trinity_bus.config import BrokerSettings
 
 ROOT = Path(__file__).parents[1]

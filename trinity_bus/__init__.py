@@ -5,8 +5,9 @@ for, so that ``import trinity_bus`` costs nothing; none of them imports torch, v
 tests of one's own workflows is in :mod:`trinity_bus.testing`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from schemas import lazy
 
 if TYPE_CHECKING:
     from schemas import (
@@ -74,92 +75,30 @@ if TYPE_CHECKING:
         register,
         scores,
     )
-    from trinity_bus.rollout.agents import AgentWorkflow, agent
+    from trinity_bus.rollout.agents import AgentWorkflow, ProgramWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
-    from trinity_bus.rollout.programs import ProgramWorkflow
-    from trinity_bus.rollout.reusable import reused
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
-    from trinity_bus.rollout.sandboxed import sandboxed_python
+    from trinity_bus.rollout.single_runs import reused
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
     from trinity_bus.rollout.threads import BlockingContext
+    from trinity_bus.rollout.tools import sandboxed_python
     from trinity_bus.sandbox import ContainerSandbox, Sandbox, SandboxError, SandboxLimits
 
+# fmt: off
 __all__ = [
-    "AccessDeniedError",
-    "AgentWorkflow",
-    "Answered",
-    "BatchHandle",
-    "BatchLifecycleState",
-    "BatchResult",
-    "BlockingContext",
-    "BrokerError",
-    "BrokerUnreachableError",
-    "BusError",
-    "Client",
-    "CompletedTaskResult",
-    "Completion",
-    "ConfigError",
-    "ContainerSandbox",
-    "Conversation",
-    "DecodeError",
-    "EncodeError",
-    "Endpoint",
-    "Engine",
-    "ExperienceGroup",
-    "Message",
-    "NoCoordinatorError",
-    "NotOwnerError",
-    "NotStartedError",
-    "PartialRunsError",
-    "ProgramWorkflow",
-    "RecordError",
-    "RecordGoneError",
-    "RecordTooLargeError",
-    "RefusedError",
-    "Reusable",
-    "Rollout",
-    "RolloutContext",
-    "RolloutCoordinator",
-    "Sample",
-    "Sampling",
-    "Sandbox",
-    "SandboxError",
-    "SandboxLimits",
-    "Scheduler",
-    "SchemaError",
-    "SendError",
-    "Session",
-    "Settings",
-    "SingleRunWorkflow",
-    "Status",
-    "Synchronizer",
-    "Task",
-    "TaskResult",
-    "TextEnv",
-    "TextEnvWorkflow",
-    "TimedOutError",
-    "Tokenizer",
-    "ToolError",
-    "ToolWorkflow",
-    "TopicMismatchError",
-    "TrinityError",
-    "UnknownBatchError",
-    "UnknownWorkflow",
-    "Workflow",
-    "WorkflowError",
-    "agent",
-    "decode",
-    "deserialize_many",
-    "encode",
-    "math_reward",
-    "prompt_tokens",
-    "register",
-    "renderer_for",
-    "reused",
-    "sandboxed_python",
-    "scores",
-    "sequence_reward",
+    "AccessDeniedError", "AgentWorkflow", "Answered", "BatchHandle", "BatchLifecycleState", "BatchResult",
+    "BlockingContext", "BrokerError", "BrokerUnreachableError", "BusError", "Client", "CompletedTaskResult",
+    "Completion", "ConfigError", "ContainerSandbox", "Conversation", "DecodeError", "EncodeError", "Endpoint",
+    "Engine", "ExperienceGroup", "Message", "NoCoordinatorError", "NotOwnerError", "NotStartedError",
+    "PartialRunsError", "ProgramWorkflow", "RecordError", "RecordGoneError", "RecordTooLargeError", "RefusedError",
+    "Reusable", "Rollout", "RolloutContext", "RolloutCoordinator", "Sample", "Sampling", "Sandbox", "SandboxError",
+    "SandboxLimits", "Scheduler", "SchemaError", "SendError", "Session", "Settings", "SingleRunWorkflow", "Status",
+    "Synchronizer", "Task", "TaskResult", "TextEnv", "TextEnvWorkflow", "TimedOutError", "Tokenizer", "ToolError",
+    "ToolWorkflow", "TopicMismatchError", "TrinityError", "UnknownBatchError", "UnknownWorkflow", "Workflow",
+    "WorkflowError", "agent", "decode", "deserialize_many", "encode", "math_reward", "prompt_tokens", "register",
+    "renderer_for", "reused", "sandboxed_python", "scores", "sequence_reward",
 ]
+# fmt: on
 
 _NAMES = {
     "schemas": "BatchLifecycleState BatchResult ExperienceGroup Message Sample Sampling Task TaskResult",
@@ -175,30 +114,16 @@ _NAMES = {
     "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
     "scores",
     "trinity_bus.chat": "Session renderer_for",
-    "trinity_bus.rollout.agents": "AgentWorkflow agent",
+    "trinity_bus.rollout.agents": "AgentWorkflow ProgramWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
-    "trinity_bus.rollout.programs": "ProgramWorkflow",
-    "trinity_bus.rollout.reusable": "reused",
+    "trinity_bus.rollout.single_runs": "reused",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
-    "trinity_bus.rollout.sandboxed": "sandboxed_python",
+    "trinity_bus.rollout.tools": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
     "trinity_bus.rollout.threads": "BlockingContext",
     "trinity_bus.sandbox": "ContainerSandbox Sandbox SandboxError SandboxLimits",
 }
-_MODULES = frozenset({"scores"})
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = _PLACES[name]
-    is_module = name in _MODULES
-    value = importlib.import_module(f"{place}.{name}") if is_module else getattr(importlib.import_module(place), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, _PLACES)

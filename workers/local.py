@@ -16,8 +16,9 @@ from trinity_bus import awake
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.console.configuration import PlannedService
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BusError
+from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec
 from workers.runs import command
@@ -27,13 +28,7 @@ _POLL_S = 0.1
 
 
 class Broker:
-    """Where the log is, and whose it is.
-
-    Args:
-        kafka: How to connect.
-        embedded: Ours, where no cluster is configured. Started.
-        note: Tells the user what happened.
-    """
+    """Where the log is, and whose it is; ``embedded`` is ours, started, where no cluster is configured."""
 
     def __init__(self, kafka: KafkaSettings, embedded: EmbeddedBroker | None, note: Callable[[str], None]) -> None:
         self.kafka = kafka
@@ -43,16 +38,11 @@ class Broker:
         self._watch = asyncio.create_task(self._keep_alive())
 
     def check(self) -> None:
-        """Look whether our own broker is to be given up.
-
-        Raises:
-            ServiceDiedError: It has ended too often, or does not start again.
-        """
+        """Raise ServiceDiedError where our own broker has ended too often, or does not start again."""
         if self._watch.done():
             self._watch.result()
 
     async def close(self) -> None:
-        """Watch it no more."""
         self._watch.cancel()
         await asyncio.wait([self._watch])
 
@@ -106,19 +96,16 @@ def spec_of(
     mesh_file: Path,
     env: Mapping[str, str],
     program: Callable[..., Sequence[str]] = command,
+    forked_from: Preload | None = None,
 ) -> ServiceSpec:
-    """Return how a service of a plan is run: whatever ends for a reason that can pass is started again.
-
-    Args:
-        one: What to start.
-        mesh_file: Settings of all services.
-        env: Their environment.
-        program: Makes the command line of ``trinity-bus`` with some arguments.
-    """
+    """Return how a service of a plan is run: whatever ends for a reason that can pass is started again."""
+    told = ["--config", str(mesh_file), *one.arguments]
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))} if one.gpus else {}
     return ServiceSpec(
         name=one.name,
-        command=program("--config", str(mesh_file), *one.arguments),
+        command=program(*told),
+        forked_from=forked_from,
+        forked_with=told,
         env={**env, **gpus},
         again=True,
         work_ends=one.work_ends,

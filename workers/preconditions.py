@@ -31,7 +31,6 @@ from trinity_bus.training.objectives import registry
 
 
 def model_path(settings: Sections) -> Path:
-    """Return the folder of the model that is trained."""
     return checked(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
 
 
@@ -46,7 +45,6 @@ def gateway_model_path(settings: Sections) -> Path:
 
 
 def checkpoint_dir(settings: Sections) -> Path:
-    """Return where the trainer's checkpoints go."""
     return required(settings.trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
 
 
@@ -56,7 +54,6 @@ def dataset(settings: Sections) -> Path:
 
 
 def sync_policy(settings: Sections) -> SyncPolicy:
-    """Return when versions are published and taken."""
     return SyncPolicy.of(settings.synchronizer, settings.coordinator)
 
 
@@ -253,6 +250,7 @@ def _shadows(settings: Sections) -> None:
         raise ConfigError("trainer.role is shadow: a shadow follows one training: leave trainer.stages empty")
 
 
+# What each service asks for; each raises ``ConfigError``
 PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
     "explorer": (
@@ -287,7 +285,6 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
     "console": (_connection, _console_reach),
     "gateway": (_takes_part("gateway"), _connection, gateway_model_path, explorer_key, gateway_keys),
 }
-"""What each service asks for; each raises ``ConfigError``."""
 
 
 def refusals(service: str, settings: Sections) -> list[str]:
@@ -309,11 +306,8 @@ def problems(service: str, settings: Sections) -> list[str]:
 def memory(services: Sequence[str], settings: Sections) -> HostMemory | None:
     """Return what services need of this machine's memory; None where that is not known.
 
-    It is not where GPUs are used, a model is not here, or the system does not tell of its memory.
-
-    Args:
-        services: Their kinds, each as often as it is to run here. The embedded broker is added where it is used.
-        settings: Of the mesh.
+    It is not where GPUs are used, a model is not here, or the system does not tell of its memory. Kinds of ``services``
+    stand there as often as they run here; the embedded broker is added where it is used.
     """
     total, free = total_bytes(), free_bytes()
     if total is None or free is None or not is_installed_for_cpu():
@@ -334,10 +328,6 @@ def memory(services: Sequence[str], settings: Sections) -> HostMemory | None:
 
 
 def ensure(service: str, settings: Sections) -> None:
-    """Refuse settings with which a service cannot start.
-
-    Raises:
-        WrongSettingsError: There are some; all are told.
-    """
+    """Raise WrongSettingsError with all settings with which a service cannot start."""
     if found := problems(service, settings):
         raise WrongSettingsError(found)

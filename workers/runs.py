@@ -11,10 +11,8 @@ from typing import Final
 
 from trinity_bus.errors import TrinityError
 
-RUNS: Final = Path("runs")
-"""A folder for each run in it, unless told otherwise."""
-MODEL: Final = "model"
-"""In a run's folder: the trained model, as a Hugging Face folder."""
+RUNS: Final = Path("runs")  # A folder for each run in it, unless told otherwise
+MODEL: Final = "model"  # In a run's folder: the trained model, as a Hugging Face folder
 SUMMARY: Final = "summary.json"
 
 
@@ -52,11 +50,7 @@ def new_run(name: str, runs: Path = RUNS) -> Path:
 
 
 def newest_run(holding: str, runs: Path = RUNS) -> Path:
-    """Return the newest run that holds a file or folder of this name.
-
-    Raises:
-        NoRunError: There is none.
-    """
+    """Return the newest run that holds a file or folder of this name."""
     found = [path for path in runs.glob("*") if (path / holding).exists()] if runs.is_dir() else []
     if not found:
         raise NoRunError(f"no run in {runs.resolve()} has {holding!r}: run the demo first, or give the folder of a run")

@@ -21,16 +21,12 @@ from schemas.examples import Demonstration, Preference
 from schemas.message import in_one_shape
 from schemas.task import Task
 
-_FRAME = {"schema", "schema_version"}
-"""What a record may say of itself beside its fields."""
+_FRAME = {"schema", "schema_version"}  # What a record may say of itself beside its fields
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no record of its kind."""
-
-    number: int
-    """From 1."""
+    number: int  # From 1
     reason: str
 
 
@@ -39,10 +35,7 @@ def parse[R: Task | Demonstration | Preference](
 ) -> Iterator[tuple[int, R] | BadLine]:
     """Return records and bad lines with their line numbers.
 
-    Args:
-        lines: With or without their ends.
-        kind: Of all of them.
-        name: Of the file: a line without an id gets one of this and its number. None: each has to have its own.
+    ``name`` is of the file: a line without an id gets one of this and its number. None: each has to have its own.
     """
     id_field = "task_id" if kind is Task else "example_id"
     seen: dict[str, int] = {}
@@ -53,7 +46,7 @@ def parse[R: Task | Demonstration | Preference](
         try:
             if name is not None:
                 line = _completed(line, kind, {id_field: f"{name}:{number}"})
-            line = _in_one_shape(line)
+            line = _shaped(line)
             record = decode(line.strip(), kind)
             _refuse_unknown_fields(line, kind)
         except DecodeError as error:
@@ -74,11 +67,7 @@ def parse[R: Task | Demonstration | Preference](
 
 
 def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON.
-
-    Raises:
-        ValueError: It has a name twice.
-    """
+    """Return an object of JSON. Raises ValueError where it has a name twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -87,11 +76,7 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _completed(line: bytes, kind: type, otherwise: Mapping[str, Any]) -> bytes:
-    """Return the line of an example with the id that it lacks, and in the shape of this project where it has TRL's.
-
-    Raises:
-        ValueError: It has TRL's shape, and is no example.
-    """
+    # The line of an example with the id that it lacks, and in this project's shape; ValueError: TRL's, and no example
     try:
         written = json.loads(line, object_pairs_hook=distinct)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
@@ -119,15 +104,14 @@ def _completed(line: bytes, kind: type, otherwise: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")
 
 
+# Fields of https://huggingface.co/docs/trl/dataset_formats that have another shape here, or other names
 _TRL: Final[Mapping[type, tuple[str, ...]]] = {
     Demonstration: ("prompt", "completion"),
     Preference: ("prompt", "chosen", "rejected"),
 }
-"""Fields of https://huggingface.co/docs/trl/dataset_formats that have another shape here, or other names."""
 
 
 def _conversation(prompt: list[Any], answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an example whose prompt is messages."""
     fields: dict[str, Any] = {"messages": prompt}
     for name, answer in answers.items():
         match [_given(one) for one in answer] if isinstance(answer, list) else answer:
@@ -146,16 +130,11 @@ _SAID: Final = {"response": "completion"}
 
 
 def _given(message: Any) -> dict[str, Any]:
-    """Return what a message has: columns give all the same fields."""
+    # What a message has: columns give all the same fields
     return {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
 
 
-def _in_one_shape(line: bytes) -> bytes:
-    """Return a line with messages and tools as records have them.
-
-    Raises:
-        DecodeError: They cannot be written so.
-    """
+def _shaped(line: bytes) -> bytes:
     if b'"tool' not in line:
         return line
     try:
@@ -169,6 +148,6 @@ def _in_one_shape(line: bytes) -> bytes:
 
 
 def _refuse_unknown_fields(line: bytes, kind: Callable[..., object]) -> None:
-    """Raise RecordError where a field is misspelt: whoever wrote the line is a client, and would lose what it says."""
+    # Raise RecordError where a field is misspelt: whoever wrote the line is a client, and would lose what it says
     fields = json.loads(line, object_pairs_hook=distinct)
     kind(**{name: value for name, value in fields.items() if name not in _FRAME})

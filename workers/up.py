@@ -33,11 +33,11 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.config.template import rendered
-from trinity_bus.console.configuration import PlannedService, planned
+from trinity_bus.console.configuration.files import PlannedService, planned
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.plain_files import append_plain, open_plain
 from trinity_bus.runtime.supervisor import Supervisor
-from trinity_bus.sizing import Hardware
+from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
@@ -47,8 +47,7 @@ from workers.runs import command
 from workers.service_environment import service_environment
 
 RUNNING: Final = "up.lock"
-_FLOCK: Final = "hhqqi0q"
-"""``struct flock`` of Linux: type, whence, start, length, process."""
+_FLOCK: Final = "hhqqi0q"  # ``struct flock`` of Linux: type, whence, start, length, process
 MESH_FILE: Final = "mesh.toml"
 _POLL_S: Final = 0.1
 _AGAIN_S: Final = 2.0
@@ -56,24 +55,15 @@ _AGAIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What a user may choose."""
-
     run_dir: Path
     explorers: int = 1
     gateway: bool = False
     console: bool = False
-    program: Callable[..., Sequence[str]] = command
-    """Makes the command line of ``trinity-bus`` with some arguments."""
+    program: Callable[..., Sequence[str]] = command  # Makes the command line of ``trinity-bus`` with some arguments
 
 
 def is_done(view: MeshState, *, trainer: bool, taskset: bool) -> bool:
-    """Whether there is nothing left to be done.
-
-    Args:
-        view: Of the whole mesh.
-        trainer: Whether the trainer has ended, its work done.
-        taskset: Whether the task set has.
-    """
+    """Whether there is nothing left to be done."""
     if trainer or not taskset:
         return trainer
     batches = view.batches.values()
@@ -103,7 +93,6 @@ def plan(settings: Settings, options: UpOptions) -> list[PlannedService]:
 
 
 def write_mesh_file(options: UpOptions, settings: Settings, kafka: KafkaSettings) -> Path:
-    """Write the settings of this run; return where."""
     own: dict[str, object] = {
         "mesh.namespace": kafka.namespace,
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
@@ -116,17 +105,7 @@ def write_mesh_file(options: UpOptions, settings: Settings, kafka: KafkaSettings
 
 
 async def run_up(settings: Settings, options: UpOptions, display: Display) -> None:
-    """Run a mesh until its training is done.
-
-    Args:
-        settings: The user's.
-        options: Likewise; the run's folder is there, and absolute.
-        display: Shows what goes on.
-
-    Raises:
-        ServiceDiedError: A service was given up; the message has the end of its log.
-        TrinityError: The broker, or a setting, is at fault.
-    """
+    """Run a mesh until its training is done; the run's folder is there, and absolute."""
     settings = with_http_key(settings)
     _fit(settings, options, display)
     display.stage("start the services")
@@ -147,11 +126,7 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
 
 
 def _fit(settings: Settings, options: UpOptions, display: Display) -> None:
-    """Say what the services need of memory, where it is not free.
-
-    Raises:
-        ConfigError: This machine has less.
-    """
+    # Raises ConfigError where this machine has less memory than the services need; says so where it is not free
     needed = memory([one.name.partition("-")[0] for one in plan(settings, options)], settings)
     if needed is not None and needed.impossible:
         raise ConfigError(needed.impossible)
@@ -160,7 +135,7 @@ def _fit(settings: Settings, options: UpOptions, display: Display) -> None:
 
 
 async def _until_done(run: "_Run") -> None:
-    """Watch the services and look at the log, each however the other fares."""
+    # Watch the services and look at the log, each however the other fares
     watching, looking = asyncio.create_task(run.watch()), asyncio.create_task(run.look())
     try:
         await asyncio.wait([watching, looking], return_when=asyncio.FIRST_COMPLETED)
@@ -174,8 +149,6 @@ async def _until_done(run: "_Run") -> None:
 
 
 class _Run:
-    """What is done with the services once they are launched."""
-
     def __init__(self, found: Broker, supervisor: Supervisor, options: UpOptions, display: Display) -> None:
         self._broker = found
         self._supervisor = supervisor
@@ -184,14 +157,12 @@ class _Run:
         self._serves = False
 
     async def watch(self) -> None:
-        """Start again what ends; raise what is given up."""
         while True:
             self._broker.check()
             self._supervisor.check()
             await asyncio.sleep(_POLL_S)
 
     async def look(self) -> None:
-        """Show what goes on until the training is done."""
         while True:
             try:
                 async with Bus(self._broker.kafka, client_id="up", patient=True) as bus:
@@ -226,8 +197,7 @@ class _Run:
 def claimed(run_dir: Path) -> Iterator[None]:
     """Within the block, this process runs the folder: it holds a lock there, which ends with it however it ends.
 
-    Raises:
-        ConfigError: Another process runs the folder.
+    Raises ConfigError: another process runs the folder.
     """
     path = run_dir / RUNNING
     with _locked(path):
@@ -256,10 +226,7 @@ def _locked(path: Path) -> BinaryIO:
 
 
 def running(run_dir: Path) -> int | None:
-    """Return the process that runs a folder, as the kernel knows it; None where there is none any more.
-
-    Not for that process itself: to close the file would end its lock.
-    """
+    """Return the process that runs a folder, or None. Not for itself: to close the file would end its lock."""
     try:
         with open_plain(run_dir / RUNNING) as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -270,18 +237,7 @@ def running(run_dir: Path) -> int | None:
 
 
 def stop(run_dir: Path, limit_s: float) -> int | None:
-    """Ask the process that runs a folder to end, and wait for that.
-
-    Args:
-        run_dir: The folder.
-        limit_s: How long to wait.
-
-    Returns:
-        Its id; None where there is none.
-
-    Raises:
-        ConfigError: It has not ended in time.
-    """
+    """Ask a folder's process to end, and wait; return its id, or None. Raises ConfigError where it has not in time."""
     pid = running(run_dir)
     if pid is None:
         return None

@@ -13,7 +13,7 @@ from benchmarks._gpu.figures import Figures
 from benchmarks._gpu.sizes import Size
 from schemas import Sampling
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine
 
 MAX_LENGTH = 256
@@ -54,10 +54,10 @@ def prompt(number: int) -> list[int]:
     return [3 + number, 4, 5]
 
 
-async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str) -> list[EngineCompletion]:
+async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str) -> list[Completion]:
     """Draw many answers at a time, twice, and tell the pace of the second time."""
     sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
-    drawn: list[list[EngineCompletion]] = []
+    drawn: list[list[Completion]] = []
     took = 0.0
     for _ in range(2):
         began = time.perf_counter()
@@ -67,7 +67,7 @@ async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str)
     return [answers[0] for answers in drawn]
 
 
-async def judge(engine: InferenceEngine, answers: Sequence[EngineCompletion], figures: Figures, name: str) -> None:
+async def judge(engine: InferenceEngine, answers: Sequence[Completion], figures: Figures, name: str) -> None:
     """Tell how far the log-probabilities with which answers were drawn are from those that an engine gives them."""
     apart: list[float] = []
     for number, answer in enumerate(answers):

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.sizes import SIZES
-from trinity_bus.sizing.gpus import GPUS
+from trinity_bus.sizing.hardware import GPUS
 
 _SECONDS = 1.5
 """Of each size, after warming up."""

@@ -11,7 +11,7 @@ from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -38,13 +38,13 @@ class ZeroCostEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         """``n`` times the same."""
         del prompt_token_ids, sampling, traceparent
         if self._think_s:
             await asyncio.sleep(self._think_s)
         self.tokens_generated += n
-        return [EngineCompletion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
+        return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trinity_bus.chat.options import TemplateOptions
+from trinity_bus.chat.renderer import TemplateOptions
 
 
 class FakeTokenizer:

@@ -22,7 +22,7 @@ from benchmarks import console
 from benchmarks._soak.growth import MIN_POINTS, Points
 from benchmarks._soak.held import held
 from benchmarks._soak.life import LivedInMesh
-from trinity_bus.console.index import Store
+from trinity_bus.console.index.store import Store
 
 EXPLORERS, SLOTS = 2, 32
 RATE: Final = 60.0

@@ -44,9 +44,8 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.weights import held_version
-from trinity_bus.weights.checkpoint.published import WEIGHTS
-from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights import carrier
+from trinity_bus.weights.checkpoint import WEIGHTS, CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.pull import server
@@ -55,8 +54,7 @@ from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
-from workers.explorer.weights import WeightFollower
+from workers.explorer.weights import ServedVersion, WeightFollower
 from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
 
@@ -140,7 +138,7 @@ def trainer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("bytes")
 
     Link.wait = after_some(Link.wait, TENSORS, look)  # type: ignore[method-assign]
-    held_version.send_piece = after_some(held_version.send_piece, TENSORS, look)
+    carrier.send_piece = after_some(carrier.send_piece, TENSORS, look)
     answer = server.WeightServer._answer
 
     def answering(self: Any, *arguments: Any) -> Any:

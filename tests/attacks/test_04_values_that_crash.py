@@ -26,6 +26,7 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.codec import RECORDS, DecodeError, decode
+from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.items import Item
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
@@ -33,7 +34,7 @@ from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, header
+from trinity_bus.bus.received import header
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from trinity_bus.coordination.versions.weight_sync import Rounds

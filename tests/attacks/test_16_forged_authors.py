@@ -25,6 +25,7 @@ from schemas import (
     VersionWanted,
 )
 from schemas.codec import encode
+from schemas.headers import DLQ_REASON
 from schemas.topic import Role, Topic
 from schemas.topics import (
     BATCHES,
@@ -44,8 +45,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.bus.headers import DLQ_REASON, header
-from trinity_bus.bus.received import receive
+from trinity_bus.bus.received import header, receive
 from trinity_bus.config import KafkaSettings
 from workers.coordinator.changelog import INPUTS_KEY, pack_positions
 from workers.coordinator.input_reader import still_read

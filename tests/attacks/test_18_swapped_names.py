@@ -17,7 +17,7 @@ from tests.support.faults.transfers import announcement, settled, source
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from workers.trainer.published_tensors import Publisher, make_publisher
 

@@ -37,14 +37,13 @@ from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.link.link import Link, _listening, open_link
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
-from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.proof import NONCE_BYTES, Handshake, message_code
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.wire import ENTRY, PROTOCOL, StoreEntry
+from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, StoreEntry, message_code
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans

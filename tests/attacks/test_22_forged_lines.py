@@ -22,19 +22,18 @@ from schemas.errors import printable
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
-from trinity_bus.runners.errors import RunnerDiedError, WorkflowRaisedError
-from trinity_bus.runners.service import AttemptResult, Runners
-from trinity_bus.telemetry.discreet import DiscreetSpanExporter
+from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.setup import DiscreetSpanExporter
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
 from trinity_bus.view import MeshState
 from workers.cli.versions import table as versions_table
 from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
 from workers.explorer.turns import TurnKeeper
+from workers.explorer.weights import ServedVersion
 from workers.watch.render import mesh
 
 EVIL = "x\r\n12:00:00 ERROR   workers.trainer: all is lost\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2028[red]y[/]"

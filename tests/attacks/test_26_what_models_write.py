@@ -5,8 +5,16 @@ import time
 
 import pytest
 
-from trinity_bus.chat.formats import Format, read_hermes, read_llama, read_mistral, read_xml
-from trinity_bus.chat.formats.call import MAX_CALLS, MAX_FLAWS, MAX_SHOWN
+from trinity_bus.chat.formats import (
+    MAX_CALLS,
+    MAX_FLAWS,
+    MAX_SHOWN,
+    Format,
+    read_hermes,
+    read_llama,
+    read_mistral,
+    read_xml,
+)
 from trinity_bus.chat.messages import Digests
 
 DEEP = "[" * 100_000

@@ -11,9 +11,10 @@ from schemas.codec import decode
 from schemas.errors import SchemaError
 from tests.support.fakes.log_records import LogRecords, group
 from tests.unit.schemas.make_golden import GOLDEN
-from trinity_bus.console.index import Store, load_texts
 from trinity_bus.console.index.export import export
 from trinity_bus.console.index.follower import TOPICS as INDEXED
+from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.tokens import load_texts
 
 NUMBERS = (2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63), 1e308, float("nan"), float("-inf"))
 WORDS = ("\0", "\u202e", "", "x" * 3000)

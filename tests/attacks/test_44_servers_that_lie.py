@@ -13,9 +13,8 @@ from schemas import Sampling
 from tests.unit.inference.test_server_engine import PROMPT, FakeServer, engine_on
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.server import engine as server_engine
-from trinity_bus.inference.server.answers import load_of, read_answer
-from trinity_bus.inference.server.client import read_json
-from trinity_bus.inference.server.kinds import KINDS
+from trinity_bus.inference.server.client import load_of, read_answer, read_json
+from trinity_bus.inference.server.start import KINDS
 
 DEEP = b'{"more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 TWO = Sampling(max_tokens=2)

@@ -11,7 +11,8 @@ from pydantic import SecretStr
 
 from tests.support.mesh.waiting import until
 from tests.unit.console.test_configuration_pages import CONFIG, TOKEN, client_of, local_run, page, stand_in
-from trinity_bus.console.configuration import Checks, draft_of
+from trinity_bus.console.configuration.checks import Checks
+from trinity_bus.console.configuration.questions import draft_of
 from trinity_bus.runtime import supervisor
 from trinity_bus.runtime.supervisor import Activity, Supervisor
 from trinity_bus.training.errors import ConversionError

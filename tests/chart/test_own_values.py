@@ -8,7 +8,8 @@ import yaml
 
 from tests.support.chart import RELEASE, helm
 from tests.support.console.answers import CHECKS, SOUND
-from trinity_bus.console.configuration import chart_values, draft_of
+from trinity_bus.console.configuration.chart import chart_values
+from trinity_bus.console.configuration.questions import draft_of
 
 pytestmark = pytest.mark.chart
 

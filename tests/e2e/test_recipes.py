@@ -5,6 +5,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ import pytest
 from tests.support.mesh.waiting import wait_until
 from tests.support.recipes import RECIPES, ROOT, stand_in
 from trinity_bus.config import KafkaSettings
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import steps
 from workers.demo.model import MAX_LENGTH, make_model
-from workers.runs import command
+from workers.local import spec_of
 
 LIMIT_S = 600.0
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 60)]
@@ -92,16 +94,9 @@ def test_a_recipe_trains_for_two_steps(
 
     def service(name: str, *, called: str = "", **more: object) -> ServiceSpec:
         options = [part for path, value in (own | more).items() for part in ("--set", f"{path}={value}")]
-        arguments = ["--config", str(recipe / "mesh.toml"), *options, "run", name]
-        forked = None if name == "trainer" else preload
-        return ServiceSpec(
-            name=called or name,
-            command=command(*arguments),
-            forked_from=forked,
-            forked_with=arguments,
-            env=env,
-            stage=name != "coordinator",
-        )
+        one = PlannedService(called or name, [*options, "run", name], stage=int(name != "coordinator"))
+        spec = spec_of(one, recipe / "mesh.toml", env, forked_from=None if name == "trainer" else preload)
+        return replace(spec, again=False)
 
     services = [service("trainer"), service("coordinator"), service("explorer")]
     if recipe.name == "agent":

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from trinity_bus.broker import java
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir, xdg
 from trinity_bus.broker.jars import digest, install, jar_folder
-from trinity_bus.broker.layout import Folder
+from trinity_bus.broker.layout import Folder, cache_dir, xdg
 from trinity_bus.broker.node import claim, launch, wait_ready
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.ports import LOOPBACK
@@ -29,14 +28,12 @@ _KEPT = 3
 
 
 def archive_path(cache: Path) -> Path:
-    """Where the archive of this Java runtime and these jars is, if there is one."""
     home = java.java().resolve().parent.parent
     identity = f"{(home / 'release').read_text(encoding='utf-8')} {(home / 'lib' / 'modules').stat().st_size}"
     return jar_folder(cache) / f"java-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"
 
 
 def is_ours(path: Path) -> bool:
-    """Whether an archive is there, and is one that was made here."""
     sha256 = digest(path)
     return sha256 is not None and (_made_here() / sha256).exists()
 
@@ -48,7 +45,7 @@ def archive_options(cache: Path) -> list[str]:
 
 
 def _made_here() -> Path:
-    """Where an empty file for each archive that was made here has its digest as its name."""
+    # An empty file for each archive that was made here has its digest as its name.
     return xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "archives"
 
 
@@ -60,10 +57,7 @@ def _remember(made: Path) -> None:
 def prepare(settings: BrokerSettings, use: Callable[[str], None], *, console: Console | None = None) -> None:
     """Download and check the jars, and make the start-up archive. Does nothing that has been done before.
 
-    Args:
-        settings: The cache folder, the heap.
-        use: Does with the broker at an address what meshes do with theirs.
-        console: Where progress goes. Unset: standard error.
+    ``use`` does with the broker at an address what meshes do with theirs.
 
     Raises:
         BrokerError: The jars cannot be had, or Kafka does not start.

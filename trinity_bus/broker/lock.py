@@ -10,20 +10,16 @@ from typing import Any
 
 from trinity_bus.broker.jars import LOCK_FILE, digest
 
+# As in the compose stack. Not 4.2 or 4.3, which forget to end a transaction in partitions that have no leader at that
+# moment, as when a killed broker comes back: nobody reads what was committed to them any more (KAFKA-20734).
 KAFKA_VERSION = "4.1.1"
-"""As in the compose stack. Not 4.2 or 4.3, which forget to end a transaction in partitions that have no leader at that
-moment, as when a killed broker comes back: nobody reads what was committed to them any more (KAFKA-20734)."""
 _SCALA_VERSION = "2.13"
+# needed by macros when Kafka is compiled, and by its command-line tools
 _EXCLUDED = frozenset({"scala-reflect", "jackson-dataformat-csv"})
-"""Needed by macros when Kafka is compiled, and by its command-line tools."""
 
 
 def resolve() -> dict[str, str]:
-    """Resolve every jar that a Kafka server needs.
-
-    Returns:
-        SHA-256 by ``group:artifact:version``, in class path order.
-    """
+    """Return the SHA-256 of every jar that a Kafka server needs by ``group:artifact:version``, in class path order."""
     from jgo.config import GlobalSettings
     from jgo.maven import MavenContext, PythonResolver
 
@@ -53,7 +49,6 @@ def resolve() -> dict[str, str]:
 
 
 def main() -> None:
-    """Resolve, and replace the lock file."""
     lines = [f"{coordinate} {sha256}" for coordinate, sha256 in resolve().items()]
     header = (
         f"# Apache Kafka {KAFKA_VERSION}: group:artifact:version sha256. Written by python -m trinity_bus.broker.lock"

@@ -11,9 +11,15 @@ The lock is an open file that the Java process inherits: it is held exactly as l
 
 import contextlib
 import fcntl
+import hashlib
+import logging
+import os
 import shutil
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -26,37 +32,30 @@ from trinity_bus.broker.errors import (
     PortInUseError,
 )
 from trinity_bus.broker.formatting import format_folder
-from trinity_bus.broker.layout import Folder, read_state, write_configuration
-from trinity_bus.broker.native import native_folder
-from trinity_bus.broker.probe import ask
+from trinity_bus.broker.layout import Folder, cache_dir, read_state, write_configuration
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.plain_files import NotPlainError, append_plain, ensure_plain
-from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.ports import LOOPBACK, free_port, is_free
 from trinity_bus.runtime.process import tail
+
+log = logging.getLogger(__name__)
 
 _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
 _POLL_S = 0.02
 _PORT_ATTEMPTS = 3
+# how long a broker that is part of a command is waited for: a killed command takes it along a moment later
 _DYING_S = 2.0
-"""How long a broker that is part of a command is waited for: a command that is killed takes it along a moment later."""
-_DEAD_S = 20.0
-"""How long the memory of one that has ended may take to be given back, and its lock with it."""
+_DEAD_S = 20.0  # how long the memory of one that has ended may take to be given back, and its lock with it
 
 
 class Running(Protocol):
-    """A started Java process."""
-
-    def poll(self) -> int | None:
-        """Return the process's exit status, or None while it runs."""
+    def poll(self) -> int | None: ...
 
 
 @contextlib.contextmanager
 def claim(folder: Folder) -> Iterator[IO[bytes]]:
-    """Create the data folder if need be, and lock it.
-
-    Yields:
-        The open lock file, to be passed on to the Java process.
+    """Create the data folder if need be, and lock it. Yields the open lock file, to be passed on to the Java process.
 
     Raises:
         DataFolderInUseError: Another broker has it.
@@ -102,7 +101,7 @@ def claim(folder: Folder) -> Iterator[IO[bytes]]:
 
 
 def _lock_in_time(folder: Folder, lock: IO[bytes]) -> bool:
-    """Lock it, and wait for a holder that has died or is about to, with the command that it was part of."""
+    # Wait for a holder that has died or is about to, with the command that it was part of.
     began = awake.now()
     while not try_lock(lock):
         state = read_state(folder)
@@ -114,7 +113,6 @@ def _lock_in_time(folder: Folder, lock: IO[bytes]) -> bool:
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Lock a file unless another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,11 +121,6 @@ def try_lock(file: IO[bytes]) -> bool:
 
 
 def choose_port(settings: BrokerSettings, folder: Folder) -> int:
-    """Return the port to listen on.
-
-    Raises:
-        PortInUseError: The configured one is taken.
-    """
     if settings.port:
         if not is_free(settings.port):
             raise PortInUseError(
@@ -149,18 +142,8 @@ def launch[P: Running](
     options: Sequence[str],
     spawn: Callable[[list[str]], P],
 ) -> tuple[P, int]:
-    """Write the settings, format the folder if it is new, and start Kafka.
-
-    Args:
-        settings: Port, heap, durability.
-        folder: The data folder, claimed by the caller.
-        classpath: The jars.
-        options: Of the Java runtime: what reads or writes the start-up archive.
-        spawn: Starts a command line.
-
-    Returns:
-        What ``spawn`` returned, and the port.
-    """
+    """Write the settings, format the claimed folder if it is new, and start Kafka."""
+    # ``options`` of the Java runtime read or write the start-up archive. Returns what ``spawn`` returned, and the port.
     port = choose_port(settings, folder)
     controller_port = free_port()
     write_configuration(folder, port=port, controller_port=controller_port, fsync=settings.fsync)
@@ -178,12 +161,7 @@ def launch[P: Running](
 
 
 def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) -> None:
-    """Wait until Kafka serves.
-
-    Raises:
-        BrokerDiedError: It ended instead, or took too long.
-        PortInUseError: It ended because another process was faster to take the port.
-    """
+    """Wait until Kafka serves. Raises BrokerDiedError or PortInUseError."""
     deadline = awake.now() + timeout_s
     while True:
         with contextlib.suppress(OSError):
@@ -205,11 +183,7 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
 
 
 def serves(folder: Folder, port: int) -> bool:
-    """Whether the broker of this folder, and not another one, serves on this port.
-
-    Raises:
-        OSError: Nothing answers, or it is no Kafka broker.
-    """
+    """Whether the broker of this folder serves on this port; OSError where no Kafka broker does."""
     cluster = ask(port)
     return cluster.brokers > 0 and cluster.id == folder.cluster_id
 
@@ -223,10 +197,95 @@ def with_another_port[T](settings: BrokerSettings, start: Callable[[], T]) -> T:
 
 
 def reason(log: str) -> str:
-    """Return the line of a Kafka log that tells best why it ended."""
+    # The line of a Kafka log that tells best why it ended.
     lines = [line for line in log.splitlines() if line.strip()]
     for mark in (" FATAL ", " ERROR ", "Exception", "Error"):
         found = [line for line in lines if mark in line]
         if found:
             return found[-1].strip()[:400]
     return lines[-1].strip()[:400] if lines else "it said nothing"
+
+
+def runs_programs(folder: Path) -> bool:
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+def native_folder(settings: BrokerSettings, folder: Folder, runs: Callable[[Path], bool] = runs_programs) -> Path:
+    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache."""
+    # The data folder may lie on a file system that is mounted ``noexec``. Kafka would start there, and fail at the
+    # first record that is packed with zstd or snappy.
+    other = cache_dir(settings) / "native" / hashlib.sha256(bytes(folder.root)).hexdigest()[:16]
+    for candidate in (folder.tmp, other):
+        candidate.mkdir(parents=True, exist_ok=True)
+        if runs(candidate):
+            return candidate
+    log.warning(
+        "no program may be run from %s or %s: this broker will refuse records that are packed with zstd or snappy; set "
+        "TRINITY_BUS_BROKER__CACHE_DIR to a folder on a disk that is not mounted noexec",
+        folder.tmp,
+        other,
+    )
+    return folder.tmp
+
+
+_METADATA = 3
+_VERSION = 4  # the oldest whose answer has all that is needed here; brokers of the last ten years know it
+_MAX_ANSWER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    # How many are alive. A broker opens its port a moment before the controller lets it serve: then there is none.
+    brokers: int
+    id: str | None  # as it was given when its first node was formatted
+
+
+def ask(port: int, *, timeout_s: float = 1.0) -> Cluster:
+    """Ask the broker on this port of the loopback interface, without a client; OSError where no Kafka broker is."""
+    client_id = b"trinity-bus"
+    body = struct.pack(">hhih", _METADATA, _VERSION, 1, len(client_id)) + client_id
+    # No topics, and none to be created.
+    body += struct.pack(">ib", 0, 0)
+    with socket.create_connection((LOOPBACK, port), timeout_s) as connection:
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        (size,) = struct.unpack(">i", _receive(connection, 4))
+        if not 0 <= size <= _MAX_ANSWER:
+            raise _no_broker(port)
+        answer = _receive(connection, size)
+    try:
+        return _parse(answer)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise _no_broker(port) from error
+
+
+def _parse(answer: bytes) -> Cluster:
+    # Metadata response, version 4: correlation id, throttle time, brokers (id, host, port, rack), cluster id, ...
+    _correlation, _throttle, brokers = struct.unpack_from(">iii", answer)
+    at = 12
+    for _ in range(brokers):
+        _host, at = _string(answer, at + 4)
+        _rack, at = _string(answer, at + 4)
+    cluster_id, _ = _string(answer, at)
+    return Cluster(brokers, cluster_id)
+
+
+def _string(answer: bytes, at: int) -> tuple[str | None, int]:
+    (size,) = struct.unpack_from(">h", answer, at)
+    if size < 0:
+        return None, at + 2
+    (content,) = struct.unpack_from(f"{size}s", answer, at + 2)
+    return content.decode(), at + 2 + size
+
+
+def _no_broker(port: int) -> OSError:
+    return OSError(f"what listens on port {port} is no Kafka broker")
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        chunk = connection.recv(size - len(received))
+        if not chunk:
+            raise ConnectionResetError("the connection was closed within an answer")
+        received += chunk
+    return bytes(received)

@@ -27,14 +27,11 @@ from schemas.topics import TOPICS
 ROLES: tuple[Role, ...] = get_args(Role.__value__)
 ADMIN = "admin"
 USERS: tuple[str, ...] = (*ROLES, ADMIN)
-"""All that a mesh has."""
 CLUSTER = "kafka-cluster"
-"""What Kafka calls the cluster among the things that rights are on."""
 
 
 class Kind(IntEnum):
-    """What a right is on, by Kafka's numbers."""
-
+    # by Kafka's numbers
     TOPIC = 2
     GROUP = 3
     CLUSTER = 4
@@ -42,7 +39,7 @@ class Kind(IntEnum):
 
 
 class Operation(IntEnum):
-    """What a right allows, by Kafka's numbers. Reading and writing include describing."""
+    """Kafka's numbers. Reading and writing include describing."""
 
     READ = 3
     WRITE = 4
@@ -56,14 +53,10 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Right:
-    """One thing that one user may do."""
-
     kind: Kind
-    name: str
-    """Of the topic, group or transactional id; or what it begins with."""
+    name: str  # of the topic, group or transactional id
     operation: Operation
-    prefix: bool = False
-    """Whether ``name`` is a beginning."""
+    prefix: bool = False  # whether ``name`` is only what it begins with
 
 
 _SEE = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
@@ -74,17 +67,10 @@ _RUN = (
 
 
 def user_name(namespace: str, user: str) -> str:
-    """Return what a role is called on the cluster."""
     return f"{namespace}.{user}"
 
 
 def rights(namespace: str, user: str) -> frozenset[Right]:
-    """All that a user may do.
-
-    Args:
-        namespace: Of the mesh.
-        user: One of ``USERS``.
-    """
     found = set(_admin(namespace) if user == ADMIN else _on_topics(namespace, user))
     coordinator = f"{namespace}.coordinator"
     if user == "coordinator":

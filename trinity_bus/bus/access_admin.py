@@ -18,8 +18,7 @@ from aiokafka.errors import for_code
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
 from trinity_bus.bus.connection import administrator, kafka_errors
 from trinity_bus.bus.internals import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, ask
-from trinity_bus.bus.quotas import SetQuotas
-from trinity_bus.bus.scram import SetCredentials, credential
+from trinity_bus.bus.requests import SetCredentials, SetQuotas, credential
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 
@@ -33,26 +32,17 @@ _SECURITY_DISABLED: Final = 54
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was changed."""
-
     passwords: int
-    given: int
-    """Rights that users did not have yet."""
-    taken: int
-    """Rights that they no longer have."""
+    given: int  # rights that users did not have yet
+    taken: int  # rights that they no longer have
 
 
+# User, one of ``USERS``, to quota, one of :mod:`trinity_bus.bus.requests`, to its value; None takes it away.
 type Quotas = Mapping[str, Mapping[str, float | None]]
-"""User, one of ``USERS``, to quota, one of :mod:`trinity_bus.bus.quotas`, to its value; None takes it away."""
 
 
 async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], quotas: Quotas | None = None) -> Applied:
-    """Set passwords and quotas, and give every user of the namespace the rights of the table, and no others.
-
-    Args:
-        settings: Of the cluster; logged in as one who may alter it.
-        passwords: User, one of ``USERS``, to password. Those that are absent keep theirs.
-        quotas: Those that are absent stay as they are.
+    """Set passwords and quotas (absent users keep theirs), and give every user the rights of the table, and no others.
 
     Raises:
         BusError: The cluster has no authorizer, or refuses.
@@ -89,7 +79,6 @@ async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[
 
 
 async def _rights_of(admin: AIOKafkaAdminClient, principal: str) -> frozenset[Right]:
-    """Return what a user is allowed now, in terms of the table."""
     response = await ask(admin, DescribeAclsRequest(_ANY, None, _ANY, principal, None, _ANY, _ALLOW))
     _check(response.error_code, response.error_message, f"read the rights of {principal}")
     kinds, operations = set(Kind), set(Operation)
@@ -102,13 +91,11 @@ async def _rights_of(admin: AIOKafkaAdminClient, principal: str) -> frozenset[Ri
 
 
 class _Rights:
-    """Many rows in one request; the library's own requests have one each."""
-
+    # Many rows in one request; the library's own requests have one each.
     def __init__(self, principal: str, rights: Iterable[Right]) -> None:
         self._rows = [_row(principal, right) for right in rights]
 
     def build(self, request_struct_class: Any) -> Any:
-        """As the client library wants it."""
         return request_struct_class(self._rows)
 
 
@@ -121,7 +108,6 @@ class _TakeRights(_Rights, DeleteAclsRequest):  # type: ignore[misc]  # likewise
 
 
 def _row(principal: str, right: Right) -> tuple[int, str, int, str, str, int, int]:
-    """Return a right as Kafka's requests have it."""
     pattern = _PREFIXED if right.prefix else _LITERAL
     return (right.kind, right.name, pattern, principal, _EVERYWHERE, right.operation, _ALLOW)
 

@@ -24,8 +24,7 @@ from schemas.topics import TOPICS
 
 FORGED_AUTHOR = "forged_author"
 FORGED_SENDER = "forged_sender"
-_FOREIGN = "unexpected_schema"
-"""What the codec says of a record of a type that is not welcome."""
+_FOREIGN = "unexpected_schema"  # what the codec says of a record of a type that is not welcome
 
 
 @lru_cache
@@ -37,12 +36,7 @@ def own(topic: Topic, expect: tuple[type, ...]) -> tuple[type, ...]:
 def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type, ...]) -> Any:
     """Return the record in ``value``, if it is one of the expected types and its author may say it.
 
-    Args:
-        topic: That it was read from.
-        key: Of the record.
-        value: Its bytes.
-        expect: What its reader takes. One that takes all that may stand on the topic is told what is forged; to others
-            it is merely unexpected, which costs them nothing.
+    A reader that expects all that may stand on the topic is told what is forged; to others it is merely unexpected.
 
     Raises:
         DecodeError: It is nothing of the kind.
@@ -59,12 +53,12 @@ def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type
 
 
 def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
-    """Return the record, if its key is who it says that it is from."""
     if topic.sender is None:
         return record
     name = getattr(record, topic.sender)
     if key != name.encode():
-        raise DecodeError(FORGED_SENDER, f"the key is {_text(key)!r}, but the record is said to be of {name!r}")
+        text = None if key is None else key[:200].decode("utf-8", "backslashreplace")
+        raise DecodeError(FORGED_SENDER, f"the key is {text!r}, but the record is said to be of {name!r}")
     if isinstance(record, RunnersReport):
         for runner in record.runners:
             if not runner.runner.startswith(f"{name}/"):
@@ -73,7 +67,7 @@ def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
 
 
 def _refuse_forged(topic: Topic, value: bytes) -> None:
-    """Raise for a record that not everybody who may write the topic may say."""
+    # Raise for a record that not everybody who may write the topic may say.
     cls = _type_of(value)
     if cls is None:
         return
@@ -86,7 +80,6 @@ def _refuse_forged(topic: Topic, value: bytes) -> None:
 
 
 def _type_of(value: bytes) -> type | None:
-    """Return the type of a record that stands where it is not expected; None where it is none that can be read."""
     try:
         return type(decode(value, *RECORDS))
     except DecodeError:
@@ -95,7 +88,3 @@ def _type_of(value: bytes) -> type | None:
 
 def _names(writers: Iterable[str]) -> str:
     return " and ".join(sorted(writers)) or "nobody"
-
-
-def _text(key: bytes | None) -> str | None:
-    return None if key is None else key[:200].decode("utf-8", "backslashreplace")

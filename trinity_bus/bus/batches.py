@@ -45,8 +45,7 @@ from trinity_bus.bus.record_parser import MAX_HEADERS, WALK_BYTES, BadHeaderErro
 log = logging.getLogger(__name__)
 
 MAX_FAULTS: Final = 16
-HEAD_BYTES: Final = 1024
-"""So much is kept of what cannot be read."""
+HEAD_BYTES: Final = 1024  # so much is kept of what cannot be read
 UNPACKED_BYTES: Final = 8 << 20
 
 _CRC_FROM, _ATTRIBUTES_LOW_AT = 21, 22
@@ -55,39 +54,22 @@ _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Offsets of a partition that hold nothing that can be read."""
-
-    topic: str
-    """With its namespace."""
+    topic: str  # with its namespace
     partition: int
-    offset: int
-    """The first."""
+    offset: int  # the first
     last_offset: int
     reason: str
-    """One machine-readable word."""
     detail: str
-    """A sentence for people."""
-    head: bytes
-    """The first bytes of the batch as it lies on the log, or of the record's value."""
-    size: int
-    """Of all of it, in bytes."""
+    head: bytes  # the first bytes of the batch as it lies on the log, or of the record's value
+    size: int  # of all of it, in bytes
     sha256: str
-    key: bytes | None = None
-    """Of a single record, where that much can be read; cut like ``head``."""
+    key: bytes | None = None  # of a single record, where that much can be read; cut like ``head``
 
 
 class FetchedRecords:
     """The records of one partition in one fetch: what the client library takes them from.
 
-    Args:
-        tp: The partition.
-        records: The batches.
-        aborted_transactions: Producer ids, and the offsets from which on their transactions were aborted.
-        fetch_offset: The offset that was asked for.
-        key_deserializer: Not used here; the library gives it.
-        value_deserializer: Likewise.
-        check_crcs: Likewise: checksums are always checked.
-        isolation_level: Whether aborted records are left out.
+    It is given the deserializers and ``check_crcs`` by the library, and ignores them: checksums are always checked.
     """
 
     def __init__(  # noqa: PLR0917 - the library passes them so
@@ -102,8 +84,7 @@ class FetchedRecords:
         isolation_level: int,
     ) -> None:
         del key_deserializer, value_deserializer, check_crcs
-        self.next_fetch_offset = fetch_offset
-        """Where to go on; the library reads it."""
+        self.next_fetch_offset = fetch_offset  # where to continue; the library reads it
         self._tp = tp
         self._frames = records
         self._aborted = sorted(aborted_transactions or (), key=lambda entry: entry[1], reverse=True)
@@ -138,10 +119,7 @@ class FetchedRecords:
                 self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
 
     def _open(self, frame: memoryview) -> tuple[bytes | memoryview, int, int] | Unreadable | None:
-        """Return the records of a batch as bytes, with its first offset and its last.
-
-        ``None`` where none are wanted.
-        """
+        # The records of a batch as bytes, with its first offset and its last; ``None`` where none are wanted.
         header = HEADER.unpack_from(frame) if frame[MAGIC_AT] == 2 else None
         if header is None:
             (offset,) = struct.unpack_from(">q", frame)
@@ -215,14 +193,8 @@ class FetchedRecords:
     def _piecewise(
         self, frame: memoryview, body: bytes | memoryview, offsets: tuple[int, int, int], taken: int
     ) -> Iterator[ConsumerRecord | Unreadable]:
-        """Return the records of a batch after those that the library could parse.
-
-        Args:
-            frame: The batch.
-            body: Its records, unpacked.
-            offsets: Its first, the least that comes next, its last.
-            taken: How many records are done.
-        """
+        # The records of a batch after the ``taken`` that the library could parse; ``offsets``: its first, the least
+        # that comes next, its last.
         base, expected, last = offsets
         header = HEADER.unpack_from(frame)
         times = Times(header[7], header[8], is_append_time=bool(header[5] & _LOG_APPEND_TIME))
@@ -255,24 +227,23 @@ class FetchedRecords:
             yield self._lost(last, "corrupt", f"records are not what their batch says: {_text(error)}", frame)
 
     def _is_aborted(self, base: int, attributes: int, producer: int) -> bool:
-        """Whether a batch belongs to a transaction that was aborted. Batches come in the order of the log."""
+        # Batches come in the order of the log.
         while self._aborted and self._aborted[-1][1] <= base:
             self._aborting.add(self._aborted.pop()[0])
         return producer in self._aborting and self._committed_only and bool(attributes & _TRANSACTIONAL)
 
     def _last_of_broken(self, base: int, last_delta: int, count: int) -> int:
-        """Up to where a batch goes whose header cannot be trusted: rather too near than too far."""
+        # Up to where a batch goes whose header cannot be trusted: rather too near than too far.
         following = self._frames.base_of_next()
         if following is not None and base < following:
             return self._bounded(following - 1)
         return self._bounded(base + max(0, min(last_delta, count - 1)))
 
     def _bounded(self, last: int) -> int:
-        """At least the position, so that reading goes on."""
         return max(last, self.next_fetch_offset)
 
     def _refused(self, offset: int, key: bytes | None, value: bytes | None, headers: int) -> Unreadable:
-        """Return a record that is what it should be, but for its size."""
+        # A record that is what it should be, but for its size or its headers.
         size = len(key or b"") + len(value or b"")
         if size > self._limit:
             reason, detail = "too_large", f"a record of {size:,} bytes, the limit is {self._limit:,}"
@@ -299,16 +270,13 @@ class FetchedRecords:
 
 
 def install() -> None:
-    """Have every consumer of the client library in this process read with this module.
-
-    The library makes these objects by the names of its own classes, and offers no other way. It is pinned, and a test
-    notices when it no longer does.
-    """
+    """Have every consumer of the client library in this process read with this module."""
+    # The library makes these objects by the names of its own classes, and offers no other way.
     unpack_with(Frames, FetchedRecords)
 
 
 def _plain(frame: memoryview, body: bytes | memoryview) -> bytes | memoryview:
-    """Return the batch as if it had never been packed."""
+    # The batch as if it had never been packed.
     if not frame[_ATTRIBUTES_LOW_AT] & _CODEC:
         return frame
     plain = bytearray(frame[: HEADER.size])

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import TopicPartition
@@ -17,13 +16,13 @@ from trinity_bus.bus import growth
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import administrator, kafka_errors, wait_reachable
-from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
+from trinity_bus.bus.requests import LogIdentity, identity_of
 from trinity_bus.config import KafkaSettings
 
 
@@ -34,9 +33,8 @@ class Bus:
 
     Args:
         settings: Where the log is.
-        client_id: What brokers call this process in their logs and metrics, such as ``"explorer-0"``.
-        patient: Whether the first of them may take ``outage_s`` to let us in, as for a service that is started beside
-            its broker.
+        client_id: The name of this process in the brokers' logs and metrics, such as ``"explorer-0"``.
+        patient: Whether to try for ``outage_s`` to connect, as for a service that is started beside its broker.
     """
 
     def __init__(self, settings: KafkaSettings, *, client_id: str, patient: bool = False) -> None:
@@ -60,7 +58,6 @@ class Bus:
         await wait_reachable(self.settings, self.client_id, self._start_s)
 
     async def stop(self) -> None:
-        """Disconnect."""
         self._admin = self._positions = self._observer = None
         await self._stack.aclose()
 
@@ -68,9 +65,7 @@ class Bus:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def ensure_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
@@ -87,11 +82,10 @@ class Bus:
             await reader.end_offsets(topic)
 
     async def present(self, topics: Sequence[Topic] = TOPICS) -> list[Topic]:
-        """Return which of these topics there are. For who only looks: nothing is created.
+        """Return which of these topics there are; creates nothing.
 
         Raises:
             UnknownTopicError: The namespace has none of the mesh's topics; the message tells which namespaces have any.
-            BusError: The broker does not answer.
         """
         return await topic_admin.present(await self._administrator(), self.settings, topics)
 
@@ -105,11 +99,6 @@ class Bus:
         return await growth.grow(await self._administrator(), self.settings, topic, partitions)
 
     async def cluster_observer(self) -> ClusterObserver:
-        """Who asks the brokers how they are: copies, disks, limits, certificates.
-
-        Raises:
-            BusError: No broker can be reached.
-        """
         if self._observer is None:
             self._observer = ClusterObserver(await self._administrator(), self.settings, TOPICS)
         return self._observer
@@ -117,9 +106,8 @@ class Bus:
     def producer(self, *, transactional_id: str | None = None) -> Producer:
         """Return a producer: idempotent, acknowledged by all replicas.
 
-        Args:
-            transactional_id: Makes it transactional. It is prefixed with the namespace; of all producers that ever
-                started with it, only the last can write.
+        Of all producers that ever started with a ``transactional_id`` (prefixed with the namespace), only the last can
+        write.
         """
         full_id = None if transactional_id is None else f"{self.settings.namespace}.{transactional_id}"
         return Producer(self.settings, client_id=self.client_id, transactional_id=full_id)
@@ -168,11 +156,6 @@ class Bus:
         )
 
     async def identity(self, topic: Topic) -> LogIdentity:
-        """Which log this is: of the cluster, and of a topic that exists.
-
-        Raises:
-            BusError: The broker does not say.
-        """
         name = topic.full_name(self.settings.namespace)
         admin = await self._administrator()
         with kafka_errors(f"describe {name}"):
@@ -183,7 +166,7 @@ class Bus:
         return await (await self._position_reader()).end_offsets(topic)
 
     async def written_ends(self, topic: Topic) -> dict[int, int]:
-        """Partition to the offset that the next record will have; transactions that are open end before it."""
+        """Partition to the offset of the next record; transactions that are open end before it."""
         return await (await self._position_reader()).written_ends(topic)
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
@@ -195,10 +178,7 @@ class Bus:
         return await (await self._position_reader()).offsets_from(topic, time_ms)
 
     async def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Delete what nobody needs any more.
-
-        Args:
-            offsets: ``(topic name, partition)`` to the first offset that is kept.
+        """Delete records before these offsets, each the first that is kept, by ``(topic name, partition)``.
 
         Raises:
             AccessDeniedError: The user may not.
@@ -215,30 +195,19 @@ class Bus:
             await admin.delete_records(named, timeout_ms=round(self.settings.request_timeout_s * 1000))
 
     async def sizes(self, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
-        """``(topic name, partition)`` to the bytes that it takes on a disk; what this user may not know is absent.
-
-        Raises:
-            BusError: A broker does not answer.
-        """
+        """``(topic name, partition)`` to the bytes that it takes on a disk; what this user may not know is absent."""
         found = await (await self.cluster_observer()).partition_sizes()
         wanted = {topic.name for topic in topics}
         return {place: size for place, size in found.items() if place[0] in wanted}
 
     async def budgets(self, topics: Sequence[Topic]) -> dict[str, int]:
-        """Topic name to the bytes that a partition may take before Kafka deletes the oldest; -1 is no limit.
-
-        Raises:
-            BusError: The broker refuses, or does not answer.
-        """
+        """Topic name to the bytes that a partition may take before Kafka deletes the oldest; -1 is no limit."""
         return await topic_admin.budgets(await self._administrator(), self.settings, topics)
 
     async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.
 
         A successor in a transactional role starts its producer first: that settles what its predecessor left open.
-
-        Raises:
-            BusError: The broker does not tell in time.
         """
         names = {topic.full_name(self.settings.namespace): topic for topic in topics}
         wanted = [TopicPartition(name, number) for name, topic in names.items() for number in range(topic.partitions)]
@@ -260,10 +229,7 @@ class Bus:
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
 
     def passed_over(self) -> list[Received[Any]]:
-        """Return what :meth:`fetch` has met between the positions and could not read, for dead letters.
-
-        Each place once.
-        """
+        """Return, once each, what :meth:`fetch` has met between the positions and could not read, for dead letters."""
         return [] if self._positions is None else self._positions.passed_over()
 
     async def _administrator(self) -> AIOKafkaAdminClient:

@@ -22,11 +22,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 
 def expiry(der: bytes) -> float:
-    """When a certificate ends, in seconds since the epoch.
-
-    Raises:
-        ValueError: It is no certificate.
-    """
+    """Return when a certificate ends, in seconds since the epoch. Raises ValueError: it is no certificate."""
     certificate, _ = _element(der, 0, _SEQUENCE)
     tbs, _ = _element(certificate, 0, _SEQUENCE)
     at = 0
@@ -52,7 +48,7 @@ def expiry(der: bytes) -> float:
 
 
 def _element(data: bytes, at: int, kind: int | None = None) -> tuple[bytes, int]:
-    """Return the content of the element at this place, and where the next one begins."""
+    # The content of the element at this place, and where the next one begins.
     if at + 2 > len(data) or (kind is not None and data[at] != kind):
         raise ValueError(f"no certificate: unexpected content at byte {at}")
     size, begin = data[at + 1], at + 2
@@ -67,23 +63,17 @@ def _element(data: bytes, at: int, kind: int | None = None) -> tuple[bytes, int]
 
 
 def file_expiries(path: Path) -> list[float]:
-    """When each certificate of a PEM file ends, in the file's order.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: One of its certificates is none.
-    """
+    """Return when each certificate of a PEM file ends, in the file's order. Raises OSError or ValueError."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(_MAX_FILE_BYTES)
     return [expiry(ssl.PEM_cert_to_DER_cert(found)) for found in _PEM.findall(text)]
 
 
 async def shown_expiry(host: str, port: int, timeout_s: float) -> float:
-    """When the certificate ends that a server shows. Nothing is said to it, and nothing that it says is believed.
+    """Return when the certificate ends that a server shows. Nothing is sent to it, nothing of it is trusted.
 
     Raises:
-        OSError: It cannot be reached, or speaks no TLS.
-        TimeoutError: Not in time.
+        OSError: It cannot be reached in time, or speaks no TLS.
         ValueError: What it shows is no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

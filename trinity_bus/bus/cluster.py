@@ -19,46 +19,34 @@ from trinity_bus.bus.certificates import file_expiries, shown_expiry
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.growth import partitions_of
 from trinity_bus.bus.internals import ask
-from trinity_bus.bus.log_dirs import DescribeLogDirs
+from trinity_bus.bus.requests import DescribeLogDirs
 from trinity_bus.config import KafkaSettings
 
 log = logging.getLogger(__name__)
 
+# Kafka's own topics, without which no transaction and no position is kept
 OF_THE_BROKERS = ("__consumer_offsets", "__transaction_state")
-"""Topics of Kafka's own, without which no transaction and no position is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk that a broker keeps its log on."""
-
     size: int
-    """Bytes."""
     free: int
-    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What is known of the cluster. Topics are named without the namespace."""
-
+    # Topics are named without the namespace.
+    # topic to its partitions of which not every copy is up to date
     under_replicated: Mapping[str, int] = field(default_factory=dict)
-    """Topic to its partitions of which not every copy is up to date."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Topic to its bytes, one copy of each partition."""
-    disks: Mapping[str, Disk] = field(default_factory=dict)
-    """``broker 1 /var/lib/kafka`` to what that disk has."""
+    sizes: Mapping[str, int] = field(default_factory=dict)  # topic to its bytes, one copy of each partition
+    disks: Mapping[str, Disk] = field(default_factory=dict)  # ``broker 1 /var/lib/kafka`` to what that disk has
+    # what shows or holds a certificate, to the end of it in seconds since the epoch
     certificates: Mapping[str, float] = field(default_factory=dict)
-    """What shows or holds a certificate, to the end of it in seconds since the epoch."""
 
 
 def under_replicated(described: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, int]:
-    """Partitions that lack a copy, by topic.
-
-    Args:
-        described: Topics as the client library gives them.
-        names: Name on the cluster to the name to tell; what is not in it is left out.
-    """
+    """Partitions that lack a copy, by topic; ``names``: name on the cluster to the one to tell, no other topics."""
     return {
         names[topic["topic"]]: sum(len(p["isr"]) < len(p["replicas"]) for p in topic["partitions"])
         for topic in described
@@ -67,11 +55,7 @@ def under_replicated(described: Sequence[Mapping[str, Any]], names: Mapping[str,
 
 
 def partition_sizes(answers: Sequence[Any]) -> dict[tuple[str, int], int]:
-    """``(name on the cluster, partition)`` to the bytes of its largest copy.
-
-    Args:
-        answers: Of each broker, to :class:`~trinity_bus.bus.log_dirs.DescribeLogDirs`.
-    """
+    """``(name on the cluster, partition)`` to the bytes of its largest copy, from the brokers' answers."""
     sizes: dict[tuple[str, int], int] = {}
     for answer in answers:
         for code, _, topics, *_ in answer.results:
@@ -84,14 +68,6 @@ def partition_sizes(answers: Sequence[Any]) -> dict[tuple[str, int], int]:
 
 
 class ClusterObserver:
-    """Asks the brokers how they are.
-
-    Args:
-        admin: Connected.
-        settings: Where the log is, and the certificates to look at.
-        topics: Of the mesh.
-    """
-
     def __init__(self, admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> None:
         self._admin = admin
         self._settings = settings
@@ -99,11 +75,6 @@ class ClusterObserver:
         self._said: set[str] = set()
 
     async def look(self) -> ClusterState:
-        """How the cluster is now.
-
-        Raises:
-            BusError: No broker answers.
-        """
         with kafka_errors("ask how the cluster is"):
             brokers = (await self._admin.describe_cluster())["brokers"]
             told = {full: topic.name for full, topic in self._names.items()} | {name: name for name in OF_THE_BROKERS}
@@ -126,11 +97,7 @@ class ClusterObserver:
         )
 
     async def partition_sizes(self) -> dict[tuple[str, int], int]:
-        """``(topic, partition)`` to the bytes of its largest copy; nothing where this user may not know.
-
-        Raises:
-            BusError: No broker answers.
-        """
+        """``(topic, partition)`` to the bytes of its largest copy; nothing where this user may not know."""
         with kafka_errors("find the sizes of topics"):
             brokers = (await self._admin.describe_cluster())["brokers"]
             return self._sizes(await self._log_dirs([broker["node_id"] for broker in brokers]))
@@ -140,7 +107,6 @@ class ClusterObserver:
         return {(self._names[name].name, number): size for (name, number), size in found.items()}
 
     async def _log_dirs(self, nodes: Sequence[int]) -> dict[int, Any]:
-        """Each broker's answer, of those that give one."""
         growing = [name for name, topic in self._names.items() if topic.grows]
         described = await self._admin.describe_topics(growing) if growing else []
         known = {topic["topic"]: topic["partitions"] for topic in described}
@@ -164,7 +130,6 @@ class ClusterObserver:
         return answers
 
     async def _certificates(self, brokers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """End of the certificates that brokers show, and of those in this process's files."""
         found: dict[str, float] = {}
         if not self._settings.security_protocol.endswith("SSL"):
             return found

@@ -26,21 +26,16 @@ from trinity_bus.telemetry import conventions as names
 
 log = logging.getLogger(__name__)
 
+# between two looks: three requests to the cluster, one to each broker, a handshake with each that has TLS
 EVERY_S = 15.0
-"""Time between two looks: three requests to the cluster, one to each broker, and a handshake with each that has TLS."""
 
 
 class HasObserver(Protocol):
-    """A bus."""
-
-    async def cluster_observer(self) -> ClusterObserver:
-        """Who asks the brokers how they are."""
-        ...
+    async def cluster_observer(self) -> ClusterObserver: ...
 
 
 class _Known:
-    """What is known at this moment. Read by the thread that collects metrics; each part is replaced as a whole."""
-
+    # Read by the thread that collects metrics; each part is replaced as a whole.
     def __init__(self) -> None:
         self.cluster = ClusterState()
         self.folders: Mapping[str, Path] = {}
@@ -50,23 +45,13 @@ _KNOWN = _Known()
 
 
 def watch_folder(name: str, path: Path) -> None:
-    """Tell of the disk that a folder of this process is on, from now on.
-
-    Args:
-        name: What it is for, such as ``"checkpoints"``.
-        path: The folder.
-    """
+    """Report the disk that a folder of this process is on from now on, under a name such as ``"checkpoints"``."""
     _KNOWN.folders = {**_KNOWN.folders, name: path}
 
 
 @asynccontextmanager
 async def cluster_gauges(bus: HasObserver, *, every_s: float = EVERY_S) -> AsyncIterator[None]:
-    """Tell of the cluster's health until the block ends.
-
-    Args:
-        bus: Connected.
-        every_s: Time between two looks, in seconds.
-    """
+    """Report the cluster's health until the block ends."""
     task = asyncio.create_task(_look_again_and_again(bus, every_s), name="look at the cluster")
     try:
         yield

@@ -13,23 +13,18 @@ import cramjam
 
 from schemas.topics import TOPICS
 
-GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
-"""By Kafka's numbers; 0 is none."""
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4  # Kafka's numbers; 0 is none
+# Bytes: a batch of small records may be this large too. Clients bound batches, before or after packing, at 1 MiB.
 MIN_BOUND: Final = 16 << 20
-"""Bytes: a batch of small records may be this large too. Clients bound batches, before or after packing, at 1 MiB."""
 _FIRST_GUESS: Final = 64 << 10
 _XERIAL: Final = b"\x82SNAPPY\x00"
-_XERIAL_HEADER: Final = 16
-"""Bytes: the magic word and two version numbers."""
+_XERIAL_HEADER: Final = 16  # bytes: the magic word and two version numbers
 
 
 class BodyError(Exception):
-    """The body of a batch cannot be unpacked."""
-
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason = reason
-        """One machine-readable word: ``unknown_codec``, ``too_large`` or ``corrupt``."""
+        self.reason = reason  # ``unknown_codec``, ``too_large`` or ``corrupt``
         self.detail = detail
 
 
@@ -37,30 +32,15 @@ _LIMITS: Final = {topic.name: topic.max_message_bytes for topic in TOPICS}
 
 
 def record_limit(full_name: str) -> int:
-    """Most bytes of one record of a topic, however well it packs.
-
-    Args:
-        full_name: The topic's, with its namespace. One that is not of the mesh has the largest limit of all.
-    """
     return _LIMITS.get(full_name.rpartition(".")[2], max(_LIMITS.values()))
 
 
 def body_bound(full_name: str) -> int:
-    """Most bytes that one batch of a topic may unpack to."""
     return max(MIN_BOUND, record_limit(full_name))
 
 
 def unpack(codec: int, body: memoryview, bound: int) -> bytes | memoryview:
-    """Return the body of a batch as it was before it was packed.
-
-    Args:
-        codec: Its number, from the batch's attributes.
-        body: As it lies on the log.
-        bound: Most bytes that it may unpack to.
-
-    Raises:
-        BodyError: It cannot be unpacked, or not within the bound.
-    """
+    """Return the body of a batch as it was before it was packed, of at most ``bound`` bytes. Raises BodyError."""
     if codec == 0:
         return body
     unpacker = _UNPACKERS.get(codec)
@@ -111,8 +91,7 @@ def _unsnap_block(block: memoryview, bound: int) -> bytes:
 
 
 def _framed(into: Callable[[bytes, bytearray], int]) -> Callable[[memoryview, int], memoryview]:
-    """Return an unpacker for a codec that does not tell beforehand how much comes: tries more and more room."""
-
+    # For a codec that does not tell beforehand how much comes: tries more and more room.
     def unpack_within(body: memoryview, bound: int) -> memoryview:
         raw = bytes(body)
         room = min(bound, max(_FIRST_GUESS, 4 * len(raw)))

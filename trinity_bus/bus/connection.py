@@ -45,11 +45,10 @@ from trinity_bus.errors import (
 
 log = logging.getLogger(__name__)
 
-METADATA_S: Final = 60.0
-"""After which a client asks how many partitions a topic has."""
+METADATA_S: Final = 60.0  # after which a client asks how many partitions a topic has
 _AGAIN_S: Final = 0.2
+# what whoever misses a topic is told
 HOW_TOPICS_COME = "a service creates it when it starts, or trinity-bus topics create"
-"""What whoever misses a topic is told."""
 _REFUSALS = (
     ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,
@@ -59,11 +58,6 @@ _REFUSALS = (
 
 
 def bootstrap_servers(settings: KafkaSettings) -> list[str]:
-    """Return the configured brokers.
-
-    Raises:
-        ConfigError: None is configured.
-    """
     if settings.bootstrap_servers is None:
         raise ConfigError(
             f"{env_name('kafka.bootstrap_servers')} is not set: give host:port of a broker, "
@@ -73,11 +67,6 @@ def bootstrap_servers(settings: KafkaSettings) -> list[str]:
 
 
 def client_options(settings: KafkaSettings, client_id: str) -> dict[str, Any]:
-    """Return what every Kafka client of this process is constructed with.
-
-    Raises:
-        ConfigError: No broker is configured, or a certificate or key cannot be used.
-    """
     return {
         "bootstrap_servers": bootstrap_servers(settings),
         "client_id": client_id,
@@ -121,7 +110,6 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
     All at once: one that accepts connections and says nothing must not hide the others.
 
     Raises:
-        ConfigError: No broker is configured.
         BrokerUnreachableError: None can be reached; the message has every broker's answer.
         CredentialsRefusedError: None lets us in, and one refuses the credentials; likewise.
     """
@@ -151,15 +139,9 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
 
 
 async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: float) -> None:
-    """Connect likewise, and again while no broker lets us, since one may be starting beside us.
-
-    Args:
-        settings: Where the brokers are.
-        client_id: What they call this process.
-        within_s: How long; the last answers count then.
+    """Connect likewise, and again for ``within_s`` while no broker lets us in, since one may be starting beside us.
 
     Raises:
-        ConfigError: No broker is configured.
         BrokerUnreachableError: None can be reached; the message has every broker's answer.
         CredentialsRefusedError: None has let us in for ``REFUSED_S``, and one refuses the credentials; likewise.
     """
@@ -187,7 +169,7 @@ async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: floa
 async def _answer_of(
     server: str, settings: KafkaSettings, client_id: str, security: dict[str, Any]
 ) -> tuple[str, Exception | None]:
-    """Which broker was asked, and why it does not let us in; None where it does."""
+    # Which broker was asked, and why it does not let us in; None where it does.
     host, _, port = server.rpartition(":")
     connection = AIOKafkaConnection(
         host.strip("[]"),
@@ -206,7 +188,6 @@ async def _answer_of(
 
 
 def _answer(error: Exception, settings: KafkaSettings) -> str:
-    """Return why a broker does not let us in."""
     if not isinstance(error, ConnectionResetError | KafkaConnectionError):
         return _reason(error)
     wants = f"does it want another {env_name('kafka.security_protocol')}?"
@@ -217,11 +198,7 @@ def _answer(error: Exception, settings: KafkaSettings) -> str:
 
 @asynccontextmanager
 async def administrator(settings: KafkaSettings, client_id: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Within the block, an administrator of the client library's, connected.
-
-    Raises:
-        BusError: No broker can be reached.
-    """
+    """Within the block, a connected administrator of the client library's."""
     admin = AIOKafkaAdminClient(**client_options(settings, client_id))
     try:
         with kafka_errors("connect"):
@@ -242,14 +219,9 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def kafka_errors(doing: str) -> Iterator[None]:
-    """Turn the client library's errors into this project's, with what was being done in front.
-
-    All of them: it also raises ``AssertionError`` where it finds itself in another state than it thought, and
-    ``CancelledError`` where it has cancelled something of its own. None is a fault of what was asked for.
-
-    Args:
-        doing: Such as ``"send to trinity.tasks"``.
-    """
+    """Turn the client library's errors into this project's, with what was being done in front."""
+    # All of them: it also raises ``AssertionError`` where it finds itself in another state than it thought, and
+    # ``CancelledError`` where it has cancelled something of its own. None is a fault of what was asked for.
     try:
         yield
     except TrinityError:
@@ -264,7 +236,6 @@ def kafka_errors(doing: str) -> Iterator[None]:
 
 
 def translated(error: BaseException, doing: str) -> BusError:
-    """Return the library's error for one of the client's."""
     text = f"{doing}: {_reason(error)}"
     if isinstance(error, (ProducerFenced, InvalidProducerEpoch)):
         return ProducerFencedError(

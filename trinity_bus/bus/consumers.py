@@ -20,8 +20,7 @@ from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, UnknownTopicError
 
-CREATION_S = 2.0
-"""How long a topic that was just created may be unknown to some of the brokers."""
+CREATION_S = 2.0  # how long a topic that was just created may be unknown to some of the brokers
 _POLL_S = 0.05
 
 batches.install()
@@ -55,7 +54,6 @@ def make_consumer(
 
 
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
-    """Stop a consumer, also while its broker is away."""
     async with bounded_shutdown(client_of(client)):
         await to_the_end(_stop(client))
 
@@ -106,7 +104,7 @@ async def log_offsets(
 
 
 async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
-    """Raise where a topic does not exist: the client itself would ask for its leader until its time is up."""
+    # The client itself would ask for an absent topic's leader until its time is up.
     library, until = client_of(client), awake.now() + CREATION_S
     while unknown := {topic for topic in topics if client.partitions_for_topic(topic) is None}:
         if awake.now() > until:

@@ -27,10 +27,9 @@ from aiokafka.errors import (
 
 from trinity_bus.config import env_name
 
-REFUSED_S: Final = 10.0
-"""How long credentials may be refused: brokers of a cluster know of a new user within a second."""
+REFUSED_S: Final = 10.0  # how long credentials may be refused: brokers of a cluster know of a new user within a second
+# how long after a refusal it counts: a client that needs the broker asks again sooner, also where others hang
 LULL_S: Final = 3 * REFUSED_S
-"""How long after a refusal it counts: a client that needs the broker asks again sooner, also where others hang."""
 _LOGIN = (AuthenticationFailedError, SaslAuthenticationFailed)
 _MECHANISM = (AuthenticationMethodNotSupported, IllegalSaslStateError, UnsupportedSaslMechanismError)
 
@@ -52,30 +51,26 @@ def _question(*names: str) -> str:
 
 
 class Refusals:
-    """Since when brokers have refused the credentials of one client."""
-
     def __init__(self) -> None:
         self._since: float | None = None
         self._last = 0.0
         self._reason = ""
 
     def refused(self, now: float, reason: str) -> None:
-        """Note a refusal, at a time of a steady clock."""
         if self._since is None or now - self._last > LULL_S:
             self._since = now
         self._last, self._reason = now, reason
 
     def forget(self) -> None:
-        """Note that a broker has let the client in."""
         self._since = None
 
     @property
     def last(self) -> str | None:
-        """The last refusal; None where a broker has let the client in since."""
+        # None where a broker has let the client in since.
         return None if self._since is None else self._reason
 
     def given_up(self, now: float) -> str | None:
-        """Return the last refusal, where they have gone on for as long as they may, and still do."""
+        # The last refusal, where they have gone on for as long as they may, and still do.
         if self._since is None or self._last - self._since < REFUSED_S or now - self._last > LULL_S:
             return None
         return self._reason

@@ -1,7 +1,7 @@
 """Dead letters: records that could not be taken, kept as they came, with the reason beside them.
 
 A dead letter has the key, value and headers of the record that it stands for; what is added is in ``dlq.`` headers (see
-:mod:`trinity_bus.bus.headers`). Producing its key, value and remaining headers to the topic named there tries it again.
+:mod:`schemas.headers`). Producing its key, value and remaining headers to the topic named there tries it again.
 
 What is larger than its topic allows, or than the topic of dead letters has room for, and a batch that cannot be
 unpacked, is cut: the first KiB is kept, with the size and the hash of all of it, so that the letter of a record is
@@ -11,9 +11,7 @@ never larger than what a topic takes.
 import hashlib
 from typing import Any
 
-from schemas.topic import ROOM
-from trinity_bus.bus.batches import HEAD_BYTES
-from trinity_bus.bus.headers import (
+from schemas.headers import (
     DLQ_DETAIL,
     DLQ_LAST_OFFSET,
     DLQ_OFFSET,
@@ -22,9 +20,10 @@ from trinity_bus.bus.headers import (
     DLQ_SHA256,
     DLQ_SIZE,
     DLQ_TOPIC,
-    Headers,
 )
-from trinity_bus.bus.received import Received
+from schemas.topic import ROOM
+from trinity_bus.bus.batches import HEAD_BYTES
+from trinity_bus.bus.received import Headers, Received
 
 MAX_DETAIL_BYTES = 2000
 _OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256})
@@ -33,14 +32,6 @@ _OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, 
 def dead_letter(
     received: Received[Any], reason: str, detail: str, max_message_bytes: int
 ) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers of the dead letter for a record.
-
-    Args:
-        received: The record that could not be taken.
-        reason: One machine-readable word, such as ``"unknown_workflow"``.
-        detail: A sentence for people; cut at 2,000 bytes.
-        max_message_bytes: What the topic of dead letters takes.
-    """
     key, value = received.raw_key, None if received.is_null else received.raw
     kept: Headers = tuple((name, data) for name, data in received.headers if name not in _OWN)
     added = [
@@ -61,7 +52,7 @@ def dead_letter(
 
 
 def _whole(size: int, sha256: str) -> Headers:
-    """Return what tells a value that is cut from one that is whole."""
+    # What tells a value that is cut from one that is whole.
     return (DLQ_SIZE, str(size).encode()), (DLQ_SHA256, sha256.encode())
 
 

@@ -55,17 +55,12 @@ class TopicFollower:
         self._written = written
         self._task: asyncio.Task[None] | None = None
         self._first: Reader | None = None
-        self._reader: Reader | None = None
-        """That is read now; None while it waits."""
+        self._reader: Reader | None = None  # that is read now; None while it waits
         self._catching_up: list[asyncio.Future[None]] = []
         self._wanted = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin: whatever is written after this returns is handled, wherever it begins.
-
-        Raises:
-            BusError: The broker does not answer.
-        """
+        """Begin: whatever is written after this returns is handled, wherever it begins."""
         reader = self._make(self._start)
         await reader.start()
         self._first = reader
@@ -73,7 +68,6 @@ class TopicFollower:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """End. May be called twice."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -100,7 +94,6 @@ class TopicFollower:
         return reader is not None and await reader.keeps_up()
 
     async def _run(self, reader: Reader) -> None:
-        """Read with one reader after the other; the first is started."""
         start, started = self._start, True
         missed: Mapping[tuple[str, int], int] | None = None
         while True:
@@ -148,7 +141,7 @@ class TopicFollower:
 
 
 async def _first(reading: Coroutine[Any, Any, list[Received[Any]]], interruption: asyncio.Event) -> list[Received[Any]]:
-    """Return what is read; nothing if the interruption comes first. A cancelled read loses nothing, says the reader."""
+    # Nothing if the interruption comes first. A cancelled read loses nothing, says the reader.
     read = asyncio.ensure_future(reading)
     interrupted = asyncio.ensure_future(interruption.wait())
     try:
@@ -162,7 +155,7 @@ async def _first(reading: Coroutine[Any, Any, list[Received[Any]]], interruption
 
 
 def _count_lost(missed: Mapping[tuple[str, int], int], kept: Mapping[tuple[str, int], int]) -> None:
-    """Count what lay between where it was to go on and the oldest that are kept, by topic."""
+    # What lay between where it was to continue and the oldest that are kept, by topic.
     for (topic, partition), oldest in kept.items():
         lost = oldest - missed.get((topic, partition), oldest)
         if lost > 0:

@@ -30,31 +30,19 @@ from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
-SETTLE_S: Final = 10.0
-"""After which each broker knows a partition that one of them knows."""
+SETTLE_S: Final = 10.0  # after which each broker knows a partition that one of them knows
+# Of a topic. A broker takes any number, works on it for hours, opens two files for each at every start, and does not
+# start any more where those are too many; and takes none away.
 MOST_PARTITIONS: Final = 1024
-"""Of a topic. A broker takes any number, works on it for hours, opens two files for each at every start, and does not
-start any more where those are too many; and takes none away."""
 
 
 def partitions_of(topic: Topic, known: Collection[int] | None) -> range:
-    """Return the partitions of a topic.
-
-    Args:
-        topic: As it is made.
-        known: What a client knows of them; None where it knows nothing yet.
-    """
+    """Return the partitions of a topic; ``known``: what a client knows of them, None where nothing yet."""
     return range(max(topic.partitions, len(known or ())) if topic.grows else topic.partitions)
 
 
 def refusal(topic: Topic, has: int, wanted: int) -> str | None:
-    """Return why a topic cannot have so many partitions, and what to do instead; None where it can.
-
-    Args:
-        topic: Which.
-        has: How many it has.
-        wanted: How many it is to have.
-    """
+    """Return why a topic of ``has`` partitions cannot have ``wanted``, and what to do instead; None if it can."""
     if wanted < has:
         return f"{topic.name} has {has} partitions, and Kafka takes none away: make a mesh in another namespace"
     if topic.grows:
@@ -73,12 +61,7 @@ def refusal(topic: Topic, has: int, wanted: int) -> str | None:
 
 
 async def grow(admin: AIOKafkaAdminClient, settings: KafkaSettings, topic: Topic, wanted: int) -> int:
-    """Give a topic so many partitions. Return how many it had.
-
-    Raises:
-        TopicMismatchError: It cannot have so many.
-        BusError: There is no such topic, or the broker refuses.
-    """
+    """Give a topic so many partitions. Return how many it had. Raises TopicMismatchError or BusError."""
     name = topic.full_name(settings.namespace)
     with kafka_errors(f"grow {name}"):
         (described,) = await admin.describe_topics([name])

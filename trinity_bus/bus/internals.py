@@ -4,7 +4,7 @@ The library documents its producer, its consumer, its administrator's methods, s
 change with any of its versions, and is why ``pyproject.toml`` allows one minor version alone: ``test_internals.py`` has
 a line for each part, and says which is gone or takes other arguments.
 
-* Protocol classes, of which requests are made that the library lacks; and the way to send them.
+* The way to send requests that the library lacks, which :mod:`trinity_bus.bus.requests` makes of its protocol classes.
 * A client that knows its connections, to break off those that do not close (see :mod:`trinity_bus.bus.shutdown`), and
   those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
 * Its question for topics, which without a name is for all of the cluster, and may create those that it names; that of
@@ -34,90 +34,37 @@ from aiokafka.producer import producer as producer_module
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
 from aiokafka.producer.transaction_manager import TransactionManager, TransactionState
-from aiokafka.protocol.admin import ApiVersionRequest, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from aiokafka.protocol.api import Request
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import (
-    AbstractType,
-    Array,
-    Boolean,
-    CompactArray,
-    CompactBytes,
-    CompactString,
-    Float64,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    String,
-    TaggedFields,
-)
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
 from trinity_bus import awake
 from trinity_bus.bus.credentials import Refusals, doubtful_settings
 
+# The library's own names that the rest of the bus takes from here.
 __all__ = [
-    "MAX_SEQUENCE",
     "READ_COMMITTED",
     "AIOKafkaConnection",
-    "AbstractType",
-    "ApiVersionRequest",
-    "Array",
     "BatchBuilder",
-    "Boolean",
-    "CompactArray",
-    "CompactBytes",
-    "CompactString",
     "CreateAclsRequest",
     "DefaultRecordBatch",
     "DeleteAclsRequest",
     "DescribeAclsRequest",
-    "Float64",
-    "Int8",
-    "Int16",
-    "Int32",
-    "Int64",
-    "LogClient",
-    "MessageBatch",
-    "Request",
-    "RequestStruct",
-    "Response",
-    "Schema",
-    "String",
-    "TaggedFields",
-    "TransactionManager",
     "TransactionState",
-    "abort_transport",
-    "add_to_transaction",
-    "ask",
     "calc_crc32c",
-    "client_of",
-    "close_sender",
-    "fail_all",
-    "keep_batches_for",
-    "look_at_errors",
     "murmur2",
-    "oldest_of",
-    "pending_offsets",
-    "queued_batches",
-    "transaction_of",
-    "unpack_with",
-    "unsent_batches",
-    "waits_for",
-    "was_connected",
 ]
 
 # When a transaction begins, the broker may still write the markers of the one before it, and refuses the new one for
 # these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
 sender.BACKOFF_OVERRIDE = 0.003
 
+# how long a broker may take to let a client in, as in Kafka's own clients; it connects to no other meanwhile
 CONNECT_S = 10.0
-"""How long a broker may take to let a client in, as in Kafka's own clients. Meanwhile it connects to no other one."""
+# of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients
 MAX_SEQUENCE = 2**31 - 1
-"""Of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients."""
 
 
 def _count_on(self: TransactionManager, partition: TopicPartition, increment: int) -> None:
@@ -128,13 +75,12 @@ def _count_on(self: TransactionManager, partition: TopicPartition, increment: in
 TransactionManager.increment_sequence_number = _count_on
 
 
+# whose connection is being opened: the library does not tell the function that opens it
 _opener: ContextVar["LogClient"] = ContextVar("opener")
-"""Whose connection is being opened: the library does not tell the function that opens it."""
 
 
 class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
-    """What producers, consumers and administrators are built on."""
-
+    # What producers, consumers and administrators are built on.
     _topics: set[str]
 
     def __init__(self, **options: Any) -> None:
@@ -145,12 +91,7 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         self.refusals = Refusals()
 
     async def bootstrap(self) -> None:
-        """Connect for the first time.
-
-        Raises:
-            AuthenticationFailedError: No broker lets it in, and one has refused its credentials.
-            KafkaConnectionError: No broker answers.
-        """
+        """Connect for the first time. Raises AuthenticationFailedError or KafkaConnectionError."""
         token = _opener.set(self)
         try:
             await super().bootstrap()
@@ -178,15 +119,10 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
         return updated
 
     def forget(self, topics: set[str]) -> None:
-        """Ask for topics no more."""
         self._topics = self._topics - topics
 
     async def connect(self, connection: AIOKafkaConnection) -> None:
-        """Open a connection, to be closed with this client.
-
-        Raises:
-            KafkaConnectionError: This client has been stopped, or the broker says nothing.
-        """
+        """Open a connection, to be closed with this client. Raises KafkaConnectionError."""
         self._opened.add(connection)
         try:
             if not self._is_stopped:
@@ -210,16 +146,12 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
             raise KafkaConnectionError("the client has been stopped")
 
     def check_credentials(self) -> None:
-        """Look at what brokers say of the credentials of this client.
-
-        Raises:
-            AuthenticationFailedError: They have refused them for longer than they may.
-        """
+        """Raise AuthenticationFailedError where brokers have refused the credentials for longer than they may."""
         if (refusal := self.refusals.given_up(awake.now())) is not None:
             raise AuthenticationFailedError(refusal)
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
-        """Ask a broker, and believe it lost, for all that it is asked, where it does not answer in time."""
+        # A broker that does not answer in time counts as lost, for all that it is asked.
         try:
             return await super().send(node_id, request, **options)
         except RequestTimedOutError:
@@ -233,7 +165,7 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
                 connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
 
     def abort_closing(self) -> None:
-        """Close at once what is being closed."""
+        # Close at once what is being closed.
         for connection in self._opened:
             if was_connected(connection) and not connection.connected():
                 abort_transport(connection)
@@ -275,32 +207,20 @@ admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.A
 
 
 async def ask(admin: AIOKafkaAdminClient, request: Request[Any], node: int | None = None) -> Any:
-    """Send a request that the library has no method for, and return its response.
-
-    Args:
-        admin: Started.
-        request: Made of the protocol classes.
-        node: The broker to ask; any where absent.
-    """
+    """Send a request that the library has no method for, to broker ``node`` or any, and return its response."""
     if node is None:
         return await admin._send_request(request)
     return await admin._send_request_to_node(node, request)
 
 
 def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> LogClient:
-    """Return what a consumer or an administrator speaks through."""
     client: LogClient = owner._client
     return client
 
 
 async def written_ends(consumer: AIOKafkaConsumer, asked: list[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the end of all records of each partition, those of open transactions too.
-
-    The consumer's own question is that of one who reads what is committed: it ends before the first that is open.
-
-    Raises:
-        KafkaTimeoutError: As of the consumer's own question.
-    """
+    """Return the end of all records of each partition, those of open transactions too."""
+    # The consumer's own question is that of one who reads what is committed: it ends before the first that is open.
     asking = copy(consumer._fetcher)
     asking._isolation_level = READ_UNCOMMITTED
     ends: dict[TopicPartition, int] = await asking.end_offsets(asked, consumer._request_timeout_ms)
@@ -308,12 +228,11 @@ async def written_ends(consumer: AIOKafkaConsumer, asked: list[TopicPartition]) 
 
 
 def was_connected(connection: AIOKafkaConnection) -> bool:
-    """Whether a connection has ever come about."""
     return connection._protocol is not None
 
 
 def abort_transport(connection: AIOKafkaConnection) -> bool:
-    """Break a connection off that was connected; whether there was anything left to break off."""
+    """Break off a connection that was connected; whether there was anything left to break off."""
     transport = connection._protocol._transport
     if transport is not None:
         transport.abort()
@@ -321,7 +240,6 @@ def abort_transport(connection: AIOKafkaConnection) -> bool:
 
 
 def transaction_of(producer: AIOKafkaProducer) -> TransactionManager:
-    """Return the state of a producer's transaction."""
     return producer._txn_manager
 
 
@@ -331,7 +249,6 @@ def add_to_transaction(producer: AIOKafkaProducer, partition: TopicPartition) ->
 
 
 def pending_offsets(manager: TransactionManager) -> int:
-    """Return for how many groups offsets are to be committed with the transaction."""
     return len(manager._pending_txn_offsets)
 
 
@@ -341,7 +258,6 @@ def keep_batches_for(producer: AIOKafkaProducer, seconds: float) -> None:
 
 
 def queued_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
-    """Return the batches that were not sent yet."""
     return [batch for batches in producer._message_accumulator._batches.values() for batch in batches]
 
 
@@ -351,15 +267,12 @@ def unsent_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
 
 
 def oldest_of(batches: Iterable[MessageBatch]) -> MessageBatch | None:
-    """Return the batch that was begun first."""
     return min(batches, key=lambda batch: batch._ctime, default=None)
 
 
 def waits_for(producer: AIOKafkaProducer) -> object | None:
-    """Return what a producer waits for its brokers with, the same as long as it is the same.
-
-    It is a batch; where all are durable the offsets of a group, or the end of a transaction.
-    """
+    """Return what a producer waits for its brokers with, the same as long as it is the same."""
+    # It is a batch; where all are durable the offsets of a group, or the end of a transaction.
     thing: object | None = oldest_of(unsent_batches(producer))
     manager = transaction_of(producer)
     if thing is None and manager._pending_txn_offsets:
@@ -370,7 +283,7 @@ def waits_for(producer: AIOKafkaProducer) -> object | None:
 
 
 def look_at_errors(batches: Iterable[MessageBatch]) -> None:
-    """Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at."""
+    # Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at.
     for batch in batches:
         waiter = batch._drain_waiter
         if waiter.done() and not waiter.cancelled():
@@ -378,12 +291,11 @@ def look_at_errors(batches: Iterable[MessageBatch]) -> None:
 
 
 async def close_sender(producer: AIOKafkaProducer) -> None:
-    """End the task that sends; stopping the producer would wait for what cannot be sent."""
+    # Stopping the producer would wait for what cannot be sent.
     await producer._sender.close()
 
 
 def fail_all(producer: AIOKafkaProducer, error: Exception) -> None:
-    """Fail every batch that is not durable yet."""
     batches, accumulator = unsent_batches(producer), producer._message_accumulator
     # Batches that wait for a retry count as not pending, and would be missed at their end.
     accumulator._pending_batches.update(batches)
@@ -392,6 +304,5 @@ def fail_all(producer: AIOKafkaProducer, error: Exception) -> None:
 
 
 def unpack_with(frames: type, records: type) -> None:
-    """Have every consumer of this process unpack what it fetches with these two classes."""
     fetcher.MemoryRecords = frames
     fetcher.PartitionRecords = records

@@ -16,18 +16,13 @@ from trinity_bus.telemetry import conventions as names
 
 
 class HasLag(Protocol):
-    """A reader."""
-
-    def lag(self) -> dict[str, int]:
-        """Return records not yet read, by topic."""
-        ...
+    def lag(self) -> dict[str, int]: ...
 
 
 _readers: weakref.WeakSet[HasLag] = weakref.WeakSet()
 
 
 def watch_lag(reader: HasLag) -> None:
-    """Count a reader in as long as it exists."""
     _readers.add(reader)
 
 

@@ -14,8 +14,7 @@ LOGGERS = ("aiokafka", "aiokafka.cluster", "aiokafka.conn", "aiokafka.producer.s
 
 
 class Throttle(logging.Filter):
-    """Lets one record through for each place in the code and interval; debug records are not counted."""
-
+    # One record for each place in the code and interval; debug records are not counted.
     def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = awake.now) -> None:
         super().__init__()
         self._interval_s = interval_s
@@ -23,7 +22,6 @@ class Throttle(logging.Filter):
         self._next: dict[tuple[str, int], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this one is let through."""
         if record.levelno < logging.INFO:
             return True
         place, now = (record.pathname, record.lineno), self._clock()
@@ -34,10 +32,7 @@ class Throttle(logging.Filter):
 
 
 class OneLineErrors(logging.Filter):
-    """Says in one line what the client library would say with a traceback of its own insides."""
-
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets everything through."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", None
@@ -49,7 +44,6 @@ _THROTTLE, _BRIEF = Throttle(), OneLineErrors()
 
 
 def throttle_client_logs() -> None:
-    """Apply both to the client library's loggers, once."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_THROTTLE)
         logging.getLogger(name).addFilter(_BRIEF)

@@ -32,13 +32,7 @@ _AGAIN_S = 0.1
 
 
 async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
-    """Return when the client knows the partitions of a topic, the one that is meant among them.
-
-    Args:
-        client: Started.
-        name: Of the topic, with its namespace.
-        settings: Its time limits are used.
-        partition: Where a record is to go.
+    """Return when the client knows the partitions of a topic (full name), the one that is meant among them.
 
     Raises:
         AccessDeniedError: The user may not see it.
@@ -55,7 +49,7 @@ async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaS
 
 
 async def _partition_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
-    """Return when a broker has told of a partition that was added lately: not each knows it at once."""
+    # Not each broker knows at once of a partition that was added lately.
     until = awake.now() + settings.request_timeout_s
     while True:
         with kafka_errors(f"send to {name}"):
@@ -82,7 +76,7 @@ async def _topic_known(client: AIOKafkaProducer, name: str, settings: KafkaSetti
 
 
 async def _ask(client: AIOKafkaProducer, name: str, limit_s: float) -> bool:
-    """Asks for the partitions of a topic; whether anybody answered within the client's limit, or this one."""
+    # Whether anybody answered within the client's limit, or this one.
     # A client that is closed meanwhile never comes back by itself.
     with kafka_errors(f"send to {name}"), contextlib.suppress(TimeoutError):
         async with awake.timeout(2 * limit_s):

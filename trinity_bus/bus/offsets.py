@@ -47,15 +47,9 @@ async def committed(
 
 
 class HasEnds(Protocol):
-    """A bus."""
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]: ...
 
-    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
-        """Partition to the first offset that retention has kept."""
-        ...
-
-    async def end_offsets(self, topic: Topic) -> dict[int, int]:
-        """Partition to the offset that the next record will have."""
-        ...
+    async def end_offsets(self, topic: Topic) -> dict[int, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +71,10 @@ class BeyondEnd:
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """Positions from which can be read."""
-
+    # Positions from which can be read.
+    # all that were asked for: past what retention has deleted, and back to the end where they lay beyond it
     positions: dict[tuple[str, int], int]
-    """All that were asked for: moved past what retention has deleted, and back to the end where they lay beyond it."""
-    lost: int
-    """Records that retention has deleted before they were read."""
+    lost: int  # records that retention has deleted before they were read
     beyond: list[BeyondEnd]
 
 
@@ -97,13 +89,7 @@ async def recent(bus: HasEnds, topics: Iterable[Topic], count: int) -> dict[tupl
 
 
 async def readable(bus: HasEnds, topics: Iterable[Topic], positions: Mapping[tuple[str, int], int]) -> Readable:
-    """Positions from which can be read, and what is wrong with the others.
-
-    Args:
-        bus: Connected.
-        topics: Whose positions to look at.
-        positions: ``(topic name, partition)`` to the offset to read next.
-    """
+    """Positions from which can be read, and what is wrong with the others."""
     lost = 0
     moved = dict(positions)
     beyond = []

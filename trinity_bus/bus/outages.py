@@ -23,24 +23,16 @@ from trinity_bus.bus.transactions import make_fatal
 
 log = logging.getLogger(__name__)
 
-LEAVE_S = 2.0
-"""How long a transactional producer may take to disconnect: nothing is pending that counts."""
-CLOSE_S = 30.0
-"""How long another one may take, or as long as brokers may be away: what was sent is to become durable."""
-TOLD_S = 10.0
-"""What takes so long is no hiccup any more."""
-_WATCH_S = 1.0
-"""How often it is looked at what waits to be durable."""
+LEAVE_S = 2.0  # how long a transactional producer may take to disconnect: nothing is pending that counts
+CLOSE_S = 30.0  # how long another one may take, or as long as brokers may be away: what was sent is to become durable
+TOLD_S = 10.0  # what takes so long is no hiccup any more
+_WATCH_S = 1.0  # how often it is looked at what waits to be durable
 
 
 class WriteWait:
     """How long one producer has waited by now. Pure; told every ``_WATCH_S`` what it waits for.
 
     Counted in looks, not by a clock: a process that was stopped has not waited.
-
-    Args:
-        who: The producer.
-        outage_s: How long it may wait.
     """
 
     def __init__(self, who: str, outage_s: float) -> None:
@@ -51,12 +43,11 @@ class WriteWait:
 
     @property
     def seconds(self) -> float:
-        """For how long it has waited for the same thing."""
         return self._looks * _WATCH_S
 
     @property
     def reason(self) -> str | None:
-        """Why this process cannot work; None as long as that may be a hiccup."""
+        # Why this process cannot work; None as long as that may be a hiccup.
         if self.seconds < TOLD_S:
             return None
         return (
@@ -66,15 +57,10 @@ class WriteWait:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has waited for as long as it may."""
         return self.seconds >= self._outage_s
 
     def look(self, thing: object | None) -> str | None:
-        """Take note of what it waits for now, if anything.
-
-        Returns:
-            A line for the log, where something is to be told.
-        """
+        """Note what it waits for now, if anything; return a line for the log, where something is to be told."""
         before, self._last = self._last, thing
         waited_s, told = self.seconds, self.reason is not None
         self._looks = self._looks + 1 if thing is not None and thing is before else 0
@@ -85,8 +71,7 @@ class WriteWait:
         return None
 
 
-_WAITS: weakref.WeakSet[WriteWait] = weakref.WeakSet()
-"""Of the producers of this process."""
+_WAITS: weakref.WeakSet[WriteWait] = weakref.WeakSet()  # of the producers of this process
 
 
 def what_waits() -> str | None:
@@ -95,7 +80,7 @@ def what_waits() -> str | None:
 
 
 async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: float) -> None:
-    """Tell what waits for long, and give up once the same has waited for too long."""
+    # Tell what waits for long, and give up once the same has waited for too long.
     wait = WriteWait(client_id, outage_s)
     _WAITS.add(wait)
     try:
@@ -117,7 +102,7 @@ async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: floa
 
 
 async def give_up(client: AIOKafkaProducer, error: KafkaError) -> None:
-    """Fail what is not durable and disconnect."""
+    # Fail what is not durable and disconnect.
     try:
         # The client cannot be stopped while it looks for its coordinator, unless it is told twice.
         async with awake.timeout(LEAVE_S):

@@ -33,29 +33,17 @@ type Headers = list[tuple[str, bytes]]
 
 
 class Outgoing:
-    """What a transaction writes. Made when it begins, forgotten when it ends.
-
-    Args:
-        client: Transactional, started.
-        settings: Namespace of the topics, and how long to wait for brokers.
-    """
-
     def __init__(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
         self._client = client
         self._settings = settings
         self._collected: dict[tuple[str, int], OutgoingBatch] = {}
         self._handing_over = asyncio.Lock()
-        self.sent: list[asyncio.Future[Position]] = []
-        """The first position of each batch that was handed over."""
+        self.sent: list[asyncio.Future[Position]] = []  # the first position of each batch that was handed over
 
     async def add(
         self, topic: Topic, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> "Placed":
-        """Take a record.
-
-        Returns:
-            Something to await for its position. Whoever awaits it inside the transaction has everything handed over.
-        """
+        """Take a record. Whoever awaits the returned position inside the transaction has everything handed over."""
         place = topic.name, partition
         while True:
             batch = self._collected.get(place)
@@ -72,11 +60,7 @@ class Outgoing:
             add_to_transaction(self._client, TopicPartition(f"{self._settings.namespace}.{name}", partition))
 
     async def hand_over(self) -> None:
-        """Give everything that was collected to the client.
-
-        Raises:
-            BusError: The client does not take it.
-        """
+        """Give everything that was collected to the client."""
         async with self._handing_over:
             collected, self._collected = self._collected, {}
             for batch in collected.values():
@@ -90,8 +74,6 @@ class Outgoing:
 
 
 class OutgoingBatch:
-    """Records of one partition."""
-
     def __init__(self, topic: Topic, partition: int, builder: BatchBuilder, outgoing: Outgoing) -> None:
         self.topic = topic
         self.builder = builder
@@ -101,7 +83,7 @@ class OutgoingBatch:
         self._first: asyncio.Future[Position] | None = None
 
     async def send(self, client: AIOKafkaProducer, settings: KafkaSettings) -> asyncio.Future[Position]:
-        """Give it to the client; return the future position of its first record."""
+        # Returns the future position of its first record.
         name = self.topic.full_name(settings.namespace)
         await partitions_known(client, name, settings, self._partition)
         delivery = Delivery(self.topic, f"send to {name}", None)
@@ -113,11 +95,7 @@ class OutgoingBatch:
         return delivery.position
 
     async def first(self) -> Position:
-        """Return the position of its first record, once it is durable.
-
-        Raises:
-            SendError: It never will be.
-        """
+        # Raises SendError where the record never will be durable.
         if self._first is None and not self.forgotten:
             await self._outgoing.hand_over()
         if self._first is None:

@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiokafka import ConsumerRecord, TopicPartition
@@ -38,46 +37,33 @@ log = logging.getLogger(__name__)
 
 MAX_PARTITION_FETCH_BYTES = 1 << 20
 MAX_FETCH_BYTES = 16 << 20
+# gaps of more bytes than about this are jumped over; less is in the same fetch anyway
 JUMP_BYTES = MAX_PARTITION_FETCH_BYTES
-"""Gaps of more than about this many bytes are jumped over; less is in the same fetch anyway."""
-SETTLE_S = 2.0
-"""How long a position that is not written yet is waited for."""
-_LOOK_S = 0.5
-"""How often it is looked whether a transaction that stays open has ended."""
-MAX_PASSED_OVER = 1000
-"""So many places that cannot be read are remembered, not to be reported again."""
-_STEP_MS = 250
-"""Longest wait for one batch; then positions are looked at, which also move over what is never returned."""
+SETTLE_S = 2.0  # how long a position that is not written yet is waited for
+_LOOK_S = 0.5  # how often it is looked whether a transaction that stays open has ended
+MAX_PASSED_OVER = 1000  # so many places that cannot be read are remembered, not to be reported again
+_STEP_MS = 250  # Longest wait for one batch; then positions are looked at, which also move over what is never returned.
 
 
 @dataclass(slots=True)
 class Cursor:
-    """What is still wanted of one partition: pure bookkeeping.
-
-    Args:
-        wanted: Offsets, ascending, each once.
-    """
+    """What is still wanted of one partition; ``wanted``: offsets, ascending, each once. Pure."""
 
     wanted: list[int]
-    found: int = 0
-    """How many of them have been passed."""
-    records: int = 0
-    """Seen so far, wanted or not."""
-    bytes: int = 0
-    """Of those, to know how much a gap of offsets is."""
+    found: int = 0  # how many of them have been passed
+    records: int = 0  # seen so far, wanted or not
+    bytes: int = 0  # of those, to know how much a gap of offsets is
 
     @property
     def done(self) -> bool:
-        """Nothing more is wanted."""
         return self.found == len(self.wanted)
 
     @property
     def next(self) -> int:
-        """The next wanted offset."""
         return self.wanted[self.found]
 
     def take(self, offset: int, size: int) -> bool:
-        """Whether the record at ``offset`` is wanted. Offsets come in ascending order."""
+        # Whether the record is wanted. Offsets come in ascending order.
         self.records += 1
         self.bytes += size
         if self.done or self.next != offset:
@@ -86,7 +72,7 @@ class Cursor:
         return True
 
     def take_range(self, first: int, last: int) -> list[int]:
-        """Return the wanted offsets of a stretch that cannot be read."""
+        # The wanted offsets of a stretch that cannot be read.
         taken = []
         while not self.done and self.next <= last:
             if self.next >= first:
@@ -95,11 +81,11 @@ class Cursor:
         return taken
 
     def missed(self, position: int) -> int | None:
-        """Return a wanted offset that reading has passed without seeing it: it holds no record that can be read."""
+        # A wanted offset that reading has passed without seeing it: it holds no record that can be read.
         return self.next if not self.done and self.next < position else None
 
     def jump(self, position: int) -> int | None:
-        """Where to go on from ``position``, if reading on would waste more than a jump."""
+        # Where to continue from ``position``, if reading on would waste more than a jump.
         if self.done or self.next <= position or not self.records:
             return None
         gap = (self.next - position) * (self.bytes / self.records)
@@ -120,10 +106,8 @@ class PositionReader:
             least_bytes=1,
         )
         self._one_at_a_time = asyncio.Lock()
-        self._met: dict[str, Received[Any]] = {}
-        """What could not be read and was not wanted, by its place."""
-        self._told = 0
-        """So many of them have been asked for."""
+        self._met: dict[str, Received[Any]] = {}  # what could not be read and was not wanted, by its place
+        self._told = 0  # so many of them have been asked for
 
     async def __aenter__(self) -> Self:
         try:
@@ -134,35 +118,23 @@ class PositionReader:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await stop_consumer(self._client)
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
-        """Partition to the end of its committed records."""
         return await self._ends(topic, "end")
 
     async def written_ends(self, topic: Topic) -> dict[int, int]:
-        """Partition to the end of all its records, those of open transactions and those behind them too."""
+        # Those of open transactions and those behind them too.
         return await self._ends(topic, "written end")
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
-        """Partition to the first offset that is kept."""
         with kafka_errors(f"find the beginning of {topic.name}"):
             found = await log_offsets(self._client, self._settings, "beginning", await self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
     async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
-        """Partition to the offset from which on all records are at least as young as this time, by the brokers' clocks.
-
-        Args:
-            topic: Whose.
-            time_ms: Milliseconds since the Unix epoch.
-
-        Raises:
-            BusError: The broker does not answer.
-        """
+        # ``time_ms``: since the Unix epoch, by the brokers' clocks.
         ends = await self.end_offsets(topic)
         with kafka_errors(f"find the age of {topic.name}"):
             found = await self._client.offsets_for_times(dict.fromkeys(await self._all(topic), time_ms))
@@ -172,12 +144,7 @@ class PositionReader:
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
-        """Return the records at these positions, in their order.
-
-        Raises:
-            RecordGoneError: A position holds no record that can be read.
-            BusError: The broker does not answer.
-        """
+        """Return the records at these positions, in their order. Raises RecordGoneError or BusError."""
         if not positions:
             return []
         wanted: dict[int, set[int]] = {}
@@ -197,7 +164,7 @@ class PositionReader:
         return new
 
     async def _check(self, topic: Topic, wanted: dict[int, set[int]]) -> None:
-        """Refuse positions outside the log; wait a little for the end, and for transactions until they end."""
+        # Refuse positions outside the log; wait a little for the end, and for transactions until they end.
         begin = await self.beginning_offsets(topic)
         for partition in wanted:
             if partition not in begin:
@@ -258,7 +225,7 @@ class PositionReader:
         return found
 
     async def _advance(self, topic: Topic, position: TopicPartition, cursor: Cursor) -> bool:
-        """Jump, or stop reading a partition of which nothing more is wanted. True when it is done."""
+        # Jump, or stop reading a partition of which nothing more is wanted. True when it is done.
         if cursor.done:
             self._client.pause(position)
             return True
@@ -282,7 +249,7 @@ class PositionReader:
         types: tuple[type, ...],
         found: dict[tuple[int, int], Received[Any]],
     ) -> None:
-        """Decode what is wanted of a batch, letting the event loop turn every few milliseconds."""
+        # Decode what is wanted of a batch, letting the event loop turn every few milliseconds.
         until = time.perf_counter() + SLICE_S
         for record in records:
             if isinstance(record, Unreadable):

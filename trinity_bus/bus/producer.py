@@ -27,7 +27,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -45,16 +44,14 @@ from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
 from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
-from trinity_bus.bus.delivery import Delivery, check
+from trinity_bus.bus.delivery import Delivery, check, start_send_span
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
 from trinity_bus.bus.outgoing import Outgoing
-from trinity_bus.bus.partitioning import partition_of
+from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.producer_client import started_client
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.shutdown import bounded_shutdown
-from trinity_bus.bus.spans import start_send_span
-from trinity_bus.bus.sticky_partitions import StickyPartitions
 from trinity_bus.bus.transactions import (
     CANCELLED_S,
     abort,
@@ -92,7 +89,6 @@ class Producer:
         self._sticky: dict[str, StickyPartitions] = {}
         self._one_transaction = asyncio.Lock()
         self._outgoing: Outgoing | None = None
-        """What the open transaction writes."""
 
     async def start(self) -> None:
         """Connect. With a transactional id, fence earlier producers of that id and abort what they left open.
@@ -137,9 +133,7 @@ class Producer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def send(
@@ -225,10 +219,9 @@ class Producer:
             await self._outgoing.add(topic, partition, raw_key, value, [])
 
     def announce(self, topic: Topic) -> None:
-        """Have the open transaction prepared by the brokers, for a body that is about to wait for something else.
+        """Have the brokers prepare the open transaction, for a body that is about to wait for something else.
 
-        Args:
-            topic: Of one partition, that it will write to, besides those that it has written to so far.
+        ``topic`` has one partition, that it will write to, besides those that it has written to so far.
         """
         if self._outgoing is None:
             raise BusError(f"announce {topic.name}: no transaction is open")
@@ -238,14 +231,7 @@ class Producer:
     async def send_dead_letter(
         self, received: Received[Any], reason: str, detail: str, *, to: Topic = DEAD_LETTERS
     ) -> Awaitable[Position]:
-        """Put a record that could not be taken where operators look, count it and log it.
-
-        Args:
-            received: The record.
-            reason: One machine-readable word.
-            detail: A sentence for people.
-            to: The topic of dead letters that this process may write.
-        """
+        """Put a record that could not be taken where operators look, count it and log it; ``reason`` is one word."""
         key, value, headers = dead_letter(received, reason, detail, self._settings.max_message_bytes(to))
         metrics.DEAD_LETTERS.add(
             1, {names.MESSAGING_DESTINATION_TEMPLATE: received.topic.name, names.DEAD_LETTER_REASON: reason}
@@ -297,7 +283,7 @@ class Producer:
                 await self._end(client, commit(client, self._outage_s))
 
     async def _end(self, client: AIOKafkaProducer, ending: Coroutine[Any, Any, None]) -> None:
-        """Commit or abort. Whatever comes of it but the broker's answer is the end of this client."""
+        # Commit or abort. Whatever comes of it but the broker's answer is the end of this client.
         try:
             await ending
         except BaseException as error:
@@ -306,15 +292,7 @@ class Producer:
             raise
 
     async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group: str) -> None:
-        """Commit input positions as part of the open transaction.
-
-        Args:
-            offsets: ``(topic name without namespace, partition)`` to the offset to read next.
-            group: The consumer group that they are kept under.
-
-        Raises:
-            BusError: No transaction is open, or the broker refuses.
-        """
+        """Commit ``(topic name, partition)`` to the offset to read next for a group, in the open transaction."""
         if not offsets:
             return
         named = {
@@ -329,7 +307,6 @@ class Producer:
             await self._connected().send_offsets_to_transaction(named, group)
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is durable or has failed."""
         with kafka_errors("flush"):
             await self._connected().flush()
 
@@ -379,14 +356,14 @@ class Producer:
         return sticky.place(len(value or b""), awake.now(), len(known or ()))
 
     async def _make_durable(self, outgoing: Outgoing) -> None:
-        """Hand over what the open transaction has so far. A commit of the client's does not look at what failed."""
+        # A commit of the client's does not look at what failed.
         await outgoing.hand_over()
         await asyncio.gather(*outgoing.sent)
 
     async def _queue(
         self, name: str, key: bytes | None, value: bytes | None, partition: int, headers: list[tuple[str, bytes]]
     ) -> asyncio.Future[RecordMetadata]:
-        """Queue a record; waits while the queue is full, through an outage if need be."""
+        # Waits while the queue is full, through an outage if need be.
         await partitions_known(self._connected(), name, self._settings, partition)
         while True:
             with kafka_errors(f"send to {name}"):
@@ -404,7 +381,7 @@ class Producer:
         return self._settings.outage_s
 
     async def _let_others_run(self) -> None:
-        """Turn the event loop now and then: while there is room in the queue, nothing else in a send does."""
+        # While there is room in the queue, nothing else in a send turns the event loop.
         if time.perf_counter() > self._turn_at:
             await asyncio.sleep(0)
             self._turn_at = time.perf_counter() + SLICE_S

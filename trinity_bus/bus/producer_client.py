@@ -10,19 +10,14 @@ from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 
+# records of one partition are collected up to this size; below every topic's limit, which is on whole batches
 MAX_BATCH_BYTES = 768 << 10
-"""Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
 LINGER_MS = 2
-MAX_TRANSACTION_S = 900.0
-"""Brokers grant no transaction more, unless they are told to."""
+MAX_TRANSACTION_S = 900.0  # brokers grant no transaction more, unless they are told to
 
 
 async def started_client(settings: KafkaSettings, client_id: str, transactional_id: str | None) -> AIOKafkaProducer:
-    """Connect.
-
-    Raises:
-        BusError: The broker cannot be reached, gives no producer id within ``kafka.outage_s``, or refuses.
-    """
+    """Connect. Raises BusError."""
     client = AIOKafkaProducer(
         **client_options(settings, client_id),
         enable_idempotence=True,

@@ -21,7 +21,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -44,21 +43,17 @@ log = logging.getLogger(__name__)
 
 type Start = Literal["beginning", "end"] | Mapping[tuple[str, int], int]
 
-MAX_RECORDS = 500
-"""Most records of one batch, so that its owner gets to handle them while more arrive."""
+MAX_RECORDS = 500  # so that its owner gets to handle them while more arrive
 MAX_PARTITION_FETCH_BYTES = 4 << 20
-MAX_FETCH_BYTES = 32 << 20
-"""Bounds what a reader holds in memory: one fetch."""
-FETCH_WAIT_MS = 100
-"""A partition with no room in the fetch under way waits at most this long for the next."""
+MAX_FETCH_BYTES = 32 << 20  # bounds what a reader holds in memory: one fetch
+FETCH_WAIT_MS = 100  # a partition with no room in the fetch under way waits at most this long for the next
+# with one partition nobody waits for another's fetch, and each fetch costs the broker and the client
 LONE_FETCH_WAIT_MS = 500
-"""With one partition nobody waits for another's fetch, and each fetch costs the broker and the client."""
+# so many are sent at once, also to one that lets records gather: more would not make a fetch cheaper
 GATHERED_BYTES = 1 << 20
-"""So many are sent at once, also to one that lets records gather: more would not make a fetch cheaper."""
 _WAIT_S = 60.0
 _REPLAY_WAIT_S = 0.05
-_SILENT_MS = 10_000
-"""A partition that no broker has answered for in this time may have grown unseen."""
+_SILENT_MS = 10_000  # a partition that no broker has answered for in this time may have grown unseen
 
 type _Raw = ConsumerRecord | Unreadable
 
@@ -95,18 +90,17 @@ class Reader:
             for name, topic in self._topics.items()
             for partition in (range(topic.partitions) if partitions is None else partitions)
         ]
+        # of which all partitions are read, also those that are added later
         self._growing = [name for name, topic in self._topics.items() if topic.grows and partitions is None]
-        """Of which all partitions are read, also those that are added later."""
         self._running: AIOKafkaConsumer | None = None
         self._pending: asyncio.Task[dict[TopicPartition, list[_Raw]]] | None = None
         self._raw: deque[tuple[Topic, _Raw]] = deque()
         self._ready: list[Received[Any]] = []
         self._next: dict[tuple[str, int], int] = {}
+        # the offset after the last record of another key, of each partition, since ``batch`` returned
         self._passed: dict[tuple[str, int], int] = {}
-        """The offset after the last record of another key, of each partition, since ``batch`` returned."""
         self._stalls = Stalls()
-        self._has_returned = False
-        """Whether ``batch`` has returned anything since ``keeps_up`` was asked."""
+        self._has_returned = False  # whether ``batch`` has returned anything since ``keeps_up`` was asked
 
     async def start(self) -> None:
         """Connect and fix the start positions: a record written after this returns is read, wherever the start is.
@@ -156,18 +150,15 @@ class Reader:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def batch(self, timeout_s: float) -> list[Received[Any]]:
         """Return the next records, in the order of each partition; empty if none came within the limit.
 
-        A record that cannot be decoded is returned as such, in its place. Safe to cancel.
-
-        Args:
-            timeout_s: How long to wait for the first record, in seconds; 0 takes what is there.
+        A record that cannot be decoded is returned as such, in its place. Safe to cancel. A ``timeout_s`` of 0 takes
+        what
+        is there.
 
         Raises:
             RecordGoneError: A position no longer exists.
@@ -195,9 +186,6 @@ class Reader:
         """Return what is done as soon as :meth:`batch` may return something; None where it does at once.
 
         It is not to be cancelled, and what it raises is for :meth:`batch` to tell.
-
-        Raises:
-            BusError: The reader is not started.
         """
         if self._raw or self._ready:
             return None
@@ -220,11 +208,7 @@ class Reader:
                 yield record
 
     async def is_at_end(self) -> bool:
-        """Whether everything that is committed at the call has been returned already.
-
-        Raises:
-            BusError: The broker does not answer.
-        """
+        """Whether everything that is committed at the call has been returned already."""
         return await self._has_returned_all_before(await self._ends())
 
     async def keeps_up(self) -> bool:
@@ -322,7 +306,7 @@ class Reader:
         return pending
 
     async def _get(self, client: AIOKafkaConsumer) -> dict[TopicPartition, list[_Raw]]:
-        """Return what has come; empty now and then, to see what partitions there are."""
+        # Empty now and then, to see what partitions there are.
         if added := self._added(client):
             begins = await log_offsets(client, self._settings, "beginning", added)
             # Nothing of what the client has given out is pending here, so its positions are where to go on.
@@ -342,7 +326,7 @@ class Reader:
         return found
 
     def _added(self, client: AIOKafkaConsumer) -> list[TopicPartition]:
-        """Return the partitions that are not read yet, as far as the client knows."""
+        # The partitions that are not read yet, as far as the client knows.
         return [
             place
             for name in self._growing
@@ -351,7 +335,7 @@ class Reader:
         ]
 
     def _go_on(self, pending: asyncio.Task[dict[TopicPartition, list[_Raw]]]) -> None:
-        """Queue what has come and ask for more, unless there is enough, or something is wrong: ``batch`` says what."""
+        # Queue what has come and ask for more, unless there is enough, or something is wrong: ``batch`` says what.
         if pending is not self._pending or pending.cancelled() or pending.exception() is not None:
             return
         self._pending = None
@@ -360,7 +344,7 @@ class Reader:
             self._ask(self._running)
 
     def _take_pending(self) -> None:
-        """Queue what the pending fetch has brought, if it is done."""
+        # Queue what the pending fetch has brought, if it is done.
         if self._pending is None or not self._pending.done():
             return
         task, self._pending = self._pending, None
@@ -368,7 +352,7 @@ class Reader:
             self._queue(task.result())
 
     def _has_room(self) -> bool:
-        """Whether more may be queued; a few records may be large."""
+        # Whether more may be queued; a few records may be large.
         return (
             len(self._raw) < self._max_records
             and sum(len(record.value or b"") for _, record in self._raw if isinstance(record, ConsumerRecord))
@@ -396,7 +380,7 @@ class Reader:
         return self._topics[position.topic].name, position.partition
 
     def _wants(self, topic: Topic, record: _Raw) -> bool:
-        """Whether a record is to be returned; notes how far the others go."""
+        # Whether a record is to be returned; notes how far the others go.
         if self._keys is None or isinstance(record, Unreadable) or record.key in self._keys:
             return True
         self._passed[topic.name, record.partition] = record.offset + 1

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,33 @@ from schemas.headers import TRACEPARENT
 from schemas.topic import Topic
 from trinity_bus.bus.authors import decode_own
 from trinity_bus.bus.batches import Unreadable
-from trinity_bus.bus.headers import Headers, header
 
-SLICE_S = 0.005
-"""How long encoding or decoding may keep the event loop to itself."""
+SLICE_S = 0.005  # how long encoding or decoding may keep the event loop to itself
+
+type Headers = tuple[tuple[str, bytes], ...]
+
+
+def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> str | None:
+    """Return the last header of this name, as Kafka's own clients do, as text; None if absent or not UTF-8."""
+    found = None
+    for key, value in headers:
+        if key == name:
+            found = value
+    if found is None:
+        return None
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """What a record is that its codec refuses; its reader goes on and sends a dead letter."""
+    """What a record is that its codec refuses; its reader continues and sends a dead letter."""
 
     raw: bytes
     reason: str
-    """One machine-readable word, of ``DecodeError.reason``."""
     detail: str
-    """A sentence for people."""
 
 
 class Received[R](Struct, frozen=True, eq=False):
@@ -43,23 +55,19 @@ class Received[R](Struct, frozen=True, eq=False):
     topic: Topic
     partition: int
     offset: int
-    key: str | None
-    """For reading; bytes that are not UTF-8 are shown escaped. ``raw_key`` has them as they came."""
-    raw: bytes
-    """The value as it came; empty for a null value."""
+    key: str | None  # for reading; bytes that are not UTF-8 are shown escaped
+    raw: bytes  # the value as it came; empty for a null value
     headers: Headers
     traceparent: str | None
-    timestamp_ms: int
-    """When the producer, or the broker, says it was written: milliseconds since the Unix epoch; 0 if unknown."""
+    timestamp_ms: int  # when the producer, or the broker, says it was written, since the Unix epoch; 0 if unknown
     raw_key: bytes | None = None
-    is_null: bool = False
-    """The value is null, not merely empty."""
+    is_null: bool = False  # the value is null, not merely empty
+    # Why neither it nor what follows, up to an offset, could be taken off the log; ``raw`` is its beginning then.
     unreadable: Unreadable | None = None
-    """Why neither it nor what follows, up to an offset, could be taken off the log; ``raw`` is its beginning then."""
 
     @property
     def last_offset(self) -> int:
-        """The last that this stands for: its own, but where a batch of records cannot be read."""
+        # Its own, but where a batch of records cannot be read.
         return self.offset if self.unreadable is None else self.unreadable.last_offset
 
     @property
@@ -125,12 +133,8 @@ async def receive_all(
     limit: int,
     wants: Callable[[Topic, ConsumerRecord | Unreadable], bool] = lambda _topic, _record: True,
 ) -> None:
-    """Move records of ``raw``, decoded, to ``into`` until it has ``limit``, letting the event loop turn meanwhile.
-
-    Those that are not wanted are dropped, undecoded.
-
-    Cancelled half-way, both hold what they should, and another call goes on from there.
-    """
+    """Move records of ``raw``, decoded, to ``into`` until it has ``limit``, letting the event loop turn meanwhile."""
+    # Those that are not wanted are dropped, undecoded. Cancelled half-way, another call continues from there.
     until = time.perf_counter() + SLICE_S
     while raw and len(into) < limit:
         topic, record = raw[0]

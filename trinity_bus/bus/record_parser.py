@@ -7,31 +7,24 @@ from typing import Final
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import CorruptRecordException
 
-MAX_HEADERS: Final = 128
-"""Of one record; the mesh's own have less than ten."""
+MAX_HEADERS: Final = 128  # of one record; the mesh's own have less than ten
+# larger batches are looked through before they are parsed: a MiB of headers costs 60 MiB and a tenth of a second
 WALK_BYTES: Final = 1 << 20
-"""Larger batches are looked through before they are parsed: a MiB of headers costs 60 MiB and a tenth of a second."""
 
 
 class BadHeaderError(Exception):
-    """A header of a record is not what it may be."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the records of a batch were written."""
-
     first: int
     max: int
     is_append_time: bool
 
 
 def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryview]:
-    """Return the bytes of each record.
-
-    Raises:
-        CorruptRecordException: There are more or fewer than the batch says.
-    """
+    """Return the bytes of each record. Raises CorruptRecordException: there are more or fewer than the batch says."""
     view, at = memoryview(body), 0
     for index in range(count):
         length, begin = _varint(view, at)
@@ -45,12 +38,7 @@ def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryvi
 
 
 def parse(tp: TopicPartition, piece: memoryview, base: int, times: Times) -> ConsumerRecord:
-    """Return one record, parsed from its attributes on.
-
-    Raises:
-        BadHeaderError: The name of a header is no text, or there are too many.
-        CorruptRecordException: It is no record.
-    """
+    """Return one record, parsed from its attributes on. Raises BadHeaderError or CorruptRecordException."""
     time_delta, at = _varint(piece, 1)
     offset_delta, at = _varint(piece, at)
     key, at = _bytes(piece, at)
@@ -75,7 +63,7 @@ def parse(tp: TopicPartition, piece: memoryview, base: int, times: Times) -> Con
 
 
 def check_headers(body: bytes | memoryview) -> None:
-    """Look only for how many headers records have: the library would make objects of all of them.
+    """Check for how many headers large records have: the library would make objects of all of them.
 
     Raises:
         BadHeaderError: A large record has too many.
@@ -113,7 +101,7 @@ def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of Kafka's varying length, and where it ends."""
+    # A number of Kafka's varying length, and where it ends.
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:

@@ -26,10 +26,8 @@ _LIMIT_S: Final = 0.2
 
 @contextlib.asynccontextmanager
 async def bounded_shutdown(client: LogClient) -> AsyncIterator[None]:
-    """Within the block, in which a client is stopped, no connection takes much longer than ``_LIMIT_S`` to close.
-
-    However it ends, none is open after it.
-    """
+    """Within the block, in which a client is stopped, no connection takes much longer than ``_LIMIT_S`` to close."""
+    # However it ends, none is open after it.
     watching = asyncio.create_task(_abort_closing(client))
     try:
         yield
@@ -53,10 +51,8 @@ async def to_the_end(ending: Coroutine[Any, Any, None]) -> None:
 
 
 async def close_connection(connection: AIOKafkaConnection) -> None:
-    """Disconnect a single connection, which need not have come about.
-
-    Without the wait, the event loop may end before it is closed, and Python complains of it whenever it collects it.
-    """
+    """Disconnect a single connection, which need not have come about."""
+    # Without the wait, the event loop may end before it is closed, and Python complains of it whenever it collects it.
     closed = connection.close()
     if not was_connected(connection):
         return

@@ -12,19 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-HELD_S: Final = 5.0
-"""Transactions of the mesh's own services end long before."""
+HELD_S: Final = 5.0  # transactions of the mesh's own services end long before
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a reader is in one partition, as the last fetch has told."""
-
+    # Where a reader is in one partition, as the last fetch has told.
     topic: str
     partition: int
     position: int
-    stable_end: int | None
-    """Of what no open transaction holds back; None where no broker has told yet."""
+    stable_end: int | None  # of what no open transaction holds back; None where no broker has told yet
     end: int | None
 
 
@@ -32,23 +29,16 @@ class Stalls:
     """What is known of one reader. Told the time, in seconds of any steady clock."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], tuple[int, float]] = {}
-        """By partition: where it is held, and since when."""
-        self.lines: list[str] = []
-        """What is kept from the reader as of the last look, a line each."""
+        self._held: dict[tuple[str, int], tuple[int, float]] = {}  # by partition: where it is held, and since when
+        self.lines: list[str] = []  # what is kept from the reader as of the last look
+        # whether there is a transaction of which the last look could not tell yet whether it stays open
         self.doubtful = False
-        """Whether there is a transaction of which the last look could not tell yet whether it stays open."""
         self._said: set[object] = set()
         self._news: list[str] = []
 
     def look(self, now: float, standings: Iterable[Standing], partitions: Iterable[tuple[str, int, int]]) -> bool:
-        """Return whether anything is kept from the reader.
-
-        Args:
-            now: Seconds.
-            standings: Of each partition that it reads.
-            partitions: Of each topic: its name, how many partitions it has, and how many it should have.
-        """
+        """Return whether anything is kept from the reader."""
+        # ``partitions``: of each topic its name, how many it has, and how many it should have.
         self.lines = []
         held = [one for one in standings if self._is_held(now, one)]
         self.doubtful = len(held) < len(self._held)

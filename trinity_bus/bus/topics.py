@@ -35,53 +35,40 @@ from trinity_bus.errors import BusError, TopicMismatchError, UnknownTopicError
 _AGAIN_S = 0.2
 _TIMED_OUT = 7
 _NOT_ALLOWED = 29
-_MAY_NOT = (_NOT_ALLOWED, 31)
-"""To change a topic: refused for the topic, or for the cluster."""
+_MAY_NOT = (_NOT_ALLOWED, 31)  # to change a topic: refused for the topic, or for the cluster
 _ALREADY_EXISTS = 36
 _CLEANUP = "cleanup.policy"
 _MAX_MESSAGE = "max.message.bytes"
 _BUDGET = "retention.bytes"
 _KEPT = ("message.timestamp.type", "retention.ms", _BUDGET)
-_OF_TOPIC = 1
-"""Where a setting comes from, by Kafka's numbers: from the topic itself."""
+_OF_TOPIC = 1  # where a setting comes from, by Kafka's numbers: from the topic itself
 _MIN_IN_SYNC = "min.insync.replicas"
 _UNCLEAN = "unclean.leader.election.enable"
-_NAMED = 10
-"""Other namespaces, where one has no topics."""
-_COPIES = 3
-"""Of each partition: one broker may be lost while another restarts."""
+_NAMED = 10  # other namespaces, where one has no topics
+_COPIES = 3  # of each partition: one broker may be lost while another restarts
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingTopic:
-    """A topic as the cluster has it."""
-
     partitions: int
     cleanup: str
     max_message_bytes: int
-    copies: int = 1
-    """Of the partition that has the fewest."""
+    copies: int = 1  # of the partition that has the fewest
     min_in_sync: int = 1
-    unclean: bool = False
-    """Whether a replica that lags behind may become leader."""
-    kept: Mapping[str, str] = field(default_factory=dict)
-    """Of ``_KEPT``, what it has."""
-    own: Mapping[str, str] = field(default_factory=dict)
-    """What was set for this topic alone."""
+    unclean: bool = False  # whether a replica that lags behind may become leader
+    kept: Mapping[str, str] = field(default_factory=dict)  # of ``_KEPT``, what it has
+    own: Mapping[str, str] = field(default_factory=dict)  # what was set for this topic alone
 
 
 def config_of(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
-    """Return Kafka's configuration of a topic, on this cluster."""
     return topic.config() | {_MAX_MESSAGE: str(settings.max_message_bytes(topic))}
 
 
 def outdated(topic: Topic, found: ExistingTopic) -> dict[str, str]:
-    """Return what of an existing topic keeps its records for another time than it should, with what it should be.
-
-    A budget of bytes that an operator has made larger stays.
-    """
+    """Return what of an existing topic keeps its records for another time than it should, with what it should be."""
+    # A budget of bytes that an operator has made larger stays.
     wanted = topic.config()
     return {
         name: wanted[name]
@@ -93,17 +80,12 @@ def outdated(topic: Topic, found: ExistingTopic) -> dict[str, str]:
 
 
 def copies_for(wanted: int | None, brokers: int) -> int:
-    """How many copies of each partition a new topic gets.
-
-    Args:
-        wanted: By the settings; None leaves it to the size of the cluster.
-        brokers: That are alive.
-    """
+    """How many copies of each partition a new topic gets; ``wanted`` None leaves it to the number of live brokers."""
     return wanted if wanted is not None else max(1, min(_COPIES, brokers))
 
 
 def durability(copies: int) -> dict[str, str]:
-    """Return Configuration of a new topic by which what is acknowledged survives the loss of a broker, where it can."""
+    """Return a new topic's configuration by which what is acknowledged survives the loss of a broker, where it can."""
     return {_MIN_IN_SYNC: str(_min_in_sync(copies)), _UNCLEAN: "false"}
 
 
@@ -112,15 +94,8 @@ def _min_in_sync(copies: int) -> int:
 
 
 def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> list[str]:
-    """Return what makes an existing topic unusable for its records; empty if nothing.
-
-    Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.growth`.
-
-    Args:
-        topic: As it should be.
-        found: As it is.
-        max_message_bytes: What the settings say that it must take, at least.
-    """
+    """Return what makes an existing topic unusable for its records; empty if nothing."""
+    # Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.growth`.
     wrong = []
     if topic.grows and found.partitions < topic.partitions:
         wrong.append(
@@ -155,13 +130,7 @@ def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> li
 
 
 def weaknesses(found: Mapping[str, ExistingTopic], settings: KafkaSettings, brokers: int) -> list[str]:
-    """Return what an operator should know of topics that work, in one line each; empty if nothing.
-
-    Args:
-        found: Name on the cluster to topic.
-        settings: Where ``replication_factor`` is set, that many copies are what is wanted.
-        brokers: That are alive.
-    """
+    """Return what an operator should know of topics that work, in one line each; ``brokers``: that are alive."""
     said = []
     wanted = copies_for(settings.replication_factor, brokers)
     few = [name for name, topic in found.items() if topic.copies < wanted]
@@ -180,16 +149,12 @@ def weaknesses(found: Mapping[str, ExistingTopic], settings: KafkaSettings, brok
 
 
 async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
-    """Create the topics that are absent and check the others.
+    """Create the topics that are absent and check the others; return those that were created.
 
     A broker that is gone is no reason to fail: another one is asked, or the same once it is back, for ``outage_s``.
-
     A user who may not create topics is content with those that are there: an administrator has created them. Those that
     an earlier version has created, to be kept for another time than today, are changed; a user who may not do that says
     so in the log.
-
-    Returns:
-        Those that were created.
 
     Raises:
         TopicMismatchError: An existing topic is not what its records need.
@@ -232,11 +197,8 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
 async def _create(
     admin: AIOKafkaAdminClient, settings: KafkaSettings, names: Mapping[str, Topic], created: dict[str, None]
 ) -> tuple[int, set[str]]:
-    """Create topics, and add those that were absent to ``created``.
-
-    Returns:
-        How many brokers there are, and the names of the topics that this user may not create.
-    """
+    # Adds those that were absent to ``created``. Returns how many brokers there are, and the names of the topics that
+    # this user may not create.
     brokers = len((await admin.describe_cluster())["brokers"])
     copies = copies_for(settings.replication_factor, brokers)
     response = await admin.create_topics(
@@ -259,12 +221,7 @@ async def _create(
 
 
 async def present(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
-    """Return which of these topics there are. Creates none.
-
-    Raises:
-        UnknownTopicError: This namespace has no topic of the mesh; the message tells which namespaces have any.
-        BusError: The broker does not answer.
-    """
+    """Return which of these topics there are. Creates none. Raises UnknownTopicError."""
     names = {topic.full_name(settings.namespace): topic for topic in (*TOPICS, *topics)}
     with kafka_errors("look for topics"):
         described = await admin.describe_topics(list(names))
@@ -276,12 +233,6 @@ async def present(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: S
 
 
 def _no_mesh(namespace: str, names: Iterable[str]) -> str:
-    """Return what is told of a namespace without topics.
-
-    Args:
-        namespace: It.
-        names: Of all topics on the cluster.
-    """
     ours = {topic.name for topic in TOPICS}
     parts = (name.rpartition(".") for name in names)
     others = sorted({head for head, _, tail in parts if head and tail in ours})
@@ -291,11 +242,7 @@ def _no_mesh(namespace: str, names: Iterable[str]) -> str:
 
 
 async def budgets(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> dict[str, int]:
-    """Return how many bytes a partition of each of these topics may take, by the topic's name; -1 is no limit.
-
-    Raises:
-        BusError: The broker refuses.
-    """
+    """Return how many bytes a partition of each of these topics may take, by the topic's name; -1 is no limit."""
     names = {topic.full_name(settings.namespace): topic.name for topic in topics}
     with kafka_errors("find the budgets of topics"):
         configs = await _configs(admin, list(names))
@@ -328,7 +275,7 @@ async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tup
 
 
 async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, list[Any]]:
-    """Return each topic's configuration, entry by entry; without the topics that the broker asked does not know yet."""
+    # Entry by entry; without the topics that the broker asked does not know yet.
     configs: dict[str, list[Any]] = {}
     for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
         for code, message, _, name, entries in response.resources:
@@ -351,14 +298,8 @@ def _lacking(names: list[str], refused: set[str], timeout_s: float) -> str:
 async def _described(
     admin: AIOKafkaAdminClient, names: list[str], refused: set[str], timeout_s: float
 ) -> dict[str, ExistingTopic]:
-    """Return the topics as the cluster has them, once every partition has a leader.
-
-    Args:
-        admin: Connected.
-        names: Of the topics, with the namespace.
-        refused: Those that this user may not create; they are there, or nobody else is about to create them.
-        timeout_s: How long the others may take.
-    """
+    # Once every partition has a leader. Those ``refused`` this user may not create; they are there, or nobody else is
+    # about to create them.
     # Between answers: that a broker is slow to give one says nothing about topics.
     until = awake.now() + (min(timeout_s, CREATION_S) if refused else timeout_s)
     # A created topic reaches each broker's metadata a moment later; nothing tells when. The second question may go to

@@ -22,19 +22,15 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-SLOW_S = 10.0
-"""So often it is said what a transaction waits for."""
-CANCELLED_S = 5.0
-"""How long the end of a transaction is still waited for by someone who is told to stop."""
+SLOW_S = 10.0  # so often it is said what a transaction waits for
+CANCELLED_S = 5.0  # how long the end of a transaction is still waited for by someone who is told to stop
 
 
 @contextmanager
 def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
-    """Say every ``SLOW_S`` seconds what the open transaction waits for.
-
-    Several answers of a broker ("still loading", "the transaction before is not complete") have the client library try
-    again for ever, without a word.
-    """
+    """Say every ``SLOW_S`` seconds what the open transaction waits for."""
+    # Several answers of a broker ("still loading", "the transaction before is not complete") have the client library
+    # try again for ever, without a word.
     loop, began = asyncio.get_running_loop(), awake.now()
     timer: asyncio.TimerHandle
 
@@ -63,17 +59,13 @@ def still_to_do(client: AIOKafkaProducer) -> str:
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
-    """Return what has made a transactional client unusable for good, such as a fence; ``None`` while it is usable."""
+    """Return what has made a transactional client unusable for good, such as a fence; None while it is usable."""
     manager = transaction_of(client)
     return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
 
 
 def check_committable(client: AIOKafkaProducer) -> None:
-    """Look at what the client has noticed of the open transaction, while it can still be aborted.
-
-    Raises:
-        BusError: It has failed.
-    """
+    """Raise BusError where the open transaction has failed, while it can still be aborted."""
     waiter = transaction_of(client).wait_for_transaction_end()
     if waiter.done():
         with kafka_errors("commit the transaction"):
@@ -81,7 +73,7 @@ def check_committable(client: AIOKafkaProducer) -> None:
 
 
 def is_ended(client: AIOKafkaProducer) -> bool:
-    """Whether the broker has said how the last transaction has ended."""
+    # Whether the broker has said how the last transaction has ended.
     return transaction_of(client).state is TransactionState.READY
 
 
@@ -97,29 +89,12 @@ def make_fatal(client: AIOKafkaProducer, error: BaseException) -> None:
 
 
 async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
-    """Commit the open transaction.
-
-    Args:
-        client: In a transaction.
-        limit_s: How long it may take.
-
-    Raises:
-        ProducerFencedError: Another producer has taken over.
-        BusError: Whether it is committed is not known.
-    """
+    """Commit the open transaction. Raises ProducerFencedError, or BusError: whether it is committed is not known."""
     await _complete(client.commit_transaction(), "commit the transaction", limit_s)
 
 
 async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
-    """Abort the open transaction. With a fenced client there is nothing left to abort.
-
-    Args:
-        client: In a transaction.
-        limit_s: How long it may take.
-
-    Raises:
-        BusError: The broker does not confirm it in time.
-    """
+    """Abort the open transaction. With a fenced client there is nothing left to abort. Raises BusError."""
     if fatal_error(client) is None:
         await _complete(client.abort_transaction(), "abort the transaction", limit_s)
     else:
@@ -127,7 +102,7 @@ async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
 
 
 async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: float) -> None:
-    """Run a commit or an abort to its end, if that is near even when this task is cancelled meanwhile."""
+    # Run to its end, if that is near even when this task is cancelled meanwhile.
     task = asyncio.ensure_future(ending)
     cancelled = False
     deadline = awake.now() + limit_s

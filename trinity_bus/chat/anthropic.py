@@ -36,15 +36,7 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"mcp_servers": ([],)}
 
 
 def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
-    """Read a request for a message.
-
-    Args:
-        body: JSON.
-        sampling: How it is drawn, unless the client may say it.
-
-    Raises:
-        ChatError: It is none, or asks for what cannot be had.
-    """
+    """Read a request for a message; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
     messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
     if asked.get("system"):
@@ -136,24 +128,15 @@ def _text(content: Any) -> str:
 
 @dataclass(slots=True)
 class MessageShape:
-    """An answer, in one piece or as the events of a stream: ``start``, ``begin``, ``more`` ..., ``last``.
-
-    Args:
-        id: Of the answer.
-        model: As it was asked for.
-        prompt_tokens: How many the prompt has.
-        thinking: Whether reasoning is shown.
-    """
+    """An answer, in one piece or as the events of a stream: ``start``, ``begin``, ``more`` ..., ``last``."""
 
     id: str
     model: str
     prompt_tokens: int
-    thinking: bool = False
-    _text_at: int | None = None
-    """Which block the text is."""
+    thinking: bool = False  # whether reasoning is shown
+    _text_at: int | None = None  # which block the text is
 
     def body(self, said: ModelReply) -> dict[str, Any]:
-        """As one object."""
         text = [{"type": "text", "text": said.content}] if said.content or not said.tool_calls else []
         return {
             **self._message([*self._thoughts(said.reasoning), *text, *_uses(said)], said.tokens),
@@ -162,11 +145,9 @@ class MessageShape:
 
     @property
     def silent(self) -> bool:
-        """Whether no block was begun."""
         return self._text_at is None
 
     def start(self) -> dict[str, Any]:
-        """Say that there is an answer."""
         return {"type": "message_start", "message": {**self._message([], 0), "stop_reason": None}}
 
     def begin(self, reasoning: str | None) -> Iterator[dict[str, Any]]:
@@ -181,11 +162,9 @@ class MessageShape:
         yield {"type": "content_block_start", "index": self._text_at, "content_block": {"type": "text", "text": ""}}
 
     def more(self, text: str) -> dict[str, Any]:
-        """Say what is said more."""
         return {"type": "content_block_delta", "index": self._text_at, "delta": {"type": "text_delta", "text": text}}
 
     def last(self, said: ModelReply, rest: str) -> Iterator[dict[str, Any]]:
-        """Say what has not been said, and how it ended."""
         if self._text_at is None:
             yield from self.begin(said.reasoning)
         text_at = self._text_at or 0
@@ -220,7 +199,6 @@ def _uses(said: ModelReply) -> list[dict[str, Any]]:
 
 
 def _ended(said: ModelReply) -> dict[str, Any]:
-    """Return why an answer ended, in Anthropic's words."""
     if said.tool_calls:
         reason = "tool_use"
     elif said.stopped_by is not None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.encoding import encoder_of
-from trinity_bus.chat.messages import ChatError
+from trinity_bus.chat.messages import ChatError, Tokenizer
 from trinity_bus.chat.openai import (
     PASSED_OVER,
     read_body,
@@ -16,7 +16,6 @@ from trinity_bus.chat.openai import (
     read_sampling,
     usage,
 )
-from trinity_bus.chat.protocols import Tokenizer
 
 _TAKEN: Final = frozenset({"prompt", "model", "max_tokens", "stop", "n", "stream", "stream_options"})
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"best_of": (1,), "echo": (False,), "logit_bias": ({},), "suffix": ("",)}
@@ -24,11 +23,8 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"best_of": (1,), "echo": (False,
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A request for completions."""
-
     model: str
     prompt: list[int]
-    """Token ids."""
     sampling: Sampling
     n: int
     stream: bool
@@ -36,16 +32,7 @@ class CompletionRequest:
 
 
 def read_completion_request(body: bytes, sampling: Sampling, tokenizer: Tokenizer) -> CompletionRequest:
-    """Read a request.
-
-    Args:
-        body: JSON.
-        sampling: How it is drawn, unless the client may say it.
-        tokenizer: The model's.
-
-    Raises:
-        ChatError: It is none, or asks for what cannot be had.
-    """
+    """Read a request; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
@@ -70,14 +57,7 @@ def read_completion_request(body: bytes, sampling: Sampling, tokenizer: Tokenize
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape:
-    """An answer, in one piece or in chunks.
-
-    Args:
-        id: Of the answer.
-        created: When, in seconds since 1970.
-        model: As it was asked for.
-        prompt_tokens: How many the prompt has.
-    """
+    """An answer, in one piece or in chunks; ``created`` in seconds since 1970."""
 
     id: str
     created: int
@@ -85,16 +65,13 @@ class CompletionShape:
     prompt_tokens: int
 
     def body(self, choices: Sequence[tuple[str, str]], drawn: int) -> dict[str, Any]:
-        """As one object, of the text and finish reason of each choice."""
         told = [_choice(i, text, reason) for i, (text, reason) in enumerate(choices)]
         return {**self._frame(), "choices": told, "usage": usage(self.prompt_tokens, drawn)}
 
     def chunk(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        """Say what is said more."""
         return {**self._frame(), "choices": [_choice(index, text, finish_reason)]}
 
     def usage(self, drawn: int) -> dict[str, Any]:
-        """Say how many tokens it took."""
         return {**self._frame(), "choices": [], "usage": usage(self.prompt_tokens, drawn)}
 
     def _frame(self) -> dict[str, Any]:

@@ -30,68 +30,48 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from trinity_bus.chat.messages import ChatError
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.formats import THINK, THOUGHT
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema, for_template
 
-_PIECE: Final = 1 << 16
-"""Characters that are tokenized at once to count them."""
+_PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
+# Bytes for each token of the longest prompt, up to which a text is not counted first.
 _UNCOUNTED: Final = 4
-"""Bytes for each token of the longest prompt, up to which a text is not counted first."""
+# Characters of the longest token, where a tokenizer does not tell its vocabulary.
 _LONGEST: Final = 128
-"""Characters of the longest token, where a tokenizer does not tell its vocabulary."""
+# Characters that a token may stand for at least, whatever the vocabulary: several blanks, an unknown word.
 _SHORTEST: Final = 16
-"""Characters that a token may stand for at least, whatever the vocabulary: several blanks, an unknown word."""
-_REASONING: Final = frozenset({"<think>", "</think>"})
-"""To some tokenizers they are special; templates look for them in what assistants say."""
+# To some tokenizers they are special; templates look for them in what assistants say.
+_REASONING: Final = frozenset({THINK, THOUGHT})
 _HIDDEN: Final = f"mark{secrets.token_hex(8)}x"
 _HIDDEN_MARK: Final = re.compile(rf"{_HIDDEN}(\d+)x")
+# What marks are called that are to be tokens. Nobody else can know it, so nobody can write one.
 _RENAMED: Final = f"mark{secrets.token_hex(8)}y"
-"""What marks are called that are to be tokens. Nobody else can know it, so nobody can write one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How conversations are written for a model, as the settings of a mesh say it."""
-
-    max_tokens: int | None = None
-    """Of the longest prompt; None: no text is refused."""
-    parse_special_tokens: bool = False
-    """Whether marks in what users and tools say are tokens."""
+    max_tokens: int | None = None  # of the longest prompt; None: no text is refused
+    parse_special_tokens: bool = False  # whether marks in what users and tools say are tokens
+    # Name of the package's renderer; None: the chat template, or what the model's name says.
     renderer: str | None = None
-    """Name of the package's renderer; None: the chat template, or what the model's name says."""
 
 
 class Encoder:
-    """Tokenizer of one model, within limits; to packages that want a tokenizer it looks like the model's own.
-
-    Args:
-        tokenizer: The model's.
-        how: Limits, and what marks are.
-    """
+    """Tokenizer of one model, within limits; to packages that want a tokenizer it looks like the model's own."""
 
     def __init__(self, tokenizer: Tokenizer, how: Writing) -> None:
         self.model = tokenizer
-        """The tokenizer itself."""
         self._tokenizer: Any = tokenizer
         self.how = how
-        """As it was given."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the tokenizer has of this name.
-
-        Raises:
-            AttributeError: It has nothing, or is asked to be called, which would go past what is refused here.
-        """
+        """Return what the tokenizer has, but not a way to call it, which would go past what is refused here."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
     def prompt(self, text: str) -> list[int]:
-        """Return a prompt that is no conversation, with the beginning that the model wants: once.
-
-        Raises:
-            ChatError: It is too long.
-        """
+        """Return a prompt that is no conversation, with the model's beginning once; ChatError where it is too long."""
         self._check(text)
         token_ids: list[int] = self._tokenizer.encode(text)
         begin = getattr(self._tokenizer, "bos_token_id", None)
@@ -113,32 +93,27 @@ class Encoder:
         return list(self._renamed.encode(shown, add_special_tokens=False).ids)
 
     def hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message as a chat template is to see it.
-
-        Raises:
-            ChatError: All that it says is too long.
-        """
+        """Return a message as a chat template is to see it."""
         marks = self._special if message.get("role") in ("system", "assistant") else self._all
         return {name: self._hide(value, marks) for name, value in message.items()}
 
-    def hidden_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the descriptions of tools as a chat template is to see them."""
+    def written(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] | None) -> list[dict[str, Any]]:
+        """Return messages as a chat template is to see them; ChatError where they and the tools are too long."""
+        self.check([messages, tools])
+        return [self.hidden(for_template(one)) for one in messages]
+
+    def hidden_tools(self, tools: Sequence[ToolSchema] | None) -> list[dict[str, Any]] | None:
+        """Return the descriptions of tools as a chat template is to see them; None where there are none."""
+        if not tools:
+            return None
         return [{name: self._hide(value, self._all) for name, value in tool.items()} for tool in tools]
 
     def check(self, value: Any) -> None:
-        """Refuse what is too long to be written.
-
-        Args:
-            value: Messages, say.
-
-        Raises:
-            ChatError: It has more characters than fit.
-        """
+        """Raise ChatError for a value, such as messages, with more characters than fit."""
         if self.how.max_tokens is not None:
             self._fits(_characters(value))
 
     def shown(self, text: str) -> str:
-        """Return a text without placeholders."""
         return _HIDDEN_MARK.sub(lambda hidden: self._marks[int(hidden[1])], text)
 
     def _hide(self, value: Any, marks: re.Pattern[str]) -> Any:
@@ -184,7 +159,6 @@ class Encoder:
 
     @cached_property
     def _added(self) -> list[Any]:
-        """Tokens that are found in text before anything else, as the tokenizer has them."""
         return list(getattr(self._tokenizer, "added_tokens_decoder", {}).values())
 
     @cached_property
@@ -202,11 +176,7 @@ class Encoder:
 
     @cached_property
     def _renamed(self) -> Any:
-        """The same tokenizer, with other names of its marks: to it, those that others write are text.
-
-        Raises:
-            ChatError: It is none whose marks can be renamed.
-        """
+        """The same tokenizer, with other names of its marks: to it, those that others write are text."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ChatError(
@@ -246,7 +216,6 @@ def _any_of(marks: Sequence[str]) -> re.Pattern[str]:
 
 
 def _characters(value: Any) -> int:
-    """Return how many characters there are in all texts of a value."""
     count, waiting = 0, [value]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""Messages of OpenAI's shape: as chat templates take them, and compared by what they mean.
+"""Messages of OpenAI's shape: as chat templates take them, and compared by what they mean; and tokenizers.
 
 Clients send a history back with small changes that mean nothing: ``content`` that is ``None`` or ``""``, a list of
 text parts for a text, arguments of a tool call with other blanks, new ids, no reasoning. Two messages are the same turn
@@ -8,21 +8,53 @@ where role, name, text (blanks at its ends aside) and tool calls (names and argu
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import xxhash
 
 from trinity_bus.errors import TrinityError
 
+# ``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's.
 type ChatMessage = Mapping[str, Any]
-"""``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's."""
+# A function's name, description and parameters, as OpenAI's ``tools`` have them.
 type ToolSchema = Mapping[str, Any]
-"""A function's name, description and parameters, as OpenAI's ``tools`` have them."""
 
 _JSON = msgspec.json.Encoder(order="deterministic", enc_hook=str)
+# OpenAI's later and earlier names, which chat templates do not know.
 _ROLES = {"developer": "system", "function": "tool"}
-"""OpenAI's later and earlier names, which chat templates do not know."""
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that workflows use."""
+
+    chat_template: Any
+
+    @property
+    def all_special_ids(self) -> Sequence[int]:
+        """Tokens that are marks and no text, such as the end of a turn."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **options: Any,
+    ) -> Any:
+        """Token ids of a conversation; its text where ``tokenize`` is False."""
+
+
+class EndingTokenizer(Tokenizer, Protocol):
+    @property
+    def eos_token_id(self) -> int | None:
+        """None where the model has none."""
 
 
 class ChatError(TrinityError, ValueError):
@@ -30,11 +62,7 @@ class ChatError(TrinityError, ValueError):
 
 
 def text_of(message: ChatMessage) -> str:
-    """Return the text of a message.
-
-    Raises:
-        ChatError: It has a part that is no text, such as an image.
-    """
+    """Return the text of a message; raises ChatError for a part that is no text, such as an image."""
     content = message.get("content")
     if content is None:
         return ""
@@ -53,11 +81,7 @@ def _part(part: Any) -> str:
 
 
 def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
-    """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not.
-
-    Raises:
-        ChatError: They are no list, or a call has no name.
-    """
+    """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not."""
     calls = []
     written = message.get("tool_calls") or ()
     if not isinstance(written, Sequence):
@@ -76,11 +100,7 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
 
 
 def for_template(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings.
-
-    Raises:
-        ChatError: It has no role, or something that is no text.
-    """
+    """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings."""
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ChatError("a message without a role")
@@ -96,11 +116,7 @@ def for_template(message: ChatMessage) -> dict[str, Any]:
 
 
 class Digests:
-    """What a history is known by: a digest of everything up to each of its messages.
-
-    Args:
-        tools: A history with other tools is another one.
-    """
+    """What a history is known by: a digest of its tools, and everything up to each of its messages."""
 
     def __init__(self, tools: Sequence[ToolSchema] | None) -> None:
         self._hash = xxhash.xxh3_128(_canonical(tools or []))
@@ -112,11 +128,6 @@ class Digests:
         return following.digest()
 
     def add(self, message: ChatMessage) -> bytes:
-        """Return the digest of all that was added, and this message.
-
-        Raises:
-            ChatError: It cannot be prompted with.
-        """
         self._hash.update(_meaning(message))
         return self._hash.digest()
 

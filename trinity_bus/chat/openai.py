@@ -17,20 +17,16 @@ from pydantic import ValidationError
 
 from schemas.record import Record
 from schemas.sampling import Sampling, StructuredOutputs
-from trinity_bus.chat.formats.call import OPENING_TOKENS, opens_reasoning
-from trinity_bus.chat.formats.required import required_call
-from trinity_bus.chat.messages import ChatError, ChatMessage
-from trinity_bus.chat.options import TemplateOptions, read_options
-from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import Tools
+from trinity_bus.chat.formats import in_reasoning, required_call
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer
+from trinity_bus.chat.renderer import TemplateOptions, Tools, read_options
 from trinity_bus.chat.session import ModelReply
 from trinity_bus.errors import TrinityError
 
 MAX_CHOICES: Final = 128
+# Commas and brackets of a request, in texts too: each may become an object of a hundred bytes.
 MAX_PARTS: Final = 1 << 20
-"""Commas and brackets of a request, in texts too: each may become an object of a hundred bytes."""
-OPTIONS: Final = "chat_template_kwargs"
-"""As vLLM calls them."""
+OPTIONS: Final = "chat_template_kwargs"  # as vLLM calls them
 _TAKEN: Final = frozenset(
     {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
     | {"logprobs", "response_format", "tool_choice", OPTIONS}
@@ -49,12 +45,12 @@ PASSED_OVER: Final = frozenset(
         *("prediction", "reasoning", "include_reasoning"),
     }
 )
+# What is taken with these values only.
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "logit_bias": ({},),
     "modalities": (["text"],),
     "top_logprobs": (0,),
 }
-"""What is taken with these values only."""
 
 
 class UnknownModelError(TrinityError, LookupError):
@@ -63,8 +59,6 @@ class UnknownModelError(TrinityError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request for chat completions."""
-
     model: str
     messages: Sequence[ChatMessage]
     tools: Tools
@@ -74,37 +68,23 @@ class ChatRequest:
     include_usage: bool
     logprobs: bool
     options: TemplateOptions = field(default_factory=dict)
-    """Of the model's chat template."""
+    # How the client would have it drawn, as it came: for a model that is not trained.
     drawing: Mapping[str, Any] = field(default_factory=dict)
-    """How the client would have it drawn, as it came: for a model that is not trained."""
+    # Names of tools, one of which is to be called; none: the model may call any, or none.
     required: Sequence[str] = ()
-    """Names of tools, one of which is to be called; none: the model may call any, or none."""
+    # Whether the answer is to have a block of reasoning, as Anthropic's have; how much is the model's to say.
     shows_reasoning: bool = False
-    """Whether the answer is to have a block of reasoning, as Anthropic's have; how much is the model's to say."""
 
     def drawn_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> Sampling:
-        """Return how the answer to a prompt is drawn: where it is to be a call, as one.
-
-        Args:
-            prompt: Token ids.
-            tokenizer: The model's.
-
-        Raises:
-            ChatError: Calls cannot be required of this model.
-        """
+        """Return how the answer to a prompt is drawn, as a call where it is to be one; ChatError where it cannot be."""
         if not self.required:
             return self.sampling
         functions = [one for tool in self.tools or () if (one := tool.get("function", {})).get("name") in self.required]
-        opened = opens_reasoning(tokenizer.decode(list(prompt[-OPENING_TOKENS:])))
-        shape = required_call(str(tokenizer.chat_template), functions, opened=opened)
+        shape = required_call(str(tokenizer.chat_template), functions, opened=in_reasoning(tokenizer, prompt))
         return self.sampling.model_copy(update={"structured_outputs": shape})
 
     def of_another_model(self) -> Sampling:
-        """Return how a model draws that is not trained, whose answer is one text.
-
-        Raises:
-            ChatError: It asks for what such a model does not give, or cannot be drawn so.
-        """
+        """Return how a model draws that is not trained, whose answer is one text; ChatError for what it has not."""
         not_had = {"tools": self.tools, "n": self.n > 1, "logprobs": self.logprobs, OPTIONS: self.options}
         for name, asked in not_had.items():
             if asked:
@@ -121,15 +101,7 @@ class ChatRequest:
 
 
 def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
-    """Read a request.
-
-    Args:
-        body: JSON.
-        sampling: The task's wishes.
-
-    Raises:
-        ChatError: It is none, or asks for what cannot be had.
-    """
+    """Read a request, with the task's wishes; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
     tools = read_objects(asked, "tools")
     required = _required(asked.get("tool_choice", "auto"), tools)
@@ -168,11 +140,7 @@ def _required(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) -> list[str]:
-    """Return the names of tools, one of which is to be called: of all, or of the one that is wanted.
-
-    Raises:
-        ChatError: There is none, or they have no names.
-    """
+    """Return the names of tools, one of which is to be called; ChatError where there is none."""
     named = [tool["function"].get("name") for tool in tools if isinstance(tool.get("function"), dict)]
     names = [name for name in named if isinstance(name, str) and wanted in (None, name)]
     if not names:
@@ -181,15 +149,7 @@ def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) ->
 
 
 def read_shape(shape: Any, field: str) -> StructuredOutputs | None:
-    """Return what an answer is to look like, as the engine is told it.
-
-    Args:
-        shape: As OpenAI's clients say it, or as Anthropic's do.
-        field: Where they say it.
-
-    Raises:
-        ChatError: It is nothing that an engine can be told.
-    """
+    """Return what an answer is to look like, as OpenAI's or Anthropic's clients say it in ``field``."""
     match shape:
         case None | {"type": "text"}:
             return None
@@ -204,16 +164,7 @@ def read_shape(shape: Any, field: str) -> StructuredOutputs | None:
 
 
 def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return a request's fields, without those that are null.
-
-    Args:
-        body: JSON.
-        taken: Fields that may be there.
-        neutral: Fields that may be there with these values.
-
-    Raises:
-        ChatError: It is no request, or asks for what cannot be had.
-    """
+    """Return a request's fields but null: those ``taken``, and ``neutral`` ones of these values; else ChatError."""
     asked = read_json(body)
     if not isinstance(asked, dict):
         raise ChatError("the request is no JSON object")
@@ -227,11 +178,7 @@ def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequen
 
 
 def read_json(body: bytes) -> Any:
-    """Return what a body says: never of so many parts that they would take a hundred times its memory.
-
-    Raises:
-        ChatError: It is no JSON, or has too many parts.
-    """
+    """Decode JSON: never of so many parts that they would take a hundred times its memory."""
     check_parts(body)
     try:
         return msgspec.json.decode(body)
@@ -240,21 +187,13 @@ def read_json(body: bytes) -> Any:
 
 
 def check_parts(body: bytes) -> None:
-    """Refuse JSON of more parts than a conversation can have.
-
-    Raises:
-        ChatError: It has more.
-    """
+    """Raise ChatError for JSON of more parts than a conversation can have."""
     if (parts := sum(map(body.count, (b",", b"[", b"{")))) > MAX_PARTS:
         raise ChatError(f"the request has {parts} commas and brackets; {MAX_PARTS} are the most")
 
 
 def read_flag(asked: Mapping[str, Any], name: str) -> bool:
-    """Return a field that is true or false: false where it is not there.
-
-    Raises:
-        ChatError: It is something else, such as the text "false".
-    """
+    """Return a field that is true or false, false where it is not there; the text "false" is a ChatError."""
     value = asked.get(name, False)
     if not isinstance(value, bool):
         raise ChatError(f"{name} is true or false, not {json.dumps(value)[:100]}")
@@ -262,11 +201,6 @@ def read_flag(asked: Mapping[str, Any], name: str) -> bool:
 
 
 def read_include_usage(asked: Mapping[str, Any]) -> bool:
-    """Return whether the end of a stream is to say how many tokens it took.
-
-    Raises:
-        ChatError: The options of the stream are none.
-    """
     options = asked.get("stream_options", {})
     if not isinstance(options, dict):
         raise ChatError("stream_options is an object")
@@ -274,11 +208,6 @@ def read_include_usage(asked: Mapping[str, Any]) -> bool:
 
 
 def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any) -> Sampling:
-    """Return how it is drawn, with what a client may say of that.
-
-    Raises:
-        ChatError: It says what cannot be.
-    """
     wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
     return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
 
@@ -292,11 +221,6 @@ def _checked[R: Record](kind: type[R], wishes: Mapping[str, Any]) -> R:
 
 
 def read_n(asked: Mapping[str, Any]) -> int:
-    """Return how many answers are asked for.
-
-    Raises:
-        ChatError: Too many, or none.
-    """
     n = asked.get("n", 1)
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise ChatError(f"n is from 1 to {MAX_CHOICES}")
@@ -304,11 +228,6 @@ def read_n(asked: Mapping[str, Any]) -> int:
 
 
 def read_objects(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects, empty where it is not there.
-
-    Raises:
-        ChatError: It is something else.
-    """
     value = asked.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise ChatError(f"{name} is a list of objects")
@@ -317,30 +236,21 @@ def read_objects(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ChatStream:
-    """The chunks of an answer while it is drawn.
-
-    Args:
-        id: Of the answer.
-        created: When, in seconds since 1970.
-        model: As it was asked for.
-    """
+    """The chunks of an answer while it is drawn; ``created`` in seconds since 1970."""
 
     id: str
     created: int
     model: str
 
     def first(self, index: int) -> dict[str, Any]:
-        """Say who speaks."""
         return self._chunk(index, {"role": "assistant", "content": ""})
 
     def more(self, index: int, text: str) -> dict[str, Any]:
-        """Say what is said more."""
         return self._chunk(index, {"content": text})
 
     def last(
         self, index: int, said: ModelReply, rest: str, tokens: Sequence[tuple[str, float]] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Say what has not been said of a choice, and how it ended."""
         delta = {**said.message, "content": rest}
         del delta["role"]
         if said.tool_calls:
@@ -349,7 +259,6 @@ class ChatStream:
         yield self._chunk(index, {}, finish_reason=finish_reason(said))
 
     def usage(self, prompt_tokens: int, drawn: int) -> dict[str, Any]:
-        """Say how many tokens it took."""
         return {**self._frame(), "choices": [], "usage": usage(prompt_tokens, drawn)}
 
     def _chunk(
@@ -367,14 +276,9 @@ type Choices = Sequence[tuple[ModelReply, Sequence[tuple[str, float]] | None]]
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """What is answered to a request.
+    """What is answered to a request; ``created`` in seconds since 1970.
 
-    Args:
-        id: Of the answer.
-        created: When, in seconds since 1970.
-        model: As it was asked for.
-        prompt_tokens: How many the prompt has.
-        choices: What was said, each with its tokens' texts and log-probabilities, where they were asked for.
+    Each choice comes with its tokens' texts and log-probabilities, where they were asked for.
     """
 
     id: str
@@ -384,7 +288,6 @@ class ChatAnswer:
     choices: Choices
 
     def body(self) -> dict[str, Any]:
-        """As one object."""
         return {
             "id": self.id,
             "object": "chat.completion",
@@ -403,7 +306,6 @@ class ChatAnswer:
         }
 
     def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """As the chunks of a stream: who speaks, what is said, how it ended, for each choice."""
         stream = ChatStream(self.id, self.created, self.model)
         for i, (said, tokens) in enumerate(self.choices):
             yield stream.first(i)
@@ -413,27 +315,22 @@ class ChatAnswer:
 
 
 def error_body(message: str, kind: str) -> dict[str, Any]:
-    """Return an error as OpenAI's clients read it."""
     return {"error": {"message": message, "type": kind, "code": None, "param": None}}
 
 
 def model_body(model: str) -> dict[str, Any]:
-    """Return a model that is served."""
     return {"id": model, "object": "model", "created": 0, "owned_by": "trinity-bus"}
 
 
 def models_body(model: str) -> dict[str, Any]:
-    """Return the list of the models that are served, which is one."""
     return {"object": "list", "data": [model_body(model)]}
 
 
 def token_texts(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[float]) -> list[tuple[str, float]]:
-    """Return each token's text and log-probability."""
     return [(tokenizer.decode([token]), logprob) for token, logprob in zip(token_ids, logprobs, strict=True)]
 
 
 def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
-    """Return how many tokens an answer took."""
     return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
 
 

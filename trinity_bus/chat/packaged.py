@@ -13,24 +13,17 @@ from renderers.configs import AutoRendererConfig, config_from_name
 
 from trinity_bus.chat.encoding import Encoder, encoder_of
 from trinity_bus.chat.formats import ParsedCall
-from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
-from trinity_bus.chat.options import TemplateOptions
-from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 
 
 def knows(model: str) -> bool:
-    """Whether the package has a renderer for a model of this name."""
     return model in MODEL_RENDERER_MAP
 
 
 class PackagedRenderer:
-    """Writes messages with the package's renderer for a model.
-
-    Args:
-        tokenizer: Its ``name_or_path`` is one that the package knows, unless the settings name a renderer.
-        options: Of the chat template.
+    """Writes messages with the package's renderer for a model, which ``name_or_path`` or the settings name.
 
     Raises:
         ChatError: The model has no such option, or the package no such renderer.
@@ -48,30 +41,28 @@ class PackagedRenderer:
             raise ChatError(str(error)) from error
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """See ``Renderer.prompt``."""
-        return self._render(self._written(messages, tools), tools, prompted=True)
+        return self._render(self._encoder.written(messages, tools), tools, prompted=True)
 
     def configured(self, options: TemplateOptions) -> "PackagedRenderer":
-        """See ``Renderer.configured``."""
         return PackagedRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """See ``Renderer.turn``."""
         whole = self._render([OPENING, for_template(message)], tools, prompted=False)
         return after(self._render([OPENING], tools, prompted=True), whole)
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
-        """See ``Renderer.extension``."""
         before = [*drawn.prompt, *drawn.token_ids]
         whole = self._renderer.bridge_to_next_turn(
-            list(drawn.prompt), list(drawn.token_ids), self._written(messages, tools), tools=self._given(tools)
+            list(drawn.prompt),
+            list(drawn.token_ids),
+            self._encoder.written(messages, tools),
+            tools=self._encoder.hidden_tools(tools),
         )
         if whole is None or whole.token_ids[: len(before)] != before:
             return None
         return list(whole.token_ids[len(before) :])
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        """See ``Renderer.read``."""
         given = [dict(tool) for tool in tools or ()] or None
         read = self._renderer.parse_response(list(drawn.token_ids), tools=given, prompt_ids=list(drawn.prompt))
         calls, flaws, texts = [], [], [read.content] if read.content else []
@@ -88,20 +79,17 @@ class PackagedRenderer:
         return ParsedTurn("\n".join(texts), read.reasoning_content, calls, flaws)
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
-        """See ``Renderer.speech``. What the package reads as text is known at the end of a turn."""
+        # What the package reads as text is known at the end of a turn.
         del prompt, stop, tools
         return Speech(self._encoder.model, whole=True)
 
-    def _written(self, messages: Sequence[ChatMessage], tools: Tools) -> list[dict[str, Any]]:
-        self._encoder.check([messages, tools])
-        return [self._encoder.hidden(for_template(one)) for one in messages]
-
-    def _given(self, tools: Tools) -> list[dict[str, Any]] | None:
-        return self._encoder.hidden_tools(tools) if tools else None
-
     def _render(self, messages: Sequence[ChatMessage], tools: Tools, *, prompted: bool) -> list[int]:
         try:
-            return list(self._renderer.render_ids(messages, tools=self._given(tools), add_generation_prompt=prompted))
+            return list(
+                self._renderer.render_ids(
+                    messages, tools=self._encoder.hidden_tools(tools), add_generation_prompt=prompted
+                )
+            )
         except (ValueError, TypeError, KeyError) as error:
             told = self._encoder.shown(f"{type(error).__name__}: {error}")
             raise ChatError(f"the model's renderer cannot write this: {told}") from error

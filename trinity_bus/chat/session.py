@@ -34,10 +34,9 @@ from schemas.experience import Rollout, UInt8, VersionSpan
 from schemas.sampling import Sampling
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
-from trinity_bus.chat.options import TemplateOptions
-from trinity_bus.chat.protocols import Completion
-from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
+from trinity_bus.chat.renderer import DrawnTurn, Renderer, TemplateOptions, Tools
 from trinity_bus.chat.speech import Speech
+from trinity_bus.inference.completion import Completion
 
 
 @dataclass(slots=True)
@@ -46,25 +45,19 @@ class TokenSample:
 
     prompt_token_ids: list[int]
     response_token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    """[response] as the engine gave them; 0 where the token was not drawn."""
-    mask: list[bool] = field(default_factory=list)
-    """[response] True where the token was drawn."""
+    logprobs: list[float] = field(default_factory=list)  # [response] 0 where the token was not drawn
+    mask: list[bool] = field(default_factory=list)  # [response] True where the token was drawn
     versions: list[VersionSpan] = field(default_factory=list)
-    turn_starts: list[int] = field(default_factory=list)
-    """[turns] where in the response each drawn turn begins."""
+    turn_starts: list[int] = field(default_factory=list)  # [turns] where in the response each drawn turn begins
+    # [prompt + response - 1, layers, k] the experts that were chosen as each token was first run; None where the engine
+    # has not told those of the last turn.
     routes: UInt8 | None = None
-    """[prompt + response - 1, layers, k] the experts that were chosen as each token was first run; None where the
-    engine has not told those of the last turn."""
-    finish_reason: str = "stop"
-    """Of the last turn."""
-    number: int = 0
-    """Which of its session's."""
+    finish_reason: str = "stop"  # of the last turn
+    number: int = 0  # which of its session's
+    # How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it.
     sampling: Sampling | None = None
-    """How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it."""
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
-        """Return it as what ``build_group`` takes."""
         return Rollout(
             prompt_token_ids=self.prompt_token_ids,
             response_token_ids=self.response_token_ids,
@@ -81,7 +74,6 @@ class TokenSample:
         )
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
-        """Add what was told to the model since, and what it drew then."""
         drawn = list(completion.token_ids)
         self.response_token_ids += told
         self.logprobs += [0.0] * len(told)
@@ -112,14 +104,10 @@ def _continued_routes(known: UInt8 | None, told: UInt8 | None) -> UInt8 | None:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The end of a drawn turn."""
-
     sample: TokenSample
-    turn: int
-    """How many turns of the sample there are up to here."""
+    turn: int  # how many turns of the sample there are up to here
     start: int
-    end: int
-    """[start, end) of the sample's tokens is the turn."""
+    end: int  # [start, end) of the sample's tokens is the turn
     ended: bool
 
     def drawn(self) -> DrawnTurn:
@@ -129,36 +117,25 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to ask the engine with."""
-
     token_ids: list[int]
     tools: Tools
-    renderer: Renderer
-    """That has written it, and reads its answers."""
-    known: bytes
-    """What its history is known by."""
+    renderer: Renderer  # that has written it, and reads its answers
+    known: bytes  # what its history is known by
     digests: Digests
-    after: _Point | None
-    """The turn that it continues."""
+    after: _Point | None  # the turn that it continues
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What a model has said, to show and to execute."""
-
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ParsedCall, ...] = ()
-    flaws: tuple[str, ...] = ()
-    """Tool calls that could not be read, in words for the model."""
+    flaws: tuple[str, ...] = ()  # tool calls that could not be read, in words for the model
     finish_reason: str = "stop"
-    stopped_by: str | None = None
-    """Which of the texts has ended it that were to do so."""
+    stopped_by: str | None = None  # which of the texts has ended it that were to do so
     tokens: int = 0
-    sample: int = 0
-    """In which of the session's samples it is."""
-    turn: int = 0
-    """Which of that sample's turns."""
+    sample: int = 0  # in which of the session's samples it is
+    turn: int = 0  # which of that sample's turns
 
     @property
     def message(self) -> dict[str, Any]:
@@ -191,21 +168,16 @@ class Session:
         self._asked: set[bytes] = set()
         self._calls = 0
         self.samples: list[TokenSample] = []
-        self.rewrites = 0
-        """Samples that have begun because the history was not what had been said."""
-        self.branches = 0
-        """Samples that have begun at an earlier turn."""
-        self.flaws = 0
-        """Tool calls that could not be read."""
+        self.rewrites = 0  # samples that have begun because the history was not what had been said
+        self.branches = 0  # samples that have begun at an earlier turn
+        self.flaws = 0  # tool calls that could not be read
 
     @property
     def turns(self) -> int:
-        """How many were drawn."""
         return sum(len(sample.turn_starts) for sample in self.samples)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What every sample of it tells."""
         return {
             "turns": float(self.turns),
             "rewrites": float(self.rewrites),
@@ -240,11 +212,7 @@ class Session:
         return Prompt(token_ids, tools, renderer, known[-1], digests, after)
 
     def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
-        """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten.
-
-        Raises:
-            ChatError: A message is none.
-        """
+        """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten."""
         digests, missed = Digests(tools), False
         for message in messages:
             known = digests.add(message)
@@ -262,18 +230,8 @@ class Session:
     ) -> list[tuple[Completion, ModelReply]]:
         """Take the answers of a history that were given elsewhere, up to the first that is not what was drawn there.
 
-        Args:
-            messages: The history, and more.
-            tools: What the model may call.
-            stop: Texts that ended answers.
-            drawn: Returns what was drawn elsewhere after a prompt.
-            options: Of the model's chat template.
-
-        Returns:
-            What was taken, and what it says.
-
-        Raises:
-            ChatError: They cannot be written as tokens of this model.
+        ``stop`` ended answers; ``drawn`` returns what was drawn elsewhere after a prompt. Returns what was taken, and
+        what it says.
         """
         taken: list[tuple[Completion, ModelReply]] = []
         digests = Digests(tools)
@@ -296,8 +254,6 @@ class Session:
         """Take an answer to a prompt: once for each response that was asked for.
 
         Args:
-            prompt: What the engine was asked with.
-            completion: What it drew.
             stop: Texts that have ended it; what is said ends before them.
             sampling: How it was drawn, where that is to be told of each sample.
         """
@@ -322,7 +278,6 @@ class Session:
         return self.samples[-1]
 
     def _would_be(self, prompt: Prompt, completion: Completion, stop: Sequence[str]) -> bytes:
-        """Return what a history would be known by after an answer."""
         calls = self._calls
         said = self._said(prompt, completion, stop, sample=0, turn=0)
         self._calls = calls
@@ -353,7 +308,6 @@ class Session:
         return self.samples[-1], []
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
-        """Return what shows the answer to a prompt while it is drawn."""
         return prompt.renderer.speech(prompt.token_ids, stop, prompt.tools)
 
     def _said(

@@ -12,12 +12,11 @@ together, is what the turn reads as; nothing is ever taken back.
 from collections.abc import Sequence
 from typing import Final
 
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.formats import THINK, THOUGHT
+from trinity_bus.chat.messages import Tokenizer
 
-_THINK, _THOUGHT = "<think>", "</think>"
 _MARKS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
-_HALF: Final = "\ufffd"
-"""What half a character decodes to."""
+_HALF: Final = "\ufffd"  # what half a character decodes to
 
 
 class Speech:
@@ -48,14 +47,12 @@ class Speech:
         self._special = frozenset(tokenizer.all_special_ids)
         self._ends = (*_MARKS, *stop) if called and not plain else tuple(stop)
         self._object_is_call = object_is_call
-        self._reasons: bool | None = False if plain else True if opened else None
-        """None while it is not known."""
+        self._reasons: bool | None = False if plain else True if opened else None  # None while it is not known
         self._after_reasoning = False
         self._ids: list[int] = []
         self._trailing: list[int] = []
         self._read = self._decoded = 0
-        self._text = ""
-        """Not yet shown, and not yet passed over."""
+        self._text = ""  # not yet shown, and not yet passed over
         self._shown = ""
         self._silent = whole
 
@@ -73,7 +70,7 @@ class Speech:
         if self._reasons is None and not self._is_begun():
             return ""
         if self._reasons:
-            _, closed, rest = self._text.partition(_THOUGHT)
+            _, closed, rest = self._text.partition(THOUGHT)
             if not closed:
                 return ""
             self._reasons, self._after_reasoning, self._text = False, True, rest
@@ -96,12 +93,11 @@ class Speech:
         return now[len(before) :]
 
     def _is_begun(self) -> bool:
-        """Whether it is known by now if the turn begins with reasoning."""
         begun = self._text.lstrip()
-        if _THINK.startswith(begun):
-            self._reasons = True if begun == _THINK else None
+        if THINK.startswith(begun):
+            self._reasons = True if begun == THINK else None
         else:
-            self._reasons = begun.startswith(_THINK)
+            self._reasons = begun.startswith(THINK)
         return self._reasons is not None
 
     def _show(self) -> str:

@@ -8,36 +8,44 @@ What follows a turn is found by writing a short conversation, with a mark in pla
 So it costs what the new messages are long, however long the conversation is. The template sees neither what was said
 before nor what was drawn, and cannot take anything of it back: reasoning that it leaves out of earlier turns stays
 where it was drawn.
+
+A model that the package ``renderers`` knows by its name has that package's renderer instead, where it is installed, and
+so has one for which ``mesh.renderer`` names it; every other model, and each that is a folder, its own chat template.
+See docs/decisions/0015.
 """
 
+import importlib.util
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from trinity_bus.chat.encoding import Encoder, encoder_of
-from trinity_bus.chat.formats import Read, calls_only_by_name, format_of, read_llama, split_reasoning
-from trinity_bus.chat.formats.call import OPENING_TOKENS, opens_reasoning
-from trinity_bus.chat.messages import ChatError, ChatMessage, for_template, text_of
-from trinity_bus.chat.options import TemplateOptions
-from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
+from trinity_bus.chat.formats import (
+    THINK,
+    Read,
+    calls_only_by_name,
+    format_of,
+    in_reasoning,
+    opens_reasoning,
+    read_llama,
+    split_reasoning,
+)
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template, text_of
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Renderer, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 from trinity_bus.runtime.cpu_limit import limited
 
 _MARK: Final = f"turn-{secrets.token_hex(8)}-that-was-drawn"
-_OPEN: Final = "<think>"
+_NO_TEMPLATE: Final = "the model's tokenizer has no chat template; send a prompt"
+# Of the processor's time, for one text: a template is a program, and some never end.
 _LIMIT_S: Final = 10.0
-"""Of the processor's time, for one text: a template is a program, and some never end."""
+
+_log = logging.getLogger(__name__)
 
 
 class TemplateRenderer:
-    """Writes messages with a model's chat template.
-
-    Args:
-        tokenizer: With a chat template.
-        options: Of the template.
-    """
-
     def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:
         self._encoder = encoder_of(tokenizer)
         self._tokenizer = self._encoder.model
@@ -46,13 +54,11 @@ class TemplateRenderer:
         self._read = format_of(str(self._tokenizer.chat_template))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """See ``Renderer.prompt``."""
-        return self._encoder.encode(self._apply(self._written(messages, tools), tools))
+        return self._encoder.encode(self._apply(self._encoder.written(messages, tools), tools))
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """See ``Renderer.extension``."""
         said = {"role": "assistant", "content": _MARK}
-        text = self._apply([OPENING, said, *self._written(messages, tools)], tools)
+        text = self._apply([OPENING, said, *self._encoder.written(messages, tools)], tools)
         _, mark, following = text.rpartition(_MARK) if text.count(_MARK) == 1 else ("", "", "")
         if not mark:
             raise ChatError("the model's chat template does not write an assistant's turn as it is said")
@@ -60,41 +66,35 @@ class TemplateRenderer:
         return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        """See ``Renderer.read``."""
         ids = list(drawn.token_ids)
         while ids and ids[-1] in self._special:
             ids.pop()
-        reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=self._opens(drawn.prompt))
+        reasoning, rest = split_reasoning(
+            self._tokenizer.decode(ids), opened=in_reasoning(self._tokenizer, drawn.prompt)
+        )
         read = self._read(rest) if tools else Read(rest)
         if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
             read = Read(rest)
         return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
 
     def configured(self, options: TemplateOptions) -> "TemplateRenderer":
-        """See ``Renderer.configured``."""
         return TemplateRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """See ``Renderer.turn``. Where the prompt opens reasoning, a turn begins in it, even where there is none."""
+        """Where the prompt opens reasoning, a turn begins in it, even where there is none."""
         opening = self._apply([OPENING], tools)
         whole = self._apply([OPENING, for_template(message)], tools, prompted=False)
         if whole.startswith(opening) or not opens_reasoning(opening):
             return self._encoder.encode(after(opening, whole))
         # Templates that open it in a prompt leave it out of what was said before, with all that they write of it.
-        _, said = split_reasoning(after(opening[: opening.rindex(_OPEN)], whole), opened=False)
+        _, said = split_reasoning(after(opening[: opening.rindex(THINK)], whole), opened=False)
         inside, _ = split_reasoning(text_of(message), opened=False)
         reasoning = message.get("reasoning_content") or inside or ""
         return self._encoder.encode(f"{reasoning.strip()}\n</think>\n\n{said.lstrip()}")
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
-        """See ``Renderer.speech``."""
-        if not tools:
-            return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, called=False)
-        object_is_call = self._read is read_llama
-        return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, object_is_call=object_is_call)
-
-    def _opens(self, prompt: Sequence[int]) -> bool:
-        return opens_reasoning(self._tokenizer.decode(list(prompt[-OPENING_TOKENS:])))
+        opened, object_is_call = in_reasoning(self._tokenizer, prompt), bool(tools) and self._read is read_llama
+        return Speech(self._tokenizer, opened=opened, stop=stop, object_is_call=object_is_call, called=bool(tools))
 
     def _end_of_turn(self, drawn: DrawnTurn, new: Sequence[int]) -> int:
         """Return how many of the tokens that follow are the turn's end, and were drawn."""
@@ -106,10 +106,6 @@ class TemplateRenderer:
             return 0
         # A model may end a turn with another mark than its template does.
         return end + 1 if drawn.ended or new[end] == last else 0
-
-    def _written(self, messages: Sequence[ChatMessage], tools: Tools) -> list[dict[str, Any]]:
-        self._encoder.check([messages, tools])
-        return [self._encoder.hidden(for_template(one)) for one in messages]
 
     def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, prompted: bool = True) -> str:
         given = {"tools": self._encoder.hidden_tools(tools)} if tools else {}
@@ -130,3 +126,50 @@ class TemplateRenderer:
             told = self._encoder.shown(f"{type(error).__name__}: {error}")
             raise ChatError(f"the model's chat template cannot write this: {told}") from error
         return text
+
+
+class PromptsOnly:
+    """Renderer of a model without a chat template: prompts are completed, conversations refused."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ChatError(_NO_TEMPLATE)
+
+    prompt = extension = configured = turn = _refuse
+
+    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
+        del tools
+        return ParsedTurn(self._tokenizer.decode(list(drawn.token_ids)), None, (), ())
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
+        del prompt, tools
+        return Speech(self._tokenizer, stop=stop, plain=True)
+
+
+def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
+    """Return the renderer of a model.
+
+    Args:
+        tokenizer: The model's, as ``load_tokenizer`` gives it: with what the settings say.
+        **options: More of the chat template, such as ``enable_thinking=False``.
+
+    Raises:
+        ChatError: The model has no chat template, or no such option.
+    """
+    encoder = encoder_of(tokenizer)
+    options = {**getattr(tokenizer, "chat_template_options", {}), **options}
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    is_there = importlib.util.find_spec("renderers") is not None
+    if encoder.how.renderer is not None and not is_there:
+        raise ChatError(f"mesh.renderer = {encoder.how.renderer!r} needs the package renderers: pip install renderers")
+    if encoder.how.renderer is not None or (name and not Path(name).is_dir() and is_there):
+        from trinity_bus.chat.packaged import PackagedRenderer, knows
+
+        if encoder.how.renderer is not None or knows(name):
+            _log.debug("the package renderers writes conversations with %s", name)
+            return PackagedRenderer(encoder, options)
+    if not tokenizer.chat_template:
+        raise ChatError(_NO_TEMPLATE)
+    return TemplateRenderer(encoder, options)

@@ -19,47 +19,32 @@ from dataclasses import dataclass, field
 
 from schemas.examples import Demonstration, Preference
 from trinity_bus.chat.encoding import encoder_of
-from trinity_bus.chat.messages import ChatError, ChatMessage
-from trinity_bus.chat.protocols import EndingTokenizer
-from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools, renderer_for
+from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer
+from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
+from trinity_bus.chat.template import renderer_for
 
 _ASSISTANT = "assistant"
 
 
 @dataclass(slots=True)
 class WrittenAnswer:
-    """One answer after its prompt."""
-
-    prompt: list[int]
-    """At least one token."""
+    prompt: list[int]  # at least one token
     response: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    """[response] True where the token is learned from."""
+    mask: list[bool] = field(default_factory=list)  # [response] True where the token is learned from
 
     def add(self, token_ids: Sequence[int], *, learned: bool) -> None:
-        """Append tokens to the response."""
         self.response += token_ids
         self.mask += [learned] * len(token_ids)
 
 
 class ExampleWriter:
-    """Writes examples as tokens, for one model.
-
-    Args:
-        tokenizer: The model's.
-    """
-
     def __init__(self, tokenizer: EndingTokenizer) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder_of(tokenizer)
         self._special = frozenset(tokenizer.all_special_ids)
         self._renderer: Renderer | None = None
 
     def write(self, example: Demonstration | Preference) -> list[WrittenAnswer]:
-        """Return the answers of an example: of a preference the chosen one, then the rejected one.
-
-        Raises:
-            ChatError: It cannot be written, or nothing would be left to learn from.
-        """
+        """Return the answers, of a preference the chosen one first; ChatError where nothing is left to learn from."""
         if isinstance(example, Preference):
             chosen, rejected = (self._answer(example, text) for text in (example.chosen, example.rejected))
             if chosen.response == rejected.response:

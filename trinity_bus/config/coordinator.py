@@ -104,12 +104,12 @@ class CoordinatorSettings(Section):
 
     @property
     def max_batch_tasks(self) -> int:
-        """Return how many tasks a batch may have, so that its manifest is no larger than the cluster's records."""
+        # So that its manifest is no larger than the cluster's records.
         return min(MAX_BATCH_TASKS, TASKS_PER_MIB * (self.max_record_mib - 1))
 
     @property
     def max_batch_parts(self) -> int:
-        """Return how many parts they may have together; at least two of each."""
+        # At least two of each task.
         return MAX_BATCH_PARTS // MAX_BATCH_TASKS * self.max_batch_tasks
 
     @model_validator(mode="after")
@@ -117,7 +117,7 @@ class CoordinatorSettings(Section):
         return self.fits_records()
 
     def fits_records(self) -> Self:
-        """Refuse batches whose manifest could be larger than a record; asked again when ``mesh`` has said its word."""
+        # Asked again when ``mesh`` has said its word.
         if self.batch_size > self.max_batch_tasks:
             raise conflict(
                 f"coordinator.batch_size is {self.batch_size}, and a batch may have {self.max_batch_tasks} tasks with "

@@ -20,8 +20,7 @@ _LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PRO
 
 
 class Environment(EnvSettingsSource):
-    """The environment, in which a secret's ``_FILE`` variable stands for what is in the file."""
-
+    # A secret's ``_FILE`` variable stands for what is in the file.
     def _load_env_vars(self) -> Mapping[str, str | None]:
         given = dict(super()._load_env_vars())
         for variable in secret_variables():
@@ -49,10 +48,8 @@ def _read_secret(variable: str, path: Path) -> str:
 
 
 def forget_secrets() -> None:
-    """Take every secret out of ``os.environ``, so that no process started from now on inherits one.
-
-    Settings that were read before keep theirs; those that are read afterwards have none, and nothing of the file.
-    """
+    """Take every secret out of ``os.environ``, so that no process started from now on inherits one."""
+    # Settings that were read before keep theirs; those that are read afterwards have none, and nothing of the file.
     secret = set(secret_variables())
     for name in list(os.environ):
         # The settings file may hold some, too.
@@ -61,10 +58,8 @@ def forget_secrets() -> None:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that begin as ours do and are no setting: one that is misspelt would else have no effect.
-
-    What Kubernetes makes of a service with our name (``TRINITY_BUS_..._SERVICE_HOST``) is left alone.
-    """
+    """Return the variables that begin as ours do and are no setting: one that is misspelt would else have no effect."""
+    # What Kubernetes makes of a service with our name (``TRINITY_BUS_..._SERVICE_HOST``) is left alone.
     known = {path for path, _ in setting_paths()} | {variable + FILE_SUFFIX for variable in secret_variables()}
     known.add(CONFIG_VARIABLE)
     return [

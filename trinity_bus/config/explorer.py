@@ -18,6 +18,7 @@ from trinity_bus.config.values import Count, HostName, InstanceName, Options, Se
 _POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
+# arguments of vLLM's engine that are not passed through, and why
 REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ("model", "served_model_name", "download_dir"): "mesh.model_path says which model it is",
     ("dtype", "lora_dtype"): "set mesh.dtype",
@@ -53,7 +54,6 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ("speculative_config", "spec_"): "what drafts tokens keeps the weights of the start while versions come",
     ("disable_log_stats", "aggregate_engine_logging"): "the explorer counts and paces itself by its own",
 }
-"""Arguments of vLLM's engine that are not passed through, and why."""
 
 
 class ExplorerSettings(Section):
@@ -186,22 +186,22 @@ class ExplorerSettings(Section):
 
     @property
     def is_in_own_pool(self) -> bool:
-        """Whether it answers the tasks of the model that is trained."""
+        # Whether it answers the tasks of the model that is trained.
         return self.pool in (None, self.model)
 
     @property
     def serves_adapter(self) -> bool:
-        """Whether versions are adapters, beside the weights that it starts with."""
+        # Whether versions are adapters, beside the weights that it starts with.
         return self.adapter_rank > 0 and self.follows != "none"
 
     @property
     def served_model(self) -> str:
-        """Return what the model is called that it serves: a checkpoint for a pool by the name of the pool."""
+        # A checkpoint for a pool has the name of the pool.
         return self.pool if self.pool is not None and self.follows == "none" else self.model
 
     @property
     def first_version(self) -> int:
-        """Return which version it has before any is announced; -1 for none that is known."""
+        # Before any is announced; -1 for none that is known.
         if self.follows != "none":
             return -1
         return self.fixed_version if self.fixed_version is not None else 0 if self.is_in_own_pool else -1

@@ -25,7 +25,7 @@ _LINE = re.compile(r"^\s*(?:\[\s*(?P<table>[\w-]+)\s*\]|(?P<key>[\w-]+(?:\s*\.\s
 
 
 def config_file() -> Path | None:
-    """Return the file that the environment names; None where it names none."""
+    # None where the environment names none.
     return Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None
 
 
@@ -48,12 +48,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
 
 
 class File(TomlConfigSettingsSource):
-    """The file that the environment names, if it names one.
-
-    Raises:
-        ConfigError: It cannot be read, or is not TOML.
-    """
-
+    # Raises ConfigError where the file cannot be read, or is not TOML.
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
         self._lines: dict[str, int] = {}
         self.path = config_file()
@@ -93,13 +88,13 @@ class File(TomlConfigSettingsSource):
                 )
 
     def place(self, path: str) -> str:
-        """Return where a setting or section of the file stands, as ``mesh.toml:12``."""
+        # Such as ``mesh.toml:12``.
         line = self._lines.get(path)
         return str(self.path) if line is None else f"{self.path}:{line}"
 
 
 def _lines(text: str) -> Iterator[tuple[str, int]]:
-    """Each table and each setting with its line: names in quotes, and tables within a line, are not found."""
+    # Names in quotes, and tables within a line, are not found.
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
         match = _LINE.match(line)

@@ -56,5 +56,4 @@ class GatewaySettings(Section):
 
     @property
     def served(self) -> str:
-        """What its model is called."""
         return self.model if self.pool is None else self.pool

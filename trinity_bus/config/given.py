@@ -11,8 +11,6 @@ from trinity_bus.config.sections import Sections
 
 
 class GivenSettings(Sections):
-    """All settings, from what a program gives and the defaults alone."""
-
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     @classmethod
@@ -24,20 +22,13 @@ class GivenSettings(Sections):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return what a program gives."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
 
 def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[str, str]]:
-    """Return settings, or what is wrong with them.
-
-    Args:
-        values: By the settings' places, such as ``mesh.model_path``. Text is taken as a variable's would be.
-
-    Returns:
-        The settings; None where something is wrong. What is wrong, each a line, by the setting or section that is.
-    """
+    """Return settings by their places, such as ``mesh.model_path``, text as in variables; or None and the faults."""
+    # What is wrong is a line each, by the setting or section that is.
     nested: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         section, _, name = path.partition(".")

@@ -49,7 +49,7 @@ class KafkaSettings(Section):
     and nothing is lost. For refused credentials a service ends after 10 s."""
 
     def max_message_bytes(self, topic: Topic) -> int:
-        """Return Kafka's limit for one batch of records of a topic, on this cluster."""
+        # Kafka's limit for one batch of records of a topic, on this cluster.
         return min(topic.max_message_bytes, self.max_record_mib << 20)
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ type Mode = Literal["both", "explore", "train", "bench", "serve"]
 type TemplateOptions = Annotated[dict[str, bool | int | float | str], Field(max_length=32)]
 type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
+# the modes in which each service takes part
 TAKES_PART: Final[Mapping[str, frozenset[Mode]]] = {
     "coordinator": frozenset(["both", "explore", "train", "bench", "serve"]),
     "explorer": frozenset(["both", "explore", "bench", "serve"]),
@@ -26,12 +27,9 @@ TAKES_PART: Final[Mapping[str, frozenset[Mode]]] = {
     "taskset": frozenset(["both", "explore", "bench"]),
     "gateway": frozenset(["both", "explore", "bench", "serve"]),
 }
-"""The modes in which each service takes part."""
 
-MIN_RECORD_MIB = 5
-"""A task has 4 at most, and the order to run it some KiB more."""
-MAX_RECORD_MIB = 65
-"""With it every topic takes the largest of its records."""
+MIN_RECORD_MIB = 5  # a task has 4 at most, and the order to run it some KiB more
+MAX_RECORD_MIB = 65  # with it every topic takes the largest of its records
 
 
 def computed_dtype(dtype: Dtype, *, on_cpu: bool) -> str:
@@ -96,14 +94,9 @@ class MeshSettings(Section):
 
 
 def of_mesh(name: str) -> Any:
-    """Return the field of a section that takes its value from ``mesh``.
-
-    Args:
-        name: The setting of ``mesh``.
-    """
+    """Return the field of a section that takes its value from a setting of ``mesh``."""
     return Field(default=MeshSettings.model_fields[name].default, json_schema_extra=_OF_MESH)
 
 
 def is_of_mesh(field: FieldInfo) -> bool:
-    """Tell whether a section takes this value from ``mesh``."""
     return field.json_schema_extra is _OF_MESH

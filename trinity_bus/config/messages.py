@@ -14,11 +14,7 @@ _MAX_SHOWN = 120
 
 
 class WrongSettingsError(ConfigError):
-    """Settings are wrong.
-
-    Args:
-        problems: One line for each.
-    """
+    """Settings are wrong; ``problems`` has a line for each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -26,13 +22,8 @@ class WrongSettingsError(ConfigError):
 
 
 def line(detail: ErrorDetails, label: Callable[[str], str], told: Callable[[str], str]) -> str:
-    """Return a validation error as "setting=value: what would be right".
-
-    Args:
-        detail: What pydantic says.
-        label: What a setting is called that is wrong by itself.
-        told: Names the settings in a message by where they come from.
-    """
+    """Return a validation error as "setting=value: what would be right"."""
+    # ``label`` names a setting that is wrong by itself; ``told`` names those in a message by where they come from.
     if detail["type"] == CONFLICT:
         return told(detail["msg"])
     # Beyond section and setting, a location names parts of a type, not of a variable.
@@ -75,16 +66,8 @@ def nearest(name: str, known: Sequence[str], *, delimiter: str = ".", prefix: st
 
 
 def required[T](value: T | None, path: str, why: str) -> T:
-    """Return the value of an optional setting that this service cannot do without.
-
-    Args:
-        value: The setting's value.
-        path: Its place, such as ``"mesh.model_path"``.
-        why: What it is needed for, the end of the sentence "it is needed ...".
-
-    Raises:
-        ConfigError: It is unset.
-    """
+    """Return the value of an optional setting that this service cannot do without; ConfigError where it is unset."""
+    # ``path`` is its place, such as ``"mesh.model_path"``; ``why`` the end of the sentence "it is needed ...".
     if value is None:
         raise ConfigError(f"{path} is not set: it is needed {why}")
     return value

@@ -3,8 +3,7 @@
 ENV_PREFIX = "TRINITY_BUS_"
 ENV_DELIMITER = "__"
 FILE_SUFFIX = "_FILE"
-CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
-"""Names the settings file."""
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"  # names the settings file
 
 
 def env_name(path: str) -> str:

@@ -13,20 +13,13 @@ from trinity_bus.config.messages import nearest, not_a_setting
 from trinity_bus.config.names import FILE_SUFFIX, env_name
 from trinity_bus.config.sections import sections, setting_fields
 
+# settings that the command line gives: their variables are set for the sake of the processes that it starts
 OPTIONS: set[str] = set()
-"""Settings that the command line gives: their variables are set for the sake of the processes that it starts."""
 _PLACE = re.compile(r"\b[a-z]+\.[a-z_0-9]+\b")
 
 
 class Origins:
-    """The sources as they are now.
-
-    Args:
-        settings_cls: The settings' class.
-
-    Raises:
-        ConfigError: The file, or that of a secret, cannot be read.
-    """
+    """The sources as they are now; ConfigError where the file, or that of a secret, cannot be read."""
 
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
         self._file = File(settings_cls)
@@ -71,7 +64,7 @@ class Origins:
 
 
 def _paths(given: Mapping[str, Any]) -> Iterator[str]:
-    """Every setting that a file gives; a table that is no section counts as one."""
+    # A table that is no section counts as one setting.
     for section, content in given.items():
         if section in sections() and isinstance(content, Mapping):
             yield from (f"{section}.{name}" for name in content)

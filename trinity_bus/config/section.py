@@ -14,10 +14,6 @@ CONFLICT = "conflicting_settings"
 
 
 def conflict(text: str) -> PydanticCustomError:
-    """Return the error of settings that contradict each other.
-
-    Args:
-        text: The whole message, with settings by their places, such as ``kafka.sasl_password``: they are told with
-            where they come from.
-    """
+    """Return the error of settings that contradict each other."""
+    # The text names settings by their places, such as ``kafka.sasl_password``: they are told with where they come from.
     return PydanticCustomError(CONFLICT, "{text}", {"text": text})

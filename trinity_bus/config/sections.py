@@ -44,7 +44,7 @@ class Sections(BaseSettings):
     @field_validator("*", mode="after")
     @classmethod
     def _take_from_mesh(cls, section: Section, info: ValidationInfo) -> Section:
-        """Hand a section what it shares with others, unless a program has made it with values of its own."""
+        # Unless a program has made it with values of its own.
         mesh = info.data.get("mesh")
         shared = {name for name, field in type(section).model_fields.items() if is_of_mesh(field)}
         if mesh is None:
@@ -90,7 +90,7 @@ class Sections(BaseSettings):
 
 
 def sections() -> dict[str, type[Section]]:
-    """Return the type of each section by its name."""
+    # By name.
     kinds = ((name, field.annotation) for name, field in Sections.model_fields.items())
     return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
 
@@ -117,5 +117,4 @@ def secret_variables() -> list[str]:
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Tell whether a setting's value must never be shown."""
     return "SecretStr" in str(field.annotation)

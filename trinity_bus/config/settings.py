@@ -38,7 +38,6 @@ class Settings(Sections):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the environment and the file that it names."""
         del env_settings, dotenv_settings, file_secret_settings
         return init_settings, Environment(settings_cls), File(settings_cls)
 

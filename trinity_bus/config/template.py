@@ -14,8 +14,8 @@ from trinity_bus.config.mesh import is_of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.sections import Sections, is_secret, sections
 
+# the schema, rendered; editors that know TOML find it by the first line of a file, ``#:schema``
 SCHEMA: Final = Path(__file__).with_name("mesh.schema.json")
-"""The schema, rendered. Editors that know TOML find it by the first line of a file: ``#:schema``."""
 _WIDTH: Final = 118
 
 
@@ -72,7 +72,6 @@ def _comment(docstring: str) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of the file."""
     schema = Sections.model_json_schema()
     for definition in schema["$defs"].values():
         properties = definition.get("properties", {})
@@ -84,7 +83,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without_null(field: dict[str, Any]) -> None:
-    """TOML has no null: what is unset is left out."""
+    # TOML has no null: what is unset is left out.
     if "default" in field and field["default"] is None:
         del field["default"]
     kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]

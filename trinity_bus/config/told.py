@@ -12,17 +12,11 @@ from trinity_bus.config.sections import Sections, is_secret, setting_fields
 from trinity_bus.config.template import toml_value
 from trinity_bus.errors import ConfigError
 
-_WHO = re.compile(r"://[^/@\s]*@")
-"""Who logs in, in an address."""
+_WHO = re.compile(r"://[^/@\s]*@")  # who logs in, in an address
 
 
 def told_settings(settings: Sections, *sections: str) -> dict[str, str]:
-    """Return the settings of some sections as text, by their paths; empty where one is not set.
-
-    Args:
-        settings: Of the service.
-        sections: That it uses.
-    """
+    """Return the settings of some sections as text, by their paths; empty where one is not set."""
     told = {}
     for path, field in setting_fields().items():
         section, _, name = path.partition(".")

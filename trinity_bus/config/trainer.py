@@ -23,6 +23,7 @@ from trinity_bus.config.values import (
     ports_of,
 )
 
+# arguments of Megatron's and torch's optimizers that are not passed through, and why
 REFUSED_OPTIMIZER_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ("lr", "min_lr", "decoupled_"): "set trainer.learning_rate, trainer.warmup_steps and trainer.decay_steps",
     ("weight_decay",): "set trainer.weight_decay",
@@ -36,7 +37,6 @@ REFUSED_OPTIMIZER_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ),
     ("maximize", "differentiable", "capturable", "timers"): "the step would be another one",
 }
-"""Arguments of Megatron's and torch's optimizers that are not passed through, and why."""
 
 
 class TrainerSettings(Section):
@@ -282,28 +282,25 @@ class TrainerSettings(Section):
 
     @property
     def ranks(self) -> int:
-        """Processes that train together."""
+        # processes that train together
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
 
     @property
     def reach(self) -> int:
-        """How many steps back a step may learn from what was new then."""
+        # how many steps back a step may learn from what was new then
         return {"priority": self.replay_steps, "dynamic_sampling": self.effective_batches}.get(self.strategy, 0)
 
     def is_done(self, step: int) -> bool:
-        """Whether training ends after a step."""
         return self.total_steps is not None and step >= self.total_steps
 
     def saves_as_hf(self, *, last: bool) -> bool:
-        """Whether a checkpoint, the last one or not, is written in the layout of Hugging Face too."""
+        # In the layout of Hugging Face too.
         return self.save_as_hf == "always" or (last and self.save_as_hf == "last")
 
     @property
     def weights_ports(self) -> range:
-        """``weights_port`` as numbers."""
         return ports_of(self.weights_port)
 
     @property
     def ranks_ports(self) -> range:
-        """``ranks_port`` as numbers."""
         return ports_of(self.ranks_port)

@@ -12,8 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from schemas.record import Identifier
 
-MIN_KEY_CHARS = 16
-"""Of what somebody is let in by."""
+MIN_KEY_CHARS = 16  # of what somebody is let in by
 _PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 _SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
 
@@ -46,7 +45,6 @@ def _named_host(value: object) -> object:
 
 
 def ports_of(value: str) -> range:
-    """Return the numbers of a :data:`PortRange`."""
     first, _, last = value.partition("-")
     return range(int(first), int(last or first) + 1)
 
@@ -54,27 +52,19 @@ def ports_of(value: str) -> range:
 type ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 type Count = Annotated[int, Field(ge=1)]
+# of what is multiplied with other sizes, and has to stay a number that can be told
 type Size = Annotated[int, Field(ge=1, le=1 << 30)]
-"""Of what is multiplied with other sizes, and has to stay a number that can be told."""
 type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
 type HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), BeforeValidator(_named_host)]
 type Servers = Annotated[str, AfterValidator(_servers)]
 type PortRange = Annotated[str, AfterValidator(_port_range)]
 
-type Options = Annotated[dict[str, JsonValue], Field(max_length=64)]
-"""Arguments of somebody else's, passed through."""
+type Options = Annotated[dict[str, JsonValue], Field(max_length=64)]  # arguments of somebody else's, passed through
 
 
 def allowed_options(given: Mapping[str, JsonValue], refused: Mapping[tuple[str, ...], str]) -> None:
-    """Refuse options that would break what the mesh promises.
-
-    Args:
-        given: By name.
-        refused: Why, by names; one that ends with an underscore is what names begin with.
-
-    Raises:
-        PydanticCustomError: There is one.
-    """
+    """Refuse options that would break what the mesh promises, with a PydanticCustomError."""
+    # ``refused`` says why, by names; one that ends with an underscore is what names begin with.
     for names, why in refused.items():
         for option in given:
             if option in names or option.startswith(tuple(name for name in names if name.endswith("_"))):

@@ -32,35 +32,26 @@ _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Who is said to answer at an address."""
-
     explorer: str
     incarnation: str
     pool: str | None
     address: str
 
     def answer(self, nonce: str, key: str) -> str:
-        """Return what proves to whoever has sent a nonce that it is there now.
-
-        Raises:
-            ValueError: That is no nonce.
-        """
+        """Return what proves to whoever has sent a nonce that it is there now; ValueError where that is no nonce."""
         if _NONCE.fullmatch(nonce) is None:
             raise ValueError("a nonce has 32 hexadecimal digits")
         return _code([_PRESENCE, self.explorer, self.incarnation, self.pool, self.address, nonce], key)
 
     def is_proved(self, answer: str, nonce: str, key: str) -> bool:
-        """Whether an answer is the one to a nonce."""
         return same_secret(answer, self.answer(nonce, key))
 
 
 def presence_of(beat: ExplorerHeartbeat) -> Presence:
-    """Return who a heartbeat says to be, and where."""
     return Presence(beat.explorer, beat.incarnation, beat.pool, beat.address)
 
 
 def with_proof(beat: ExplorerHeartbeat, key: str) -> ExplorerHeartbeat:
-    """Return a heartbeat with the proof of its address."""
     return beat.model_copy(update={"address_proof": _proof(beat, key)})
 
 

@@ -29,34 +29,28 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
 
 from schemas import ExplorerHeartbeat
-from schemas.experience import UInt8
 from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 from trinity_bus.runtime.frames import Dialect, ProtocolError
 
 _log = logging.getLogger(__name__)
 
-_MOST_TRIES: Final = 4
-"""Of one request."""
-_LOOK_S: Final = 0.1
-"""How often it is looked for an explorer while there is none."""
-_BUSY_S: Final = 0.5
-"""How long an explorer is not asked whose engine bore no more."""
+_MOST_TRIES: Final = 4  # of one request
+_LOOK_S: Final = 0.1  # how often it is looked for an explorer while there is none
+_BUSY_S: Final = 0.5  # how long an explorer is not asked whose engine bore no more
 _CONNECT_S: Final = 5.0
-_PROVED_S: Final = 10.0
-"""How long it is believed what an explorer has proved."""
-_MOST_ANSWER: Final = 100
-"""Bytes of a proof that are read; it has 64."""
+_PROVED_S: Final = 10.0  # how long it is believed what an explorer has proved
+_MOST_ANSWER: Final = 100  # bytes of a proof that are read; it has 64
 
 
 class _CutOffError(Exception):
@@ -69,54 +63,37 @@ class _BusyError(_CutOffError):
 
 @dataclass(slots=True)
 class _Tries:
-    """Whom one request has been given to in vain."""
-
     failed: set[str] = field(default_factory=set)
-    lost: int = 0
-    """How often its explorer was lost."""
-    busy_since: float | None = None
-    """When an explorer was too busy first."""
-    moved: bool = False
-    """Whether another explorer was asked than one that was lost."""
+    lost: int = 0  # how often its explorer was lost
+    busy_since: float | None = None  # when an explorer was too busy first
+    settled: int = 0  # how many tokens are of explorers that were cut off
+    moved: bool = False  # whether another explorer was asked than one that was lost
 
 
-@dataclass(slots=True)
-class Drawing:
-    """A response, as far as it has been drawn."""
+def take_frame(drawing: Completion, frame: wire.DrawnFrame, settled: int = 0) -> list[int]:
+    """Take what has come of a response, whose first tokens are of explorers that were cut off; return its tokens.
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(first token, version)"""
-    finish_reason: str = ""
-    """Empty while it goes on."""
-    settled: int = 0
-    """How many of its tokens are of explorers that were cut off."""
-    routes: UInt8 | None = None
-    """[prompt + tokens - 1, layers, k] the experts that were chosen, where its explorer records them; of one that was
-    gone on with, those of the explorer that ended it, which has run all tokens before."""
-
-    def add(self, frame: wire.DrawnFrame) -> list[int]:
-        """Take what has come; return its tokens."""
-        new = wire.tokens_of(frame.token_ids)
-        self._note(len(self.token_ids), frame.version)
-        self.token_ids += new
-        self.logprobs += wire.logprobs_of(frame.logprobs)
-        if frame.finish_reason is not None:
-            self.finish_reason = frame.finish_reason
-            self.versions = [span for span in self.versions if span[0] < self.settled]
-            for start, version in frame.versions:
-                self._note(self.settled + start, version)
-            self.routes = None if frame.routes is None else wire.routes_of(frame.routes)
-        return new
-
-    def _note(self, start: int, version: int) -> None:
-        if version >= 0 and (not self.versions or self.versions[-1][1] != version):
-            self.versions.append((start, version))
+    Of one that was gone on with, the routes are those of the explorer that ended it, which has run all tokens before.
+    """
+    new = wire.tokens_of(frame.token_ids)
+    _note_version(drawing, len(drawing.token_ids), frame.version)
+    drawing.token_ids += new
+    drawing.logprobs += wire.logprobs_of(frame.logprobs)
+    if frame.finish_reason is not None:
+        drawing.finish_reason = frame.finish_reason
+        drawing.versions = [span for span in drawing.versions if span[0] < settled]
+        for start, version in frame.versions:
+            _note_version(drawing, settled + start, version)
+        drawing.routes = None if frame.routes is None else wire.routes_of(frame.routes)
+    return new
 
 
-type OnDrawn = Callable[[int, list[int]], Awaitable[None]]
-"""Told which response has got which new tokens."""
+def _note_version(drawing: Completion, start: int, version: int) -> None:
+    if version >= 0 and (not drawing.versions or drawing.versions[-1][1] != version):
+        drawing.versions.append((start, version))
+
+
+type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which response has got which new tokens
 
 
 class Explorers:
@@ -137,14 +114,12 @@ class Explorers:
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
+        # Who has proved to be there, by name, until they are lost: which arrival of theirs, and when.
         self._met: dict[str, tuple[int, float]] = {}
-        """Who has proved to be there, by name, until they are lost: which arrival of theirs, and when."""
+        # Who is not asked, by name, and until when: its engine bore no more.
         self._busy: dict[str, float] = {}
-        """Who is not asked, by name, and until when: its engine bore no more."""
-        self.busy = 0
-        """Requests that an explorer did not take, because its engine bore no more."""
-        self.moved = 0
-        """Requests that were given to another explorer because one failed."""
+        self.busy = 0  # requests that an explorer did not take, because its engine bore no more
+        self.moved = 0  # requests that were given to another explorer because one failed
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
@@ -156,32 +131,27 @@ class Explorers:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     @property
     def usable(self) -> list[ServingExplorer]:
-        """Those that can be asked now."""
         return self._fleet.usable(awake.now())
 
     @property
     def requests(self) -> dict[str, int]:
-        """How many requests of this gateway each works on."""
         return {name: count for name, count in self._requests.items() if count}
 
     async def draw(
         self, prompt: Sequence[int], sampling: Sampling, n: int = 1, on_drawn: OnDrawn | None = None
-    ) -> list[Drawing]:
+    ) -> list[Completion]:
         """Return ``n`` responses to a prompt.
 
         Args:
             prompt: Token ids.
             sampling: How; ``max_tokens`` is named.
-            n: How many.
             on_drawn: Told of tokens as they come; None where they are wanted at the end alone.
 
         Raises:
@@ -190,18 +160,13 @@ class Explorers:
             RequestRefusedError: The engine does not take it.
             GenerationError: The engine failed on it.
         """
-        drawings = [Drawing() for _ in range(n)]
+        drawings = [_begun() for _ in range(n)]
         async with self._in_time():
             await self._draw(prompt, sampling, drawings, on_drawn)
         return drawings
 
     async def chat(self, messages: bytes, sampling: Sampling) -> str:
-        """Return the answer to a conversation; raises as ``draw`` does.
-
-        Args:
-            messages: OpenAI's shape, as JSON; the explorer's own tokenizer writes them.
-            sampling: How.
-        """
+        """Return the answer to a conversation, OpenAI's messages as JSON; raises as ``draw`` does."""
         ask = wire.ChatAsk(messages=messages, sampling=sampling.model_dump(exclude_none=True))
         frame = await self._one(wire.CHAT_PATH, _written(wire.CHATS, ask), [])
         if not isinstance(frame, wire.SaidFrame):
@@ -209,12 +174,7 @@ class Explorers:
         return frame.text
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return how likely each token of a sequence is, from ``start`` on; raises as ``draw`` does.
-
-        Args:
-            token_ids: The whole sequence.
-            start: At least 1.
-        """
+        """Return how likely each token of a sequence is, from ``start`` (at least 1) on; raises as ``draw`` does."""
         ask = wire.ScoreAsk(tokens=wire.token_bytes(token_ids), start=start)
         frame = await self._one(wire.SCORE_PATH, _written(wire.SCORES, ask), token_ids)
         logprobs = wire.logprobs_of(frame.logprobs) if isinstance(frame, wire.ScoredFrame) else []
@@ -223,7 +183,6 @@ class Explorers:
         return logprobs
 
     def heard(self, beat: ExplorerHeartbeat) -> None:
-        """Take a heartbeat into account."""
         self._fleet.heard(beat, awake.now(), own=self._requests[beat.explorer])
 
     @asynccontextmanager
@@ -238,11 +197,7 @@ class Explorers:
 
     @asynccontextmanager
     async def _asking(self, prompt: Sequence[int], tries: _Tries) -> AsyncIterator[ServingExplorer]:
-        """Provide whom to ask, and count it; one that is lost within, or too busy, is noted.
-
-        Raises:
-            NoEngineError: There is nobody, or all have been too busy for as long as a request waits.
-        """
+        """Provide whom to ask, and count it; one that is lost within, or too busy, is noted."""
         explorer = await self._choose(prompt, tries.failed)
         if tries.failed and explorer.name not in tries.failed and not tries.moved:
             tries.moved = True
@@ -271,7 +226,6 @@ class Explorers:
             self._requests[explorer.name] -= 1
 
     async def _one(self, path: str, body: bytes, prompt: Sequence[int]) -> wire.Frame:
-        """Return an answer of one frame."""
         tries = _Tries()
         async with self._in_time():
             while tries.lost < _MOST_TRIES:
@@ -286,7 +240,7 @@ class Explorers:
         raise _all_failed()
 
     async def _draw(
-        self, prompt: Sequence[int], sampling: Sampling, drawings: list[Drawing], on_drawn: OnDrawn | None
+        self, prompt: Sequence[int], sampling: Sampling, drawings: list[Completion], on_drawn: OnDrawn | None
     ) -> None:
         tries = _Tries()
         while tries.lost < _MOST_TRIES:
@@ -296,13 +250,13 @@ class Explorers:
                 if not _can_go_on(sampling, len(drawings)):
                     raise GenerationError("the explorer was lost amid the answer, which cannot be gone on with")
                 rest = sampling.model_copy(update={"max_tokens": (sampling.max_tokens or 1) - len(so_far)})
-                drawings[0].settled = len(so_far)
+                tries.settled = len(so_far)
             with suppress(_CutOffError):
                 async with self._asking([*prompt, *so_far], tries) as explorer:
-                    await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn)
+                    await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn, settled=tries.settled)
                     return
             if on_drawn is None:
-                drawings[:] = [Drawing() for _ in drawings]
+                drawings[:] = [_begun() for _ in drawings]
             if drawings[0].token_ids and len(drawings[0].token_ids) == sampling.max_tokens:
                 # Cut off between the last token and the word that it was the last.
                 drawings[0].finish_reason = "length"
@@ -328,8 +282,10 @@ class Explorers:
         explorer: ServingExplorer,
         prompt: Sequence[int],
         sampling: Sampling,
-        drawings: list[Drawing],
+        drawings: list[Completion],
         on_drawn: OnDrawn | None,
+        *,
+        settled: int,
     ) -> None:
         ask = wire.Ask(
             prompt=wire.token_bytes(prompt),
@@ -346,10 +302,10 @@ class Explorers:
                 if frame.index >= len(drawings):
                     raise GenerationError(f"a token of response {frame.index} of {len(drawings)}")
                 drawing = drawings[frame.index]
-                new = drawing.add(frame)
-                if len(drawing.token_ids) - drawing.settled > (sampling.max_tokens or 1):
+                new = take_frame(drawing, frame, settled)
+                if len(drawing.token_ids) - settled > (sampling.max_tokens or 1):
                     raise GenerationError(f"more than the {sampling.max_tokens} tokens that were asked for")
-                run = len(prompt) + len(drawing.token_ids) - drawing.settled - 1
+                run = len(prompt) + len(drawing.token_ids) - settled - 1
                 if drawing.routes is not None and len(drawing.routes) != run:
                     raise GenerationError(f"routes of {len(drawing.routes)} tokens, where the engine has run {run}")
                 if on_drawn is not None and new:
@@ -358,12 +314,6 @@ class Explorers:
             raise _CutOffError("it ended amid the answer")
 
     async def _frames(self, explorer: ServingExplorer, path: str, body: bytes) -> AsyncGenerator[wire.Frame]:
-        """Yield what an explorer answers.
-
-        Raises:
-            RequestRefusedError, GenerationError: As ``draw``.
-            _CutOffError: It does not answer.
-        """
         if self._client is None:
             raise NoEngineError("this process is shutting down")
         frames = wire.frame_reader()
@@ -384,11 +334,7 @@ class Explorers:
             raise _CutOffError(str(error) or type(error).__name__) from error
 
     async def _meet(self, explorer: ServingExplorer, client: aiohttp.ClientSession) -> None:
-        """Have an explorer prove that it is there, unless it has just done so.
-
-        Raises:
-            _CutOffError: It does not.
-        """
+        """Have an explorer prove that it is there, unless it has just done so."""
         arrival, proved_at = self._met.get(explorer.name, (-1, 0.0))
         asked_at = awake.now()
         if arrival == explorer.arrival and asked_at - proved_at < _PROVED_S:
@@ -426,15 +372,15 @@ class Explorers:
 
 
 def _written[M](dialect: Dialect[M], ask: M) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        RequestRefusedError: It is larger than any may be.
-    """
+    """Return a request's body; raises RequestRefusedError where it is larger than any may be."""
     try:
         return dialect.encode(ask)
     except ProtocolError as error:
         raise RequestRefusedError(str(error)) from error
+
+
+def _begun() -> Completion:
+    return Completion([], [], "", [])
 
 
 def _all_failed() -> GenerationError:

@@ -22,29 +22,23 @@ from trinity_bus.gateway.address_proof import Presence, is_proved, presence_of
 
 _log = logging.getLogger(__name__)
 
-_MOST_TOLD: Final = 100
-"""Names of which it is told that they prove nothing."""
+_MOST_TOLD: Final = 100  # names of which it is told that they prove nothing
 
 
 @dataclass(frozen=True, slots=True)
 class ServingExplorer:
-    """An explorer that can be asked."""
-
     presence: Presence
     version: int
+    # What it works on that this process has not asked for: attempts at tasks, and requests of others.
     elsewhere: int
-    """What it works on that this process has not asked for: attempts at tasks, and requests of others."""
-    arrival: int = 0
-    """Another one for each time that it came, and wherever it is."""
+    arrival: int = 0  # another one for each time that it came, and wherever it is
 
     @property
     def name(self) -> str:
-        """Return the explorer's name."""
         return self.presence.explorer
 
     @property
     def incarnation(self) -> str:
-        """Return the explorer's incarnation."""
         return self.presence.incarnation
 
     @property
@@ -74,13 +68,7 @@ class ServingFleet:
         self._unproved: set[str] = set()
 
     def heard(self, beat: ExplorerHeartbeat, now: float, *, own: int = 0) -> None:
-        """Take a heartbeat into account.
-
-        Args:
-            beat: What the explorer says.
-            now: Seconds of any steady clock.
-            own: Requests that it works on for this process.
-        """
+        """Take a heartbeat into account; ``own`` requests of the explorer's are this process's."""
         if not beat.address or (beat.pool or self._model) != self._pool:
             return
         if not is_proved(beat, self._key):
@@ -109,7 +97,6 @@ class ServingFleet:
             )
 
     def left(self, event: ExplorerLeft) -> None:
-        """Note that one has shut down."""
         known = self._known.get(event.explorer)
         if known is not None and known[0].presence.incarnation == event.incarnation:
             del self._known[event.explorer]
@@ -119,7 +106,6 @@ class ServingFleet:
         self._doubted.add(name)
 
     def usable(self, now: float) -> list[ServingExplorer]:
-        """Return those that can be asked, by name."""
         for name in [name for name, (_, until) in self._known.items() if now > until]:
             del self._known[name]
             self._doubted.discard(name)

@@ -22,23 +22,18 @@ import xxhash
 from schemas.vectors import INT32
 from trinity_bus.gateway.fleet import ServingExplorer
 
-BLOCK: Final = 64
-"""Tokens; several of an engine's own blocks."""
-MOST_BLOCKS: Final = 65_536
-"""Noted of one explorer; the least used are forgotten."""
-MOST_EXPLORERS: Final = 1024
-"""Noted; above it, those that cannot be asked now are forgotten."""
+BLOCK: Final = 64  # tokens; several of an engine's own blocks
+MOST_BLOCKS: Final = 65_536  # noted of one explorer; the least used are forgotten
+MOST_EXPLORERS: Final = 1024  # noted; above it, those that cannot be asked now are forgotten
 SLACK: Final = 4
 FACTOR: Final = 1.5
 
 
 class Router:
-    """Chooses, and remembers who was asked what."""
-
     def __init__(self) -> None:
         self._prefixes: dict[str, OrderedDict[bytes, None]] = {}
+        # Of each explorer, the incarnation and version that its prefixes are of.
         self._of: dict[str, tuple[str, int]] = {}
-        """Of each explorer, the incarnation and version that its prefixes are of."""
         self._turn = 0
 
     def choose(
@@ -46,10 +41,7 @@ class Router:
     ) -> ServingExplorer | None:
         """Return whom to ask; None where there is nobody. It is noted to have the prompt from now on.
 
-        Args:
-            prompt: Token ids.
-            explorers: That can be asked.
-            requests: How many each works on for this gateway.
+        ``requests`` tells how many each works on for this gateway.
         """
         if not explorers:
             return None

@@ -18,6 +18,8 @@ An id that has had its reward is remembered longer, so that a second one is know
 """
 
 import math
+import re
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,14 +30,14 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import Completion, Renderer, Session, TokenSample
 from trinity_bus.errors import TrinityError
 
-MOST_COUNTED: Final = 100_000
-"""Ids that are remembered to have had their reward."""
-MOST_SAMPLES: Final = 1024
-"""Of one conversation."""
-MOST_TOKENS: Final = 1 << 26
-"""Of all conversations: some 2.5 GB of memory."""
+MOST_COUNTED: Final = 100_000  # ids that are remembered to have had their reward
+MOST_SAMPLES: Final = 1024  # of one conversation
+MOST_TOKENS: Final = 1 << 26  # of all conversations: some 2.5 GB of memory
+# Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer.
 TOKEN_BYTES: Final = 40
-"""Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer."""
+# Ids of answers: which kind of client asked, when (there another gateway begins to look on the log), 80 random bits:
+# chatcmpl-019ab3c4d5e6f00dfeedbeefcafe0123 has milliseconds since the epoch, 12 digits, and 20 random ones.
+_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_)([0-9a-f]{12})[0-9a-f]{20}")
 
 
 class UnknownAnswerError(TrinityError, LookupError):
@@ -48,36 +50,25 @@ class ConversationFullError(TrinityError, ValueError):
 
 @dataclass(slots=True)
 class SampleReward:
-    """What a sample is worth."""
-
     value: float
     task_id: str
     run_id: int
-    turns: dict[int, float] = field(default_factory=dict)
-    """Of the turns that got one by themselves."""
+    turns: dict[int, float] = field(default_factory=dict)  # of the turns that got one by themselves
 
 
 @dataclass(slots=True, eq=False)
 class Dialogue:
-    """What one client says in one session."""
-
     owner: str
     name: str
     session: Session
-    sampling: Sampling
-    """How its answers are drawn."""
+    sampling: Sampling  # how its answers are drawn
     used_at: float
-    single: bool = False
-    """Whether it is one request by itself."""
-    tokens: int = 0
-    """Of all its samples, and what their routes count as."""
-    fruitless: int = 0
-    """How often answers of others were looked for in vain."""
-    part: int = 1
-    """Grows when it is gone on with after it was contributed."""
+    single: bool = False  # whether it is one request by itself
+    tokens: int = 0  # of all its samples, and what their routes count as
+    fruitless: int = 0  # how often answers of others were looked for in vain
+    part: int = 1  # grows when it is gone on with after it was contributed
     answers: list[str] = field(default_factory=list)
-    rewards: dict[int, SampleReward] = field(default_factory=dict)
-    """By sample."""
+    rewards: dict[int, SampleReward] = field(default_factory=dict)  # by sample
 
     @property
     def task_id(self) -> str:
@@ -88,8 +79,6 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The samples of one task."""
-
     task_id: str
     rollouts: Sequence[Rollout]
     conversations: Sequence[Dialogue]
@@ -112,26 +101,20 @@ class Sessions:
 
     def __init__(self, renderer: Renderer, sampling: Sampling, *, most: int, keep_s: float) -> None:
         self.renderer = renderer
-        """The model's."""
         self._sampling = sampling
         self._most = most
         self._keep_s = keep_s
-        self._open: OrderedDict[tuple[str, str], Dialogue] = OrderedDict()
-        """The one that was idle longest first."""
-        self._of: Counter[str] = Counter()
-        """How many of them each client has."""
-        self._tokens: Counter[str] = Counter()
-        """How many tokens are in those of each."""
+        self._open: OrderedDict[tuple[str, str], Dialogue] = OrderedDict()  # the one that was idle longest first
+        self._of: Counter[str] = Counter()  # how many of them each client has
+        self._tokens: Counter[str] = Counter()  # how many tokens are in those of each
+        # By owner and id of an answer: the sample and turn of each of its responses.
         self._places: dict[tuple[str, str], tuple[Dialogue, list[tuple[int, int]]]] = {}
-        """By owner and id of an answer: the sample and turn of each of its responses."""
+        # By owner and task, the run that each of its conversations is.
         self._runs: dict[tuple[str, str], dict[str, int]] = {}
-        """By owner and task, the run that each of its conversations is."""
         self._counted: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self.forgotten = 0
-        """Conversations with answers that were never rewarded."""
+        self.forgotten = 0  # conversations with answers that were never rewarded
 
     def __len__(self) -> int:
-        """Return how many conversations are known."""
         return len(self._open)
 
     @property
@@ -140,11 +123,9 @@ class Sessions:
         return sum(len(one.rewards) for one in self._open.values())
 
     def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Dialogue:
-        """Return a conversation, a new one where there is none of this name.
+        """Return a conversation of this name (the answer's id, where no session), a new one where there is none.
 
         Args:
-            owner: Who speaks.
-            name: Of the session; of the answer, where there is none.
             now: Seconds of any steady clock.
             single: Whether nobody can go on with it.
 
@@ -184,7 +165,6 @@ class Sessions:
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
     def missing(self, owner: str, answers: Iterable[str]) -> list[str]:
-        """Return those ids of answers that are not known here."""
         return [
             one
             for one in dict.fromkeys(answers)
@@ -192,15 +172,7 @@ class Sessions:
         ]
 
     def take(self, owner: str, answer_id: str, prompt: Sequence[int], drawn: Sequence[Completion], now: float) -> None:
-        """Take in a request that was answered elsewhere, a conversation by itself, unless it is known.
-
-        Args:
-            owner: Whose it is.
-            answer_id: Of the answer.
-            prompt: Token ids.
-            drawn: Its responses.
-            now: Seconds of any steady clock.
-        """
+        """Take in a request that was answered elsewhere, a conversation by itself, unless it is known."""
         if self.missing(owner, [answer_id]):
             one = self.open(owner, answer_id, now, single=True)
             places = [(one.session.add_alone(prompt, each).number, 0) for each in drawn]
@@ -219,9 +191,6 @@ class Sessions:
         """Give a reward to answers, or to all of a session; return how many have had none before.
 
         Args:
-            owner: Whose they are.
-            answers: Their ids.
-            reward: A number.
             session: All samples of it that have no reward.
             task_id: Under which they are contributed, with others of the same. None: each conversation by itself.
             run_id: Which run of the task. None: each conversation is one.
@@ -348,3 +317,14 @@ def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward, 
     made = sample.rollout(reward=reward.value, metrics=metrics, run_id=reward.run_id)
     by_turn = len(turns) > 1 and bool(reward.turns)
     return replace(made, sampling=sample.sampling or conversation.sampling, turn_rewards=turns if by_turn else None)
+
+
+def new_answer_id(kind: str, now: float) -> str:
+    """Return an id that nothing else has; ``kind`` is how it begins, ``now`` seconds since the epoch."""
+    return f"{kind}{round(now * 1000):012x}{secrets.token_hex(10)}"
+
+
+def asked_at(answer_id: str) -> float | None:
+    """Return when an answer was asked for, seconds since the epoch; None where no gateway gives such an id."""
+    found = _ID.fullmatch(answer_id)
+    return None if found is None else int(found[1], 16) / 1000

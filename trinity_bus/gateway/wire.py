@@ -25,14 +25,12 @@ from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 PATH: Final = "/generate"
 CHAT_PATH: Final = "/chat"
 SCORE_PATH: Final = "/score"
+# Where it proves, before anything is sent to it, that it is who its heartbeat says: see ``address_proof``.
 PROOF_PATH: Final = "/proof"
-"""Where it proves, before anything is sent to it, that it is who its heartbeat says: see ``address_proof``."""
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_FRAME_BYTES: Final = 64 << 20
-MAX_ROUTES_BYTES: Final = 32 << 20
-"""Of one response; what is larger is not told."""
-MAX_RESPONSES: Final = 1024
-"""Of one request."""
+MAX_ROUTES_BYTES: Final = 32 << 20  # of one response; what is larger is not told
+MAX_RESPONSES: Final = 1024  # of one request
 
 type _Count = Annotated[int, msgspec.Meta(ge=0)]
 type _Size = Annotated[int, msgspec.Meta(ge=1)]
@@ -40,12 +38,8 @@ type _Version = Annotated[int, msgspec.Meta(ge=-1, le=MAX_VERSION)]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: draw responses to a prompt."""
-
-    prompt: bytes
-    """int32, little-endian."""
-    sampling: dict[str, Any]
-    """A ``Sampling``."""
+    prompt: bytes  # int32, little-endian
+    sampling: dict[str, Any]  # a ``Sampling``
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_RESPONSES)] = 1
     stream: bool = False
 
@@ -53,26 +47,21 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     """A request: answer a conversation, written by the explorer's own tokenizer."""
 
-    messages: bytes
-    """OpenAI's shape, as JSON."""
+    messages: bytes  # OpenAI's shape, as JSON
     sampling: dict[str, Any]
-    """A ``Sampling``."""
 
 
 class ScoreAsk(msgspec.Struct, frozen=True, kw_only=True):
     """A request: say how likely the tokens of a sequence are, each after those before it, at temperature 1."""
 
-    tokens: bytes
-    """int32, little-endian."""
-    start: Annotated[int, msgspec.Meta(ge=1)]
-    """The first whose probability is wanted."""
+    tokens: bytes  # int32, little-endian
+    start: Annotated[int, msgspec.Meta(ge=1)]  # the first whose probability is wanted
 
 
 class Routes(msgspec.Struct, frozen=True, kw_only=True):
     """Which experts were chosen for each token that the engine has run: prompt and response, but the last."""
 
-    experts: Annotated[bytes, msgspec.Meta(max_length=MAX_ROUTES_BYTES)]
-    """uint8, of [tokens, layers, k]."""
+    experts: Annotated[bytes, msgspec.Meta(max_length=MAX_ROUTES_BYTES)]  # uint8, of [tokens, layers, k]
     layers: _Size
     k: _Size
 
@@ -81,18 +70,14 @@ class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """What one response has got more."""
 
     index: _Count
-    token_ids: bytes
-    """int32, little-endian."""
-    logprobs: bytes
-    """float32, little-endian."""
-    version: _Version
-    """That the explorer serves now; -1 for none that is known."""
-    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
-    """Of the last of a response."""
+    token_ids: bytes  # int32, little-endian
+    logprobs: bytes  # float32, little-endian
+    version: _Version  # that the explorer serves now; -1 for none that is known
+    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None  # of the last of a response
+    # (first token, version) of the whole response, told with its last frame
     versions: list[tuple[_Count, _Version]] = []
-    """(first token, version) of the whole response, told with its last frame."""
+    # Of the whole response and its prompt, told with its last frame where the engine records them.
     routes: Routes | None = None
-    """Of the whole response and its prompt, told with its last frame where the engine records them."""
 
 
 class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -102,17 +87,11 @@ class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class SaidFrame(msgspec.Struct, frozen=True, kw_only=True, tag="said"):
-    """The answer to a conversation."""
-
-    text: str
-    """Without reasoning and special tokens."""
+    text: str  # without reasoning and special tokens
 
 
 class ScoredFrame(msgspec.Struct, frozen=True, kw_only=True, tag="scored"):
-    """How likely tokens are."""
-
-    logprobs: bytes
-    """float32, little-endian."""
+    logprobs: bytes  # float32, little-endian
 
 
 type Frame = DrawnFrame | FailedFrame | SaidFrame | ScoredFrame
@@ -124,11 +103,6 @@ FRAMES: Dialect[Frame] = Dialect(DrawnFrame | FailedFrame | SaidFrame | ScoredFr
 
 
 def decode_frame(body: bytes) -> Frame:
-    """Read the body of a frame.
-
-    Raises:
-        ProtocolError: It is none.
-    """
     frame = FRAMES.decode(body)
     if isinstance(frame, DrawnFrame):
         if len(frame.token_ids) != len(frame.logprobs):
@@ -143,28 +117,21 @@ def decode_frame(body: bytes) -> Frame:
 
 
 def frame_reader() -> FrameReader:
-    """Return what puts frames together as they arrive."""
     return FrameReader(MAX_FRAME_BYTES)
 
 
 def vector(data: bytes) -> bytes:
-    """Return the bytes of a vector as they are.
-
-    Raises:
-        ProtocolError: They are no whole number of elements.
-    """
+    """Return the bytes of a vector as they are; ProtocolError where they are no whole number of elements."""
     if len(data) % INT32.itemsize:
         raise ProtocolError(f"{len(data)} bytes are no vector of elements of {INT32.itemsize}")
     return data
 
 
 def token_bytes(token_ids: Any) -> bytes:
-    """Return token ids as bytes."""
     return np.asarray(token_ids, INT32).tobytes()
 
 
 def logprob_bytes(logprobs: Any) -> bytes:
-    """Return log-probabilities as bytes."""
     return np.asarray(logprobs, FLOAT32).tobytes()
 
 
@@ -183,16 +150,10 @@ def routes_of(told: Routes) -> UInt8:
 
 
 def tokens_of(data: bytes) -> list[int]:
-    """Return the token ids in bytes.
-
-    Raises:
-        ProtocolError: They are no vector.
-    """
     token_ids: list[int] = np.frombuffer(vector(data), INT32).tolist()
     return token_ids
 
 
 def logprobs_of(data: bytes) -> list[float]:
-    """Return the log-probabilities in bytes."""
     logprobs: list[float] = np.frombuffer(data, FLOAT32).tolist()
     return logprobs

@@ -10,57 +10,40 @@ from schemas.experience import UInt8
 from schemas.vectors import UINT8
 from trinity_bus.inference.errors import GenerationError
 
-UNKNOWN_VERSION = -1
-"""Of tokens that were drawn before any version was announced."""
+UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCompletion:
-    """A response of the engine."""
+@dataclass(slots=True)
+class Completion:
+    """One response of an engine; still empty in parts while it is drawn."""
 
-    token_ids: list[int]
-    """[tokens] as drawn, the end token included where one was drawn."""
+    token_ids: list[int]  # [tokens] as drawn, the end token included where one was drawn
+    # [tokens] natural logarithm of each token's probability under the distribution that it was drawn from
     logprobs: list[float]
-    """[tokens] natural logarithm of each token's probability under the distribution that it was drawn from."""
-    finish_reason: str
-    """``stop`` or ``length``."""
-    versions: list[tuple[int, int]]
-    """(first token, model version), ascending: who drew what."""
+    finish_reason: str  # ``stop`` at an end token or stop string, ``length`` at a limit; empty while it is drawn
+    versions: list[tuple[int, int]]  # (first token, model version), ascending: who drew what
+    # [prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
+    # them; it never runs the last token
     routes: UInt8 | None = None
-    """[prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
-    them; it never runs the last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDelta:
     """What one of several responses has got more, as it is drawn."""
 
-    index: int
-    """Which response."""
-    token_ids: list[int]
-    """[tokens] new."""
-    logprobs: list[float]
-    """[tokens] of these."""
-    finish_reason: str | None
-    """Of the last of a response; None where it goes on."""
-    versions: list[tuple[int, int]]
-    """Of the whole response, with the last of it."""
-    routes: UInt8 | None = None
-    """Of prompt and whole response, with the last of it: see ``EngineCompletion``."""
+    index: int  # which response
+    token_ids: list[int]  # [tokens] new
+    logprobs: list[float]  # [tokens] of these
+    finish_reason: str | None  # of the last of a response; None where it goes on
+    versions: list[tuple[int, int]]  # of the whole response, with the last of it
+    routes: UInt8 | None = None  # of prompt and whole response, with the last of it: see ``Completion``
 
 
 def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None) -> EngineDelta:
     """Convert one ``vllm.outputs.CompletionOutput`` of a stream.
 
-    Args:
-        output: Of the engine.
-        first_version: Of the weights that it was started with.
-        routed_before: Where the engine was asked which experts it chose: tokens of the prompt, and of this response
-            before these.
-
-    Raises:
-        GenerationError: It ended otherwise than by an end or a limit, or its logprobs or routes are not those of its
-            tokens.
+    ``routed_before``: tokens of the prompt, and of this response before these, where the engine was asked for routes.
+    GenerationError: it ended otherwise than by an end or a limit, or has other logprobs or routes than tokens.
     """
     if output.finish_reason not in {None, "stop", "length"}:
         raise GenerationError(f"a response ended with {output.finish_reason!r}")
@@ -72,36 +55,23 @@ def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: i
     return EngineDelta(output.index, token_ids, logprobs, output.finish_reason, versions, routes)
 
 
-def completion_of(
-    output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None
-) -> EngineCompletion:
-    """Convert one ``vllm.outputs.CompletionOutput``.
+def completion_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None) -> Completion:
+    """Convert one ``vllm.outputs.CompletionOutput``; GenerationError where it is not finished, or lacks something.
 
-    Args:
-        output: Of the engine.
-        first_version: Of the weights that it was started with.
-        routed_prompt: Where the engine was asked which experts it chose: tokens of the prompt.
-
-    Raises:
-        GenerationError: It was not finished, or its logprobs or routes are not those of its tokens.
+    ``routed_prompt``: tokens of the prompt, where the engine was asked for routes.
     """
     token_ids, logprobs = _drawn(output)
     if output.finish_reason not in {"stop", "length"}:
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {output.finish_reason!r}")
     versions = version_spans(output.weight_versions or (), first_version)
     routes = None if routed_prompt is None else _routes(output.routed_experts, routed_prompt + len(token_ids) - 1)
-    return EngineCompletion(token_ids, logprobs, output.finish_reason, versions, routes)
+    return Completion(token_ids, logprobs, output.finish_reason, versions, routes)
 
 
 def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
     """Return the log-probability of each token of a prompt but the first, from a ``vllm.outputs.RequestOutput``.
 
-    Args:
-        output: Asked for with ``prompt_logprobs=0``; None where nothing came.
-        token_ids: The prompt.
-
-    Raises:
-        GenerationError: There are none, or of other tokens.
+    It was asked for with ``prompt_logprobs=0``. GenerationError: there are none, or of other tokens.
     """
     found = None if output is None else output.prompt_logprobs
     if found is None or list(found.token_ids) != list(token_ids[1:]):
@@ -110,7 +80,6 @@ def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
 
 
 def _drawn(output: Any) -> tuple[list[int], list[float]]:
-    """Return the tokens of an output, and the logprob of each."""
     token_ids = list(output.token_ids)
     drawn = output.logprobs
     if drawn is None or list(drawn.token_ids) != token_ids:
@@ -120,7 +89,6 @@ def _drawn(output: Any) -> tuple[list[int], list[float]]:
 
 
 def _routes(routes: Any, tokens: int) -> UInt8:
-    """Return which experts were chosen for each token that the engine has run."""
     if routes is None or routes.ndim != 3 or len(routes) != tokens or int(routes.max(initial=0)) > np.iinfo(UINT8).max:
         found = "none" if routes is None else f"{list(routes.shape)} of {routes.dtype}"
         raise GenerationError(f"the engine gave routes {found}, where [{tokens}, layers, k] of 0 to 255 are needed")
@@ -129,7 +97,7 @@ def _routes(routes: Any, tokens: int) -> UInt8:
 
 
 def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:
-    """(first token, version) of vLLM's spans, without those of no known version.
+    """Return (first token, version) of vLLM's spans, without those of no known version.
 
     A label that is not a number is a version that was never announced: that of the weights that it was started with.
     """

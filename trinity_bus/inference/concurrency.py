@@ -22,31 +22,20 @@ from dataclasses import dataclass
 from typing import Final
 
 BACK_OFF: Final = 0.8
-NEARLY_FULL: Final = 0.95
-"""Share of the cache."""
-ROOM: Final = 0.85
-"""Share of the cache below which there is room for more."""
-QUEUE_S: Final = 2.0
-"""A batch begins with all its requests at once: a queue counts that lasts."""
+NEARLY_FULL: Final = 0.95  # share of the cache
+ROOM: Final = 0.85  # share of the cache below which there is room for more
+QUEUE_S: Final = 2.0  # A batch begins with all its requests at once: a queue counts that lasts
 RAISE_S: Final = 1.0
-_STEPS: Final = 32
-"""In so many the limit goes from nothing to the most."""
+_STEPS: Final = 32  # in so many the limit goes from nothing to the most
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine tells of itself."""
-
-    kv_usage: float
-    """Share of the cache's blocks that requests hold, 0 to 1."""
-    running: int
-    """Requests that it computes."""
-    waiting: int
-    """Requests that wait for it."""
-    preempted: int
-    """Requests that it has taken the cache from, since its start."""
-    version: int
-    """That it serves: taking over another empties the cache under those that run, which is no congestion."""
+    kv_usage: float  # share of the cache's blocks that requests hold, 0 to 1
+    running: int  # requests that it computes
+    waiting: int  # requests that wait for it
+    preempted: int  # requests that it has taken the cache from, since its start
+    version: int  # Served: taking over another empties the cache under those that run, which is no congestion
 
 
 class ConcurrencyController:
@@ -58,10 +47,8 @@ class ConcurrencyController:
     """
 
     def __init__(self, most: int, least: int) -> None:
-        self.limit = self._most = most
-        """How much it bears."""
-        self._congested = False
-        """When it was last looked at; and what was in flight then."""
+        self.limit = self._most = most  # how much it bears
+        self._congested = False  # at the last look
         self._in_flight = 0
         self._least = min(least, most)
         self._seen: EngineLoad | None = None
@@ -71,13 +58,7 @@ class ConcurrencyController:
         self._backing_off = False
 
     def observe(self, load: EngineLoad, in_flight: int, now: float) -> int:
-        """Take note of an engine's load, and return the limit from now on.
-
-        Args:
-            load: Of the engine.
-            in_flight: Attempts and requests.
-            now: Seconds, steady.
-        """
+        """Take note of an engine's load at a steady time in seconds, and return the limit from now on."""
         preempted = self._preempted(load, now)
         crowded = load.kv_usage >= NEARLY_FULL and load.waiting > 0
         congested = self._congested = preempted or crowded or self._queues(load, now)

@@ -1,4 +1,4 @@
-"""The front end's side of its workers' control sockets; see ``trinity_bus.weights.vllm.control_server``.
+"""The front end's side of its workers' control sockets; see ``trinity_bus.weights.vllm.control``.
 
 ::
 
@@ -37,13 +37,10 @@ from trinity_bus.weights.vllm.control import (
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_LOOK_S = 1.0
-"""How often a transfer that says nothing is asked."""
+_LOOK_S = 1.0  # how often a transfer that says nothing is asked
 
 
 class _Worker:
-    """The connection to one worker."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._frames = FrameStream(reader, TO_FRONT_END.limit)
         self.writer = writer
@@ -52,11 +49,6 @@ class _Worker:
         self.writer.write(TO_WORKER.frame(message))
 
     async def hear(self) -> TransferTold:
-        """Return what it says next; a wait for it may be cancelled.
-
-        Raises:
-            EngineDeadError: It is gone.
-        """
         try:
             body = await self._frames.next()
             if body is not None:
@@ -75,7 +67,6 @@ class ControlClient:
 
     @classmethod
     async def open(cls, llm: "AsyncLLM") -> Self:
-        """Have the workers open their control sockets, and connect."""
         # Only its owner may enter it.
         folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="trinity-bus-")
         try:
@@ -88,12 +79,7 @@ class ControlClient:
     async def receive(self, source: Source) -> TransferProgress:
         """Have the first worker receive a version, and the others take it from its memory.
 
-        Returns:
-            That of the first; it is prepared when the last is.
-
-        Raises:
-            WeightTransferError: One did not get it.
-            EngineDeadError: A worker is gone.
+        Return the progress of the first; it is prepared when the last is.
         """
         token = next(self._tokens)
         first, *others = self._workers
@@ -105,22 +91,11 @@ class ControlClient:
         return replace(received, prepared_at=max([received.prepared_at, *prepared]))
 
     def let_in(self, source: Source) -> None:
-        """Have the version passed on to the members of another announcement, too, if it is of that version.
-
-        Args:
-            source: As one of them would find it.
-        """
+        """Have the version passed on to the members of another announcement, too, if it is of that version."""
         self._workers[0].say(LetIn(source))
 
     async def drained(self, limit_s: float) -> None:
-        """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way.
-
-        Args:
-            limit_s: How long to wait.
-
-        Raises:
-            EngineDeadError: A worker is gone, or does not answer.
-        """
+        """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way."""
         token = next(self._tokens)
         try:
             async with awake.timeout(limit_s):
@@ -133,14 +108,13 @@ class ControlClient:
             raise EngineDeadError(f"a worker of the engine gave no answer within {limit_s:g} s") from error
 
     async def close(self) -> None:
-        """Leave."""
         async with AsyncExitStack() as stack:
             for worker in self._workers:
                 worker.writer.close()
                 stack.push_async_callback(_gone, worker.writer)
 
     async def _ended(self, worker: _Worker, token: int) -> TransferProgress:
-        """Wait for the end of a worker's transfer; all of its own waits have limits, so it comes."""
+        # All of its own waits have limits, so it comes.
         while True:
             try:
                 async with awake.timeout(_LOOK_S):

@@ -31,7 +31,7 @@ from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import (
     UNKNOWN_VERSION,
-    EngineCompletion,
+    Completion,
     EngineDelta,
     completion_of,
     delta_of,
@@ -60,19 +60,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_HEALTH_S = 0.2
-"""How often the engine's process is looked at."""
-_STOP_S = 5.0
-"""How long the engine's process may take to end by itself."""
-_ENDING_S = 2.0
-"""How long a process that lets nobody hear of it any more may take to be gone."""
+_HEALTH_S = 0.2  # how often the engine's process is looked at
+_STOP_S = 5.0  # how long the engine's process may take to end by itself
+_ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may take to be gone
 
 
 class InferenceEngine:
     """One vLLM engine in a process of its own.
 
     Args:
-        settings: The explorer's.
         sync_timeout_s: Limit of each wait within a transfer of weights.
         weights_cafile: Certificates to trust, where weights are pulled by TLS.
         weights_fan_out: Whether to pass on to other explorers what is pulled.
@@ -99,14 +95,11 @@ class InferenceEngine:
         self._syncing = asyncio.Lock()
         self._dead: EngineDeadError | None = None
         self._processes: list[BaseProcess] = []
-        """Of the engine."""
-        self._config: VllmConfig | None = None
-        """That it was started with."""
-        self._trained_in: str | None = None
-        """The type in which the trainer computes, as far as it has been told of."""
+        self._config: VllmConfig | None = None  # that it was started with
+        self._trained_in: str | None = None  # the type in which the trainer computes, once that is known
         self._first_version = self._version = first_version
+        # Versions, since the start; after going back to one its number may come again, with other weights
         self._taken = 0
-        """Versions, since the start; after going back to one its number may come again, with other weights."""
 
     @property
     def model_name(self) -> str:
@@ -115,22 +108,12 @@ class InferenceEngine:
 
     @property
     def bounds(self) -> Bounds:
-        """What its model can be trained on.
-
-        Raises:
-            EngineError: It is not started, or was stopped.
-        """
         model = self.llm.model_config
         positions = getattr(model.hf_text_config, "max_position_embeddings", model.max_model_len)
         return Bounds(model.get_vocab_size(), positions)
 
     @property
     def dtype(self) -> str:
-        """In which type it computes, such as ``bfloat16``.
-
-        Raises:
-            EngineError: It is not started, or was stopped.
-        """
         return str(self.llm.model_config.dtype).removeprefix("torch.")
 
     @property
@@ -140,7 +123,6 @@ class InferenceEngine:
 
     @property
     def tokens_generated(self) -> int:
-        """Tokens drawn since the start."""
         return self._counter.generated
 
     @property
@@ -154,7 +136,6 @@ class InferenceEngine:
 
     @functools.cached_property
     def _adapter(self) -> "LoRARequest | None":
-        """What every request is served with beside the weights."""
         if not self._settings.serves_adapter:
             return None
         from trinity_bus.weights.vllm.adapter import REQUEST
@@ -163,18 +144,12 @@ class InferenceEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """How busy it was after its last step."""
         counter = self._counter
         return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self._version)
 
     @property
     def llm(self) -> "AsyncLLM":
-        """VLLM's own engine, for what this class does not offer.
-
-        Raises:
-            EngineDeadError: It is dead.
-            EngineError: It is not started, or was stopped.
-        """
+        """VLLM's own engine, for what this class does not offer."""
         if self._dead is not None:
             raise self._dead
         if self._llm is None:
@@ -188,12 +163,7 @@ class InferenceEngine:
         return self._control
 
     async def start(self) -> None:
-        """Start the engine's process and load the model.
-
-        Raises:
-            ConfigError: There is no model path.
-            EngineStartError: vLLM cannot start, or not in time.
-        """
+        """Start the engine's process and load the model; ConfigError, EngineStartError."""
         with private_sockets():
             await self._start()
 
@@ -247,7 +217,6 @@ class InferenceEngine:
         return self._dead
 
     async def _gone(self) -> EngineDeadError:
-        """Note that the engine's process is gone, and of what."""
         for process in self._processes:
             await asyncio.to_thread(process.join, _ENDING_S)
         codes = [process.exitcode for process in self._processes if process.exitcode is not None]
@@ -256,17 +225,10 @@ class InferenceEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
-        """Draw ``n`` responses to a prompt.
+    ) -> list[Completion]:
+        """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
-        Args:
-            prompt_token_ids: [tokens] the prompt.
-            sampling: How; absent fields take the explorer's defaults.
-            n: How many.
-            traceparent: Parent of the request's span.
-
-        Returns:
-            ``n`` responses, in order; logprobs are those of the distribution that each token was drawn from.
+        Their logprobs are those of the distribution that each token was drawn from.
 
         Raises:
             RequestRefusedError: The prompt is too long, or a parameter out of range.
@@ -291,13 +253,7 @@ class InferenceEngine:
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; see ``generate``.
-
-        Raises:
-            RequestRefusedError: As ``generate``, before anything is yielded.
-            GenerationError: A response was begun and not finished.
-            EngineDeadError: The engine is gone.
-        """
+        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; see ``generate``."""
         arguments = sampling_arguments(
             sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
         )
@@ -318,13 +274,7 @@ class InferenceEngine:
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return how likely each token of a sequence is after those before it, from ``start`` on, at temperature 1.
 
-        Args:
-            token_ids: The whole sequence: one token shorter than ``explorer.max_model_len``, or more.
-            start: At least 1.
-
-        Raises:
-            RequestRefusedError: It is too long, or there is nothing from ``start`` on.
-            GenerationError, EngineDeadError: As ``generate``.
+        The sequence is at least one token shorter than ``explorer.max_model_len``; ``start`` is at least 1.
         """
         if not 1 <= start < len(token_ids):
             raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
@@ -338,7 +288,7 @@ class InferenceEngine:
     async def _outputs(
         self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False
     ) -> AsyncGenerator[Any]:
-        """Yield the engine's ``RequestOutput``: one with all responses, or what is new of some, again and again."""
+        # One with all responses, or what is new of some, again and again.
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -362,17 +312,13 @@ class InferenceEngine:
             raise RequestRefusedError(str(error)) from error
 
     def let_in(self, announced: ModelVersion) -> None:
-        """Pass the version on that was taken last to the members of another announcement, if it is of that version.
-
-        Raises:
-            EngineError: It is not started, or was stopped.
-        """
+        """Pass the version on that was taken last to the members of another announcement, if it is of that version."""
         if announced.members and announced.secret is not None:
             limit_s, cafile = self._sync_timeout_s, self._weights_cafile
             self._open_control.let_in(source_of(announced, announced.members[0], limit_s, cafile))
 
     def _compare_types(self, trained_in: str | None) -> None:
-        """Say, once, that the trainer computes in another type."""
+        # Said once.
         if trained_in in (None, self._trained_in):
             return
         self._trained_in = trained_in
@@ -386,10 +332,6 @@ class InferenceEngine:
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version, while generation goes on.
-
-        Args:
-            announced: What to take, and from where.
-            member: This explorer, as the announcement names it.
 
         Raises:
             WeightTransferError: It did not arrive whole; the engine serves what it served before.

@@ -25,7 +25,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.optional_columns import MAX_ROUTED_EXPERTS
+from schemas.column import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.values import unknown_options
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from trinity_bus.inference.tracing import TokenCounter
 
-_FRONT_END = ("vllm.v1.engine.async_llm", "vllm.v1.executor")
-"""What this process itself needs of vLLM."""
+_FRONT_END = ("vllm.v1.engine.async_llm", "vllm.v1.executor")  # what this process itself needs of vLLM
+# What a start imports of vLLM, some of it only as it goes on.
 _IMPORTS = (
     *_FRONT_END,
     "transformers.models.qwen3.configuration_qwen3",
@@ -56,18 +56,14 @@ _IMPORTS = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.gpu_worker",
 )
-"""What a start imports of vLLM, some of it only as it goes on."""
-_MEETING = "VLLM_RPC_BASE_PATH"
-"""Where vLLM's processes have the sockets by which they speak to each other."""
+_MEETING = "VLLM_RPC_BASE_PATH"  # where vLLM's processes have the sockets by which they speak to each other
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
-_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""By which a user has vLLM go beyond a model's positions."""
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"  # by which a user has vLLM go beyond a model's positions
 _NO_COMPILER = ". There is no C compiler, or no Python.h: Triton builds with them while an engine runs"
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM has room for adapters of."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has room for adapters of
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
+# where vLLM tells the exit code of an engine core that has ended while it started
 _FAILED = re.compile(r"Failed core proc\(s\): \{'\w+': (-?\d+)")
-"""Where vLLM tells the exit code of an engine core that has ended while it started."""
 
 
 def prepare_environment(settings: ExplorerSettings) -> None:
@@ -122,10 +118,8 @@ def private_sockets() -> Iterator[None]:
 def check_model(settings: ExplorerSettings) -> None:
     """Look at the model's folder before vLLM is imported, which takes long, and says it in its own terms.
 
-    How far positions can be stretched (RoPE scaling) is for vLLM to say.
-
-    Raises:
-        ConfigError: There is no model in the folder, or it has fewer positions than sequences are to have.
+    How far positions can be stretched (RoPE scaling) is for vLLM to say. ConfigError: there is no model in the
+    folder, or it has fewer positions than sequences are to have.
     """
     folder = Path(required(settings.model_path, "mesh.model_path", "to start the inference engine"))
     path = folder / "config.json"
@@ -149,11 +143,7 @@ def check_model(settings: ExplorerSettings) -> None:
 
 
 def preload() -> None:
-    """Import all that an explorer needs, so that several can be forked from this process: see ``runtime.preload``.
-
-    Raises:
-        ImportError: vLLM is not installed.
-    """
+    """Import all that an explorer needs, so that several can be forked from this process: see ``runtime.preload``."""
     prepare_environment(Settings().explorer)
     for module in _IMPORTS:
         importlib.import_module(module)
@@ -164,7 +154,7 @@ def preload() -> None:
 
 
 def parse_cores(text: str) -> set[int]:
-    """Core numbers of a list such as ``0-3,8``."""
+    """Return the core numbers of a list such as ``0-3,8``."""
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -173,11 +163,7 @@ def parse_cores(text: str) -> set[int]:
 
 
 def import_vllm(settings: ExplorerSettings) -> None:
-    """Import most of what a start needs of vLLM. Call it from a thread; it takes seconds the first time.
-
-    Raises:
-        EngineStartError: It is not installed.
-    """
+    """Import most of what a start needs of vLLM. Call it from a thread; it takes seconds the first time."""
     prepare_environment(settings)
     try:
         with importing():
@@ -192,14 +178,8 @@ def import_vllm(settings: ExplorerSettings) -> None:
 def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threading.Event) -> "AsyncLLM":
     """Start an engine; blocks until it can take requests. Call it from a thread.
 
-    Args:
-        settings: The explorer's.
-        counter: Receives the engine's statistics.
-        abandoned: Set when nobody wants the engine any more; nothing is started then.
-
-    Raises:
-        ConfigError: There is no model path.
-        EngineStartError: vLLM cannot start: it is not installed, the model is unknown to it, memory is short.
+    ``abandoned`` is set when nobody wants the engine any more; nothing is started then. EngineStartError: vLLM is not
+    installed, does not know the model, or memory is short.
     """
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     import_vllm(settings)
@@ -243,9 +223,7 @@ def _launched(
 def cause_of_death(codes: Iterable[int], config: "VllmConfig | None") -> str:
     """Return what is known of why an engine has ended, and what to do about it, to be put behind that it has.
 
-    Args:
-        codes: Exit codes of its processes; minus the signal's number where one ended it.
-        config: VLLM's; None where it was not made.
+    ``codes`` are exit codes of its processes; minus the signal's number where one ended it.
     """
     if not (found := [code for code in codes if code]):
         return ""
@@ -261,11 +239,9 @@ def cause_of_death(codes: Iterable[int], config: "VllmConfig | None") -> str:
 
 
 def _spare_front_end(llm: "AsyncLLM") -> None:
-    """Leave out what an engine's front end does for each token and nobody here asks for.
-
-    Beside a logger of one's own vLLM keeps its metrics for Prometheus, which are offered nowhere; and it looks into the
-    environment for each token until it is told, as it tells its engine core itself, that variables stay as they are.
-    """
+    # Beside a logger of one's own vLLM keeps its metrics for Prometheus, which are offered nowhere; and it looks into
+    # the environment for each token until it is told, as it tells its engine core itself, that variables stay as they
+    # are.
     from vllm.envs import enable_envs_cache
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
@@ -351,11 +327,6 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
 def _add_options(
     arguments: dict[str, Any], settings: ExplorerSettings, known: Collection[str], *, on_cpu: bool
 ) -> None:
-    """Add what the settings pass through to the arguments of vLLM's engine.
-
-    Raises:
-        EngineStartError: One is no argument, or is decided here.
-    """
     options = settings.engine_options
     decided = {*arguments, *(["enable_chunked_prefill"] if on_cpu else [])}
     wrong = unknown_options(options, known) or next(
@@ -367,11 +338,8 @@ def _add_options(
 
 
 def _inspect_here(model: Path) -> None:
-    """Have vLLM look at a model's class in this process.
-
-    It would import itself in another one, so that CUDA is not initialized here, and remember what it finds in its cache
-    folder, which a container begins without.
-    """
+    # vLLM would import itself in another process, so that CUDA is not initialized here, and remember what it finds in
+    # its cache folder, which a container begins without.
     from vllm import ModelRegistry
 
     try:
@@ -385,7 +353,7 @@ def _inspect_here(model: Path) -> None:
 
 
 def _disable_compiler() -> None:
-    """Switch torch's compiler off, in this process and in those that it forks or spawns."""
+    # In this process and in those that it forks or spawns.
     import torch._dynamo.config
 
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
@@ -393,14 +361,14 @@ def _disable_compiler() -> None:
 
 
 def _cached_bytes(config: "VllmConfig") -> int:
-    """Bytes of a token's keys and values: 2 x layers x KV heads x head size x bytes per element."""
+    # Of a token's keys and values: 2 x layers x KV heads x head size x bytes per element.
     model, parallel = config.model_config, config.parallel_config
     size = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     return int(size * model.dtype.itemsize)
 
 
 def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | None:
-    """``fork``, ``spawn``, or None for vLLM's own choice."""
+    # ``fork``, ``spawn``, or None for vLLM's own choice.
     if settings.start_method != "auto":
         return settings.start_method
     on_cpu = config.device_config.device_type == "cpu"
@@ -409,7 +377,6 @@ def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | Non
 
 @contextlib.contextmanager
 def _starting(method: str | None) -> Iterator[None]:
-    """Have vLLM start its processes by ``method``."""
     import torch
     import vllm.plugins
 
@@ -436,7 +403,7 @@ def _starting(method: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pinned(cores: str | None) -> Iterator[None]:
-    """Bind this thread, and with it the processes that it starts, to cores; they keep it, this thread does not."""
+    # Binds this thread, and with it the processes that it starts, to cores; they keep it, this thread does not.
     if cores is None:
         yield
         return

@@ -8,6 +8,7 @@ from schemas.sampling import Sampling, StructuredOutputs
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+# Options that vLLM calls by the same names.
 _AS_THEY_ARE = (
     "top_p",
     "top_k",
@@ -25,9 +26,9 @@ _AS_THEY_ARE = (
     "skip_special_tokens",
     "thinking_token_budget",
 )
-"""Options that vLLM calls by the same names."""
 
 
+# Asks for the log-probability of each token of a prompt: the one that is drawn besides is thrown away.
 SCORING: Mapping[str, Any] = {
     "n": 1,
     "temperature": 0.0,
@@ -36,20 +37,14 @@ SCORING: Mapping[str, Any] = {
     "flat_logprobs": True,
     "detokenize": False,
 }
-"""What asks for the log-probability of each token of a prompt: the one that is drawn besides is thrown away."""
 
 
 def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_tokens: int) -> dict[str, Any]:
-    """Keyword arguments of ``vllm.SamplingParams``, but for its output kind.
+    """Return the keyword arguments of ``vllm.SamplingParams``, but for its output kind.
 
     The logprob of each drawn token is asked for and of no other. Text is not needed, so nothing is detokenized, unless
-    the task stops at strings, which vLLM finds in the text.
-
-    Args:
-        sampling: The task's wishes.
-        n: How many responses.
-        temperature: Where the task names none.
-        max_tokens: Where the task names none.
+    the task stops at strings, which vLLM finds in the text. ``temperature`` and ``max_tokens`` count where the
+    task names none.
     """
     arguments: dict[str, Any] = {
         "n": n,
@@ -71,14 +66,9 @@ def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_to
 
 
 def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "SamplingParams":
-    """Return vLLM's own, from what :func:`sampling_arguments` gave.
+    """Return vLLM's own, or raise its VLLMClientError.
 
-    Args:
-        arguments: Of them.
-        stream: Whether tokens are wanted as they come, rather than all at the end.
-
-    Raises:
-        vllm.exceptions.VLLMClientError: vLLM does not take one of them, or not together.
+    ``stream``: tokens are wanted as they come, not all at the end.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -91,6 +81,5 @@ def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "S
 
 
 def _structured(asked: StructuredOutputs) -> dict[str, Any]:
-    """Return the constraint under vLLM's name of it."""
     given = asked.model_dump(exclude_none=True)
     return {"json" if name == "json_schema" else name: value for name, value in given.items()}

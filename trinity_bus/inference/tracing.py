@@ -22,13 +22,13 @@ from trinity_bus.telemetry import parent_context
 
 OPERATION = "text_completion"
 _TRACER = trace.get_tracer("trinity_bus.inference")
+# The engine's parameters that a span tells, by its name of them.
 _ASKED = {
     "max_tokens": names.GEN_AI_REQUEST_MAX_TOKENS,
     "temperature": names.GEN_AI_REQUEST_TEMPERATURE,
     "top_p": names.GEN_AI_REQUEST_TOP_P,
     "seed": names.GEN_AI_REQUEST_SEED,
 }
-"""The engine's parameters that a span tells, by its name of them."""
 
 
 class TokenCounter:
@@ -38,23 +38,19 @@ class TokenCounter:
     """
 
     def __init__(self) -> None:
-        self.generated = 0
-        """Tokens drawn so far, those of unfinished requests included."""
-        self.cached = 0
-        """Tokens of prompts that were found in the prefix cache so far."""
-        self.preempted = 0
-        """Requests that were preempted so far."""
+        self.generated = 0  # tokens drawn so far, those of unfinished requests included
+        self.cached = 0  # tokens of prompts that were found in the prefix cache so far
+        self.preempted = 0  # requests that were preempted so far
+        # Share of the cache in use, requests computed and waiting, after the last step
         self.kv_usage, self.running, self.waiting = 0.0, 0, 0
-        """Share of the cache in use, requests computed and waiting, after the last step."""
 
     def __call__(self, _config: Any, _engine_index: int = 0) -> "TokenCounter":
-        """As a factory of itself, which is what vLLM asks for."""
+        # A factory of itself, which is what vLLM asks for.
         return self
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Take note of the end of a step of vLLM."""
         if scheduler_stats is not None:
             self.kv_usage = scheduler_stats.kv_cache_usage
             self.cached += scheduler_stats.prefix_cache_stats.hits
@@ -64,10 +60,10 @@ class TokenCounter:
             self.preempted += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
-        """Say nothing: vLLM calls this at start."""
+        pass
 
     def log(self) -> None:
-        """Say nothing: servers call this from time to time."""
+        pass
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
         """Do nothing: vLLM calls this when an engine sleeps, and ours never does."""
@@ -77,14 +73,7 @@ class TokenCounter:
 def request_span(
     model: str, prompt_tokens: int, arguments: Mapping[str, Any], traceparent: str | None
 ) -> Iterator[Span]:
-    """Provide the span of one request, which is an error where the block raises.
-
-    Args:
-        model: Its name, for people.
-        prompt_tokens: How many.
-        arguments: The engine's parameters.
-        traceparent: Its parent.
-    """
+    """Provide the span of one request, which is an error where the block raises."""
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: OPERATION,
         names.GEN_AI_PROVIDER_NAME: "vllm",
@@ -105,12 +94,7 @@ def request_span(
 
 
 def answered(span: Span, output: Any) -> None:
-    """Tells of what was drawn.
-
-    Args:
-        span: Of the request.
-        output: vLLM's ``RequestOutput``, with all responses. Its statistics are those of the one that ended last.
-    """
+    """Tell of what was drawn. vLLM's ``RequestOutput`` has statistics of the response that ended last."""
     span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, sum(len(response.token_ids) for response in output.outputs))
     span.set_attribute(
         names.GEN_AI_RESPONSE_FINISH_REASONS, [str(response.finish_reason) for response in output.outputs]

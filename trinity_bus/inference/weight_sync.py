@@ -34,24 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """A version was taken over."""
-
-    checksum: str
-    """SHA-256 of the bytes that arrived, hex."""
-    control_s: float
-    """From the call to readiness for the first byte."""
-    transfer_s: float
-    """From then until the last byte was there."""
-    pause_s: float
-    """How long generation stood still."""
-    verify_s: float = 0.0
-    """From the last byte until its checksum was found right."""
-    prepare_s: float = 0.0
-    """From then until everything was done that could be done beside generation."""
-    nbytes: int = 0
-    """Of the version."""
-    received_nbytes: int = 0
-    """How many of them came."""
+    checksum: str  # SHA-256 of the bytes that arrived, hex
+    control_s: float  # from the call to readiness for the first byte
+    transfer_s: float  # from then until the last byte was there
+    pause_s: float  # how long generation stood still
+    verify_s: float = 0.0  # from the last byte until its checksum was found right
+    prepare_s: float = 0.0  # from then until everything was done that could be done beside generation
+    nbytes: int = 0  # of the version
+    received_nbytes: int = 0  # how many of them came
 
 
 async def sync_weights(
@@ -65,17 +55,7 @@ async def sync_weights(
     fan_out: bool = True,
     keep_caches: bool = False,
 ) -> SyncOutcome:
-    """Receive a version and serve it. One at a time.
-
-    Args:
-        llm: The engine.
-        control: Of its workers.
-        announced: What to receive, and from where.
-        member: This explorer, as the announcement names it.
-        timeout_s: Limit of each step.
-        cafile: Certificates to trust, where versions are pulled by TLS.
-        fan_out: Whether to pass on to other members what is pulled.
-        keep_caches: Whether requests in flight keep their keys and values.
+    """Receive a version and serve it. One at a time. ``timeout_s`` limits each step.
 
     Raises:
         WeightTransferError: It did not arrive whole; the engine serves what it served before.
@@ -123,12 +103,8 @@ class _Session:
         self._keep_caches = keep_caches
 
     async def load(self, announced: ModelVersion) -> float:
-        """Pause, load, resume; returns the seconds of the pause.
-
-        Raises:
-            WeightTransferError: It was not loaded; generation goes on with the old weights.
-            EngineDeadError: There is nothing that could go on.
-        """
+        # Returns the seconds of the pause. WeightTransferError: generation goes on with the old weights.
+        # EngineDeadError: there is nothing that could go on.
         info = {"version": announced.version, "checksum": announced.checksum}
         core = self._llm.engine_core
         try:
@@ -150,28 +126,19 @@ class _Session:
         return time.perf_counter() - stopped_at
 
     async def _is_torn(self) -> bool:
-        """End the session, and tell whether the weights are a mix.
-
-        Raises:
-            EngineDeadError: It cannot be told.
-        """
+        # Ends the session, too.
         try:
             return await self.cancel()
         except WeightTransferError as error:
             raise EngineDeadError(f"the engine cannot say what it has loaded: {error}") from error
 
     async def cancel(self) -> bool:
-        """End the session; True where the weights are torn."""
+        # True where the weights are torn.
         torn: list[bool] = await self._ask(self._llm.collective_rpc("trinity_transfer_cancel"))
         return any(torn)
 
     async def _ask[R](self, call: Awaitable[R]) -> R:
-        """Call the engine.
-
-        Raises:
-            EngineDeadError: It is gone or does not answer.
-            WeightTransferError: It refused.
-        """
+        # EngineDeadError: it is gone or does not answer. WeightTransferError: it refused.
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
         try:
@@ -189,7 +156,6 @@ class _Session:
 def source_of(
     announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None, *, fan_out: bool = True
 ) -> Source:
-    """Where a member finds an announced version."""
     return Source(
         method=announced.method,
         host=announced.master_address,

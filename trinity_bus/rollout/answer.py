@@ -31,18 +31,13 @@ def encode_answer(
 ) -> bytes:
     """Return what a workflow gave as an experience group's bytes.
 
-    Args:
-        order: What was asked for.
-        rollouts: What the workflow returned.
-        model: Name of the model that drew them.
-        version: Of the model when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
-        asked: How the workflow has asked the engine to draw, each way once.
+    ``version`` is the model's when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
+    ``asked``: how the workflow has asked the engine to draw, each way once.
 
     Raises:
         WorkflowError: It gave nothing, runs that it was not asked for, or more metrics than are sent.
-        schemas.errors.SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
-        UnknownSamplingError: A rollout that is to be trained on does not say how it was drawn, and there are several
-            ways.
+        SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
+        UnknownSamplingError: See ``stamp``.
         AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
     """
     if not rollouts:
@@ -78,17 +73,7 @@ def with_routes_of_all(rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
 
 
 def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup:
-    """Return the group in a runner's answer.
-
-    Args:
-        order: What was asked for.
-        answer: What the runner sent.
-        model: Name of the model that drew it.
-
-    Raises:
-        schemas.errors.DecodeError: It is no group.
-        WorkflowError: It is not one that answers this order.
-    """
+    """Return the group in a runner's answer; DecodeError, or WorkflowError where it does not answer this order."""
     group = decode(answer, ExperienceGroup)
     said, asked = _said(group), (*_said_of(order), model)
     if said != asked:
@@ -101,13 +86,12 @@ def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup
     return group
 
 
+# what a group says of itself that answers an order
 _SAID = ("task_id", "attempt", "batch_id", "batch_type", "workflow", "explorer", "incarnation")
-"""What a group says of itself that answers an order."""
 _said = attrgetter(*_SAID, "model")
 
 
 def _said_of(order: Dispatch) -> tuple[Any, ...]:
-    """Return what a group says of itself that answers an order."""
     task = order.task
     return (
         task.task_id,

@@ -36,27 +36,21 @@ from trinity_bus.sandbox import Sandbox
 class Conversation:
     """What was said in one run."""
 
-    messages: list[dict[str, Any]]
-    """All of them, OpenAI's shape, the last turn of the model included."""
+    messages: list[dict[str, Any]]  # all of them, OpenAI's shape, the last turn of the model included
     run_id: int
-    turns: list[ModelReply] = field(default_factory=list)
-    """What the model said, turn by turn."""
+    turns: list[ModelReply] = field(default_factory=list)  # what the model said, turn by turn
+    # The same as it was written: with reasoning and calls, without special tokens
     texts: list[str] = field(default_factory=list)
-    """The same as it was written: with reasoning and calls, without special tokens."""
-    calls: int = 0
-    """Of tools, that were made."""
-    errors: int = 0
-    """Calls that could not be read or made, or whose tool said that it could not."""
-    truncated: bool = False
-    """Whether the model was cut at a limit, or would have gone on."""
-    rewards: list[float] = field(default_factory=list)
-    """What the other side has given, where it gives some."""
+    calls: int = 0  # of tools, that were made
+    errors: int = 0  # calls that could not be read or made, or whose tool said that it could not
+    truncated: bool = False  # the model was cut at a limit, or would have gone on
+    rewards: list[float] = field(default_factory=list)  # what the other side has given, where it gives some
+    # of the run: what a reward asks other pools with
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
-    """Of the run: what a reward asks other pools with."""
+    # of the run, where a tool wants one: it is there until the reward is known
     sandbox: Sandbox | None = field(default=None, repr=False, compare=False)
-    """Of the run, where a tool wants one: it is there until the reward is known."""
+    # What a reward has to tell beside itself; ``Answered(..., metrics=conversation.metrics)`` tells of its parts
     metrics: dict[str, float] = field(default_factory=dict)
-    """What a reward has to tell beside itself; ``Answered(..., metrics=conversation.metrics)`` tells of its parts."""
 
     @property
     def answer(self) -> str:
@@ -64,17 +58,15 @@ class Conversation:
         return self.turns[-1].content if self.turns else ""
 
 
+# Answers a turn of the model, by adding messages to the conversation. Returns whether that is over.
 type OtherSide = Callable[[ModelReply], Awaitable[bool]]
-"""Answers a turn of the model, by adding messages to the conversation. Returns whether that is over."""
 
 
 class ConversationWorkflow(SingleRunWorkflow):
     """A conversation of a model and another side. Register the subclass."""
 
-    max_turns: ClassVar[int] = 16
-    """Of the model, in one run."""
-    schemas: Sequence[dict[str, Any]] = ()
-    """What the model is told that it may call, OpenAI's shape."""
+    max_turns: ClassVar[int] = 16  # of the model, in one run
+    schemas: Sequence[dict[str, Any]] = ()  # what the model is told that it may call, OpenAI's shape
 
     @abstractmethod
     def other_side(
@@ -83,11 +75,6 @@ class ConversationWorkflow(SingleRunWorkflow):
         """Provide who answers the model, for one run. It may say something first, in ``conversation.messages``."""
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
-        """Return the messages that a conversation begins with.
-
-        Raises:
-            WorkflowError: The task has none, and no prompt.
-        """
         if task.messages is not None:
             return [message.model_dump(exclude_none=True) for message in task.messages]
         if task.prompt is None:
@@ -104,12 +91,6 @@ class ConversationWorkflow(SingleRunWorkflow):
         return None
 
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
-        """See ``SingleRunWorkflow.run_once``.
-
-        Raises:
-            WorkflowError: The task has no prompt and no messages, or they cannot be written as tokens.
-            Exception: The other side's, or the reward's.
-        """
         conversation = Conversation(self.opening(task), run_id, ctx=ctx)
         session = Session(renderer_for(ctx.tokenizer))
         values: list[list[float]] = []
@@ -144,7 +125,6 @@ class ConversationWorkflow(SingleRunWorkflow):
         ]
 
     async def _turn(self, task: Task, ctx: RolloutContext, session: Session, conversation: Conversation) -> ModelReply:
-        """Have the model speak."""
         try:
             prompt = session.prompt(conversation.messages, self.schemas or None)
         except ChatError as error:
@@ -161,23 +141,20 @@ class ConversationWorkflow(SingleRunWorkflow):
 class ToolWorkflow(ConversationWorkflow):
     """A conversation with tools. Register the subclass, with its ``tools`` and its ``reward``."""
 
+    # Python functions; their names, docstrings and types are what the model is told of them
     tools: ClassVar[Sequence[Callable[..., Any]]] = ()
-    """Python functions; their names, docstrings and types are what the model is told of them."""
-    tool_timeout_s: ClassVar[float] = 30.0
-    """Of one call."""
+    tool_timeout_s: ClassVar[float] = 30.0  # of one call
 
     def __init__(self) -> None:
         self._toolbox = Toolbox(self.tools)
         self.schemas = self._toolbox.schemas
 
     def make_sandbox(self, task: Task) -> Sandbox:
-        """Return what a run's tools get that want a sandbox."""
         del task
         return Sandbox()
 
     @asynccontextmanager
     async def other_side(self, task: Task, ctx: RolloutContext, conversation: Conversation) -> AsyncIterator[OtherSide]:
-        """See ``ConversationWorkflow.other_side``."""
 
         async def answer(said: ModelReply) -> bool:
             await self._answer_calls(ctx, conversation, said, filling)
@@ -196,7 +173,6 @@ class ToolWorkflow(ConversationWorkflow):
     async def _answer_calls(
         self, ctx: RolloutContext, conversation: Conversation, said: ModelReply, filling: Filling | None
     ) -> None:
-        """Add what the tools of a turn return, and what is wrong with its calls."""
         given: Given = {RolloutContext: ctx, Sandbox: conversation.sandbox}
         for call in said.tool_calls:
             made = False
@@ -221,7 +197,7 @@ class ToolWorkflow(ConversationWorkflow):
     async def _called(
         self, name: str, arguments: Mapping[str, Any], given: Given, filling: Filling | None
     ) -> list[Any]:
-        """Return whether a call could be made, and what the model is told of it."""
+        # Returns whether a call could be made, and what the model is told of it.
         fills = filling if name in self._toolbox.sandboxed else None
         if fills is not None:
             fills.begin()

@@ -14,7 +14,7 @@ the same; of its own tools those are not called again that go through ``Endpoint
 ``explorer.auxiliary_pools``, a judge say: its answer is text, drawn as the client asks, and no part of any sample.
 
 It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
-is sent when the answer is whole: what is streamed has been drawn.
+is sent when the answer is whole.
 
 Failures: a wrong key is 401; a model that is neither the trained one nor such a pool is 404; a request that cannot be
 taken, or that the engine refuses (a prompt that is too long), is 400 and the agent's to handle; an engine that fails is
@@ -53,36 +53,28 @@ from trinity_bus.runtime.http import shows_key
 
 MAX_BODY_BYTES: Final = 16 << 20
 _HOST: Final = "127.0.0.1"
-_CLOSE_S: Final = 0.1
-"""How long a request may still take when the run is over; 0 would be without end."""
+_CLOSE_S: Final = 0.1  # how long a request may still take when the run is over; 0 would be without end
 _REFUSED: Final = "invalid_request_error"
 
 
-_POLICY: Final = ("", "policy")
-"""The model that is trained, whatever it is called."""
+_POLICY: Final = ("", "policy")  # the model that is trained, whatever it is called
 
 
 class Endpoint:
     """Where one run's agent reaches the model. An async context manager.
 
-    Args:
-        ctx: The run's.
-        session: Notes what is said.
-        sampling: The task's wishes, for the model that is trained.
+    ``sampling``: the task's wishes, for the model that is trained.
     """
 
     def __init__(self, ctx: RolloutContext, session: Session, sampling: Sampling | None = None) -> None:
-        self.ctx = ctx
-        """The run's: for a reward that asks other pools."""
+        self.ctx = ctx  # for a reward that asks other pools
         self._session = session
         self._sampling = sampling
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._url: str | None = None
-        self.api_key = secrets.token_urlsafe(24)
-        """What the client sends as its key."""
+        self.api_key = secrets.token_urlsafe(24)  # what the client sends as its key
         self.failure: Exception | None = None
-        """The first failure of the engine."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
@@ -91,11 +83,7 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        """The client's base URL.
-
-        Raises:
-            RuntimeError: It is not open.
-        """
+        """The client's base URL; RuntimeError where it is not open."""
         if self._url is None:
             raise RuntimeError("the endpoint is not open")
         return self._url
@@ -116,9 +104,8 @@ class Endpoint:
     def once[**P, R](self, tool: Callable[P, R]) -> Callable[P, R]:
         """Return a tool of the agent's that is called once: what it returned is durable, and is told to later attempts.
 
-        Args:
-            tool: Known by its name; takes and returns what JSON can hold. One that is not ``async`` is for agents that
-                are not either: it is called in a thread.
+        It is known by its name; takes and returns what JSON can hold. One that is not ``async`` is for agents that are
+        not either: it is called in a thread.
         """
         if inspect.iscoroutinefunction(tool):
             call: Callable[P, Awaitable[Any]] = tool
@@ -159,7 +146,6 @@ class Endpoint:
         return _error(500, f"{type(error).__name__}: {error}", "server_error")
 
     async def _drawn(self, asked: ChatRequest) -> ChatAnswer:
-        """Have the model answer that is trained."""
         prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         # An answer of a shape that was asked for (response_format) is not drawn as the others are.
@@ -173,7 +159,6 @@ class Endpoint:
         return self._answer(asked, len(prompt.token_ids), choices)
 
     async def _of_pool(self, asked: ChatRequest) -> ChatAnswer:
-        """Have a model of another pool answer."""
         how = asked.of_another_model()
         try:
             text = await self.ctx.chat(asked.messages, pool=asked.model, sampling=how)

@@ -26,42 +26,29 @@ from trinity_bus.errors import TrinityError
 
 log = logging.getLogger(__name__)
 
-MAX_CHARS = 512
-"""Of an answer; nobody's is longer."""
-LIMIT_S = 5.0
-"""Of one check."""
+MAX_CHARS = 512  # of an answer; nobody's is longer
+LIMIT_S = 5.0  # of one check
 MEMORY_BYTES = 2 << 30
 _READY = "ready"
 
 
 class EquivalenceError(TrinityError):
-    """Answers cannot be compared here."""
+    pass
 
 
 class Checker:
-    """A process that compares, started when it is needed.
-
-    Args:
-        limit_s: Of one check.
-    """
-
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
         self._process: subprocess.Popen[str] | None = None
         self._turn = threading.Lock()
 
     async def same(self, given: str, wanted: str) -> bool:
-        """Whether two answers in LaTeX are equal; not where that takes too long, or one of them is too long.
-
-        Raises:
-            EquivalenceError: ``math-verify`` is not installed, or does not start.
-        """
+        """Whether two answers in LaTeX are equal; not where that takes too long, or one of them is too long."""
         if max(len(given), len(wanted)) > MAX_CHARS:
             return False
         return await asyncio.to_thread(self._ask, given, wanted)
 
     def close(self) -> None:
-        """End the process."""
         with self._turn:
             self._end()
 
@@ -103,13 +90,11 @@ class Checker:
             process.communicate()
 
 
-CHECKER = Checker()
-"""The one of this process."""
+CHECKER = Checker()  # the one of this process
 atexit.register(CHECKER.close)
 
 
 def main(limit_s: float) -> None:
-    """Compare what comes, line by line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     from math_verify import LatexExtractionConfig, parse, verify
 

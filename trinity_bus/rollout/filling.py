@@ -21,10 +21,8 @@ from typing import Any, Final
 from trinity_bus.rollout.turns import question_of_call
 from trinity_bus.sandbox import SandboxPlace
 
-type Made = tuple[str, Mapping[str, Any]]
-"""A tool's name, and its arguments."""
-_UNDER_WAY: Final = "-"
-"""Noted in the place of the digest of a call that has not ended."""
+type Made = tuple[str, Mapping[str, Any]]  # a tool's name, and its arguments
+_UNDER_WAY: Final = "-"  # noted in the place of the digest of a call that has not ended
 
 
 class Filling:
@@ -44,20 +42,17 @@ class Filling:
             self._empty()
 
     def begin(self) -> None:
-        """Note that a call is about to be made."""
         self._place.note_calls([*self._digests, _UNDER_WAY])
 
     def note(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Note that a call was made."""
         self._add(name, arguments)
         self._place.note_calls(self._digests)
         self._held = list(self._digests)
 
     def missing(self, name: str, arguments: Mapping[str, Any]) -> list[Made]:
-        """Return what is to be made again, in this order, so that the sandbox is as after this call.
+        """Return what is to be made again, in this order, so that the sandbox is as after a call of an earlier attempt.
 
-        The call is one that an earlier attempt has made; the sandbox may be emptied here, and what is returned is noted
-        as it is made.
+        The sandbox may be emptied here, and what is returned is noted as it is made.
         """
         at = len(self._digests)
         if self._held[at : at + 1] == [digest_of(name, arguments)]:
@@ -82,6 +77,5 @@ class Filling:
 
 
 def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return the digest by which the turns of a run know a call of a tool."""
     # As `RolloutContext.call` has it: arguments by place, and by name.
     return question_of_call(name, [[name, arguments], {}])

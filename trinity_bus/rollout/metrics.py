@@ -39,8 +39,8 @@ DETAILED_STATS: tuple[Stat, ...] = ("mean", "max", "min", "std")
 _SUFFIXES: dict[str, Aggregation] = {"sum": "sum", "max": "max", "min": "min", "last": "last", "mean": "mean"}
 TASK_TIME = "time/task_execution"
 RUN_TIME = "time/run_execution"
+# Evaluation reports the plain mean of these: how the best of k runs did is no question of interest for a duration
 _TIMES = (TASK_TIME, RUN_TIME)
-"""Evaluation reports the plain mean of these: how the best of k runs did is no question of interest for a duration."""
 
 
 def _mean(values: Values) -> float:
@@ -58,8 +58,8 @@ _REDUCTIONS: dict[Aggregation | Stat, Reduction] = {
 }
 
 
+# Metrics may be infinite, or NaN; what is made of them then is too, and no reason for a warning
 _QUIET = np.errstate(over="ignore", invalid="ignore")
-"""Metrics may be infinite, or NaN; what is made of them then is too, and no reason for a warning."""
 
 
 def split_suffix(key: str) -> tuple[str, Aggregation]:
@@ -76,15 +76,9 @@ def split_suffix(key: str) -> tuple[str, Aggregation]:
 def aggregate_metrics(
     metrics: Iterable[Mapping[str, Any]], prefix: str, default_output_stats: Sequence[Stat] = DEFAULT_STATS
 ) -> Metrics:
-    """Reduces the metrics of a train batch's tasks.
+    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; no slash comes of an empty prefix.
 
-    Args:
-        metrics: One map of each task.
-        prefix: First part of the resulting names; no slash comes of an empty one.
-        default_output_stats: What is told of a metric without a suffix.
-
-    Returns:
-        ``{prefix}/{name}/{stat}``; nothing where there are no metrics.
+    ``default_output_stats``: what is told of a metric without a suffix.
     """
     return _aggregate(metrics, prefix, default_output_stats, plain=False)
 
@@ -92,12 +86,12 @@ def aggregate_metrics(
 def aggregate_eval_metrics(
     metrics: Iterable[Mapping[str, Any]], prefix: str, *, detailed_stats: bool = False
 ) -> Metrics:
-    """Reduces the metrics of an eval batch's tasks; without ``detailed_stats`` a mean is called ``{prefix}/{name}``."""
+    """Reduce those of an eval batch's tasks; without ``detailed_stats`` a mean is called ``{prefix}/{name}``."""
     return _aggregate(metrics, prefix, DETAILED_STATS if detailed_stats else ("mean",), plain=not detailed_stats)
 
 
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
-    """Reduces the metrics of a run's steps, or a task's runs; names keep their suffix, to be reduced again."""
+    """Reduce those of a run's steps, or a task's runs; names keep their suffix, to be reduced again."""
     # Of one value, each of these reductions is the value itself: most tasks have one run, most runs one step.
     return {key: values[0] if len(values) == 1 else _of_runs(key, values) for key, values in _numbers(metrics).items()}
 
@@ -113,7 +107,6 @@ class Folded:
         self._value = 0.0
 
     def add(self, value: float) -> None:
-        """Take in the next one."""
         self._count += 1
         if self._count == 1 or self._aggregation == "last":
             self._value = value
@@ -124,7 +117,6 @@ class Folded:
 
     @property
     def result(self) -> float:
-        """What all of them come to."""
         return self._value / self._count if self._aggregation == "mean" else self._value
 
 
@@ -141,15 +133,6 @@ def _reduced(key: str, values: list[float]) -> float:
 
 
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    """Return the metrics of a task from those of its runs.
-
-    Args:
-        metrics: One map of each run.
-        is_eval: Whether to tell the spread over runs, and what the best and the worst of k runs can be expected to be.
-
-    Returns:
-        Named as the table in the module's docstring says; empty for no runs.
-    """
     return _of_eval_task(metrics) if is_eval else aggregate_run_level_metrics(metrics)
 
 
@@ -174,20 +157,10 @@ def bootstrap_metric(
     n_bootstrap: int = 1000,
     seed: int = 42,
 ) -> list[tuple[float, float]]:
-    """Mean and standard deviation of reductions over random subsets, drawn with replacement.
+    """Return (mean, population standard deviation) of each reduction over random subsets, drawn with replacement.
 
     The draws are those of ``numpy.random.choice`` after ``numpy.random.seed(seed)``, from a generator of its own:
     nobody else's random numbers change.
-
-    Args:
-        data: Values to draw from.
-        subset_size: Values in each subset.
-        reduce_fns: Each turns a subset into a number.
-        n_bootstrap: Subsets to draw.
-        seed: Of the draws.
-
-    Returns:
-        (mean, population standard deviation) of each function.
     """
     subsets = np.asarray(data)[_draws(len(data), subset_size, n_bootstrap, seed)]
     results = []
@@ -211,7 +184,7 @@ def reward_of(metrics: Metrics) -> float | None:
 
 @lru_cache(maxsize=16)
 def _draws(population: int, subset_size: int, n_bootstrap: int, seed: int) -> NDArray[np.int64]:
-    """[n_bootstrap, subset_size] indices; ``choice`` with replacement is ``randint``, draw after draw."""
+    # [n_bootstrap, subset_size] indices; ``choice`` with replacement is ``randint``, draw after draw.
     # The legacy generator, because a newer one draws other numbers.
     return np.random.RandomState(seed).randint(0, population, size=(n_bootstrap, subset_size))
 
@@ -229,7 +202,7 @@ def _spread(name: str, values: Values) -> Metrics:
 
 @_QUIET
 def _aggregate(metrics: Iterable[Mapping[str, Any]], prefix: str, stats: Sequence[Stat], *, plain: bool) -> Metrics:
-    """``plain`` leaves the name of the statistic out."""
+    # ``plain`` leaves the name of the statistic out.
     start = f"{prefix}/" if prefix else ""
     result: Metrics = {}
     for key, values in _columns(metrics).items():
@@ -243,7 +216,7 @@ def _aggregate(metrics: Iterable[Mapping[str, Any]], prefix: str, stats: Sequenc
 
 
 def _columns(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
-    """Return the values of each key in the order of the maps, numbers only."""
+    # In the order of the maps, numbers only.
     return {key: np.array(values) for key, values in _numbers(metrics).items()}
 
 

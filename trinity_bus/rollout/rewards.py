@@ -19,34 +19,31 @@ from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
+# whether two answers, that given and that wanted, mean the same
 type Equivalence = Callable[[str, str], Awaitable[bool]]
-"""Whether two answers, that given and that wanted, mean the same."""
 
+# Longer ones are compared as text: nobody means them, and exact arithmetic on them would cost time
 MAX_NUMBER_CHARS = 64
-"""Longer ones are compared as text: nobody means them, and exact arithmetic on them would cost time."""
-MAX_EXPONENT = 400
-"""Of ten; likewise."""
-MAX_ANSWER_CHARS = 2000
-"""Longer ones are not normalized."""
+MAX_EXPONENT = 400  # of ten; likewise
+MAX_ANSWER_CHARS = 2000  # longer ones are not normalized
 
-_END = "\n"
-"""Stands for the end of a sequence; no word that ``split`` gives can be equal to it."""
+_END = "\n"  # Stands for the end of a sequence; no word that ``split`` gives can be equal to it
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
+# What may stand between the boxes of one answer.
 _BETWEEN_BOXES: Final = re.compile(
     r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
 )
-"""What may stand between the boxes of one answer."""
 
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
+# Of a normalized text without blanks.
 _NUMBER: Final = re.compile(
     rf"(?P<sign>[-+]?)(?:(?P<decimal>{_DIGITS})(?:\\overline\{{(?P<repeated>\d+)\}})?(?:/(?P<below>\d+))?"
     r"(?P<power>(?:\\times|\\cdot|\*|x)10\^(?:\{(?P<e1>[-+]?\d+)\}|\((?P<e2>[-+]?\d+)\)|(?P<e3>[-+]?\d+)))?"
     r"|\\frac\{(?P<over>[-+]?\d+(?:\.\d+)?)\}\{(?P<under>[-+]?\d+(?:\.\d+)?)\}"
     r"|10\^(?:\{(?P<e4>[-+]?\d+)\}|(?P<e5>[-+]?\d+)))"
 )
-"""Of a normalized text without blanks."""
 _EMPHASIS: Final = re.compile(r"(?<![\w)\]}*])(\*{1,3}|__|`)(?=[^\s*])([^*`\n]{0,400}[^\s*`])\1(?![\w*])")
 _CALCULATED: Final = re.compile(r"<<[^<>\n]{0,400}>>")
 _FORMULA: Final = re.compile(
@@ -61,12 +58,11 @@ _OPERATORS: Final = frozenset(
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
+# A number with what is no part of it: ``5-year``, ``5th``.
 _SHORT: Final = re.compile(
     r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)(?:-[a-zA-Z]{2,}\S*|st|nd|rd|th|'s|\.[A-Za-z]{2,}.*)"
 )
-"""A number with what is no part of it: ``5-year``, ``5th``."""
-_MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")
-"""What is in formulas, and not in words."""
+_MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formulas, and not in words
 
 _CHARACTERS: Final = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-")
@@ -189,10 +185,11 @@ s=second,sec,secs min=minute,mins h=hour,hr,hrs l=liter,litre ml=milliliter,mill
 v=volt a=ampere k=kelvin c=celsius f=fahrenheit hz=hertz pa=pascal mi/h=mph km/h=kmh,kph sq=square,sq. cu=cubic
 /=per person=people man=men woman=women child=children
 """
+# As they are written, in lower case and without the s of a plural: what they are compared as.
 _UNIT_NAMES: Final = {
     spelled: unit for unit, _, names in (one.partition("=") for one in _SPELLED.split()) for spelled in names.split(",")
 }
-"""As they are written, in lower case and without the s of a plural: what they are compared as."""
+# Those shorter than four letters that need no \text to be one, and common words.
 _UNITS: Final = frozenset(
     re.findall(
         r"\S+",
@@ -202,7 +199,7 @@ day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy
 """,
     )
 )
-"""Those shorter than four letters that need no \\text to be one, and common words."""
+# Words behind a number that make another answer of it.
 _NO_UNITS: Final = frozenset(
     re.findall(
         r"\S+",
@@ -212,7 +209,6 @@ cos tan cot sec csc log ln exp sqrt pi max min lim theta alpha beta fewer greate
 """,
     )
 )
-"""Words behind a number that make another answer of it."""
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _UNIT_PART: Final = r"(?:\\text\{[^{}]*\}|\\%|\\\$|¢|[A-Za-z]+\.?)(?:\s*\^\s*(?:\{-?\d\}|-?\d))?"
 _WITH_UNIT: Final = re.compile(
@@ -236,12 +232,9 @@ _CHOICE: Final = re.compile(
 
 
 class _Answer(NamedTuple):
-    """An answer taken apart."""
-
     core: str
     unit: str
-    name: str
-    """What it is said to be, ``x`` of ``x = 5``."""
+    name: str  # what it is said to be, ``x`` of ``x = 5``
 
 
 def normalize(answer: str) -> str:
@@ -342,7 +335,7 @@ def _taken_apart(text: str) -> _Answer:
 
 
 def _read_unit(text: str) -> tuple[int, str] | None:
-    """Return the power of ten that words behind a number stand for, and their unit; None when they are neither."""
+    # The power of ten that words behind a number stand for, and their unit; None when they are neither.
     scale, parts = 0, []
     # A letter that touches its number is a variable.
     touching = bool(re.match(r"[A-Za-z]", text))
@@ -369,7 +362,7 @@ def _read_unit(text: str) -> tuple[int, str] | None:
 
 
 def _choice(text: str) -> tuple[str, str] | None:
-    """Return the letter of a choice, and the text behind it; None when it is none."""
+    # The letter of a choice, and the text behind it; None when it is none.
     found = _CHOICE.fullmatch(re.sub(r"\\text\{\s*(\(?[A-J]\)?[.:)]?)\s*\}", r"\1 ", text))
     if found is None:
         return None
@@ -378,14 +371,14 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 
 def _squeezed(text: str) -> str:
-    """Return a text without blanks; words without regard to case."""
+    # Without blanks; words without regard to case.
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     plain = re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
     return plain if _MATHEMATICS.search(text) or len(plain) < 2 else plain.casefold()
 
 
 def _elements(text: str) -> tuple[str, list[str]]:
-    r"""Return the brackets of a list, ``{}`` of a set and of a list without any, and its elements."""
+    # The brackets of a list, ``{}`` of a set and of a list without any, and its elements.
     for opens, closes in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
         if text.startswith(opens) and text.endswith(closes):
             inner = text[len(opens) : -len(closes)]
@@ -401,7 +394,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str] | None:
-    """Split at the commas outside of brackets; None when brackets are not balanced."""
+    # At the commas outside of brackets; None when brackets are not balanced.
     parts, depth, start = [], 0, 0
     for found in re.finditer(r"\\[a-zA-Z]+|\\.|[()\[\]{},;]", text):
         mark = found[0].removeprefix("\\")
@@ -495,7 +488,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def _chosen(text: str) -> str | None:
-    """Return the choice that a response names: as it marks answers, else behind words that say so, else at its end."""
+    # As it marks answers, else behind words that say so, else at its end.
     if _BOXED.search(text) or "####" in text:
         return extract_answer(text)
     text = _EMPHASIS.sub(r"\2", text)
@@ -519,12 +512,9 @@ def reference(answer: str) -> str:
 
 
 async def math_reward(response: str, answer: str, is_equivalent: Equivalence) -> float:
-    """1.0 when the response's final answer equals the reference (or the end of a worked reference), else 0.0.
+    """Return 1.0 when the response's final answer equals the reference (or the end of a worked one), else 0.0.
 
-    Args:
-        response: What the model wrote.
-        answer: The reference.
-        is_equivalent: Asked where they are not the same, and a formula is wanted.
+    ``is_equivalent`` is asked where they are not the same, and a formula is wanted.
     """
     wanted = reference(answer)
     given = _chosen(response) if _choice(normalize(wanted)) else extract_answer(response)
@@ -537,15 +527,11 @@ async def math_reward(response: str, answer: str, is_equivalent: Equivalence) ->
 
 
 def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
-    """Share of words that stand where they should, the end of the answer counted as one of them.
+    """Return the share of words that stand where they should, the end of the answer counted as one of them.
 
     Words are split at blanks. The share is of the longer of the two sequences, so that neither filling up nor stopping
-    early pays, and 1.0 is the answer exactly: no word missing, none too many, and ended by the model itself.
-
-    Args:
-        response: What the model wrote, without special tokens.
-        answer: What it should have written.
-        ended: Whether it ended the response itself; False where a limit cut it.
+    early pays, and 1.0 is the answer exactly: no word missing, none too many, and ended by the model itself
+    (``ended``), not cut by a limit. Neither text has special tokens.
     """
     given, wanted = [*response.split(), *([_END] if ended else [])], [*answer.split(), _END]
     hits = sum(a == b for a, b in zip(given, wanted, strict=False))
@@ -553,7 +539,7 @@ def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
 
 
 def _unmarked(text: str) -> str | None:
-    """Return the last number after the last ``=``, else the last one, with the formula that it is part of."""
+    # The last number after the last ``=``, else the last one, with the formula that it is part of.
     text = _EMPHASIS.sub(r"\2", _CALCULATED.sub("", text.translate(_CHARACTERS)))
     start = text.rfind("=") + 1
     last = _last_digits(text, start)
@@ -587,7 +573,6 @@ def _unmarked(text: str) -> str | None:
 
 
 def _first_of_formula(words: list[re.Match[str]], first: int) -> int:
-    """Return the place of the first word of a formula, given one of its words."""
     while first > 0:
         before, here = words[first - 1][0], words[first][0]
         if before in _OPERATORS:
@@ -609,12 +594,11 @@ def _first_of_formula(words: list[re.Match[str]], first: int) -> int:
 
 
 def _last_digits(text: str, start: int) -> int:
-    """Return the place of the last digit; -1 when there is none."""
     return next((at for at in range(len(text) - 1, start - 1, -1) if text[at] in "0123456789"), -1)
 
 
 def _balanced(text: str, words: list[re.Match[str]], first: int, behind: int) -> str:
-    """Return some words as one formula: with those before that its brackets need, or without such brackets."""
+    # Some words as one formula: with those before that its brackets need, or without such brackets.
     end = words[behind - 1].end()
     for start in range(first, max(first - 12, -1), -1):
         whole = text[words[start].start() : end].strip("\"'`*_").rstrip(".,;:!?*_`\"'").lstrip(":#~<>")
@@ -641,7 +625,7 @@ def _unit_behind(text: str, end: int) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""Inside of the last ``\boxed{...}``, and of those just before it; None when there is none or it is not closed."""
+    # And of those just before it; None when there is none or it is not closed.
     boxes: list[str] = []
     end = 0
     for start in _BOXED.finditer(text):

@@ -64,14 +64,9 @@ def mathematics() -> Reward:
 
 
 def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
-    """Judge the final number of a response: whether it is the reference's, within a tolerance.
+    """Judge the final number of a response: whether it is the reference's, within a relative or absolute tolerance.
 
-    Args:
-        relative: Of the reference.
-        absolute: In units.
-
-    Raises:
-        RewardError: When a reference is no number.
+    RewardError: the reference is no number.
     """
 
     async def judge(said: Answered) -> float:
@@ -87,11 +82,9 @@ def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
 
 
 def matches(pattern: str, *, whole: bool = False) -> Reward:
-    """Judge the format of a response: whether a regular expression is found in it.
+    """Judge the format of a response: whether a regular expression is found in it, or is ``whole`` of it.
 
-    Args:
-        pattern: ``.`` is any character, a new line too.
-        whole: Whether it is to be all of the response.
+    ``.`` is any character, a new line too.
     """
     compiled = re.compile(pattern, re.DOTALL)
 
@@ -116,8 +109,7 @@ def longer_than(words: int, *, by: int = 1) -> Reward:
 def valid_json(schema: Mapping[str, Any]) -> Reward:
     """Judge whether a response, or the last block of it that is fenced as JSON or as nothing, is JSON of a schema.
 
-    Raises:
-        RewardError: At once, when it is no schema.
+    RewardError, at once: it is no schema.
     """
     import jsonschema
 
@@ -140,22 +132,13 @@ def valid_json(schema: Mapping[str, Any]) -> Reward:
 
 
 def _refuse(constant: str) -> None:
-    """Refuse what Python reads as a number, and JSON does not have."""
     raise ValueError(f"{constant} is no JSON")
 
 
 def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None) -> Reward:
     """Judge code: the last fenced block of a response that defines something, run with the task's answer, tests, after.
 
-    It runs in a sandbox.
-
-    Args:
-        python: The interpreter.
-        limits: Of the run.
-
-    Raises:
-        SandboxError: When this machine gives no sandbox.
-        RewardError: When there is no such interpreter.
+    It runs in a sandbox; SandboxError where this machine gives none, RewardError where there is no such interpreter.
     """
 
     async def judge(said: Answered) -> float:
@@ -192,10 +175,7 @@ def judged(
         pool: One of ``explorer.auxiliary_pools``: its explorers are asked. None: a server, at ``url``.
         model: As the server calls it.
         sampling: How a pool's model draws; an absent field takes the default of its explorers.
-        worst: The lowest score.
-        best: The highest.
-        url: The variable of the environment with the server's address, up to ``/v1``.
-        key: That with its key.
+        url: The variable of the environment with the server's address, up to ``/v1``; ``key`` that with its key.
         timeout_s: Of one judgement.
 
     Raises:
@@ -238,7 +218,6 @@ async def _within(limit_s: float) -> AsyncIterator[None]:
 
 
 async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) -> str:
-    """Return what a model says to a text."""
     import aiohttp
 
     if url not in os.environ:
@@ -295,26 +274,20 @@ def shaped(reward: Reward, shape: Callable[[float], float]) -> Reward:
     return _Composed("shaped", [reward], bend)
 
 
-type _Ask = Callable[[int], Awaitable[float]]
-"""Judges by one of the parts, and tells what it gave."""
+type _Ask = Callable[[int], Awaitable[float]]  # judges by one of the parts, and tells what it gave
 
 
 class _Composed:
     """A reward made of parts. A part is told by its place, whichever is judged first, or not at all.
 
-    Args:
-        kind: What made it.
-        parts: Of it; those of a part come before it.
-        combine: Makes one number of theirs.
+    Among ``parts``, those of a part come before it.
     """
 
     def __init__(self, kind: str, parts: Sequence[Reward], combine: Callable[[_Ask], Awaitable[float]]) -> None:
         self.kind = kind
-        self.names: Counter[str] = Counter()
-        """How many parts of each name there are, at any depth."""
+        self.names: Counter[str] = Counter()  # how many parts of each name there are, at any depth
         self._combine = combine
-        self._parts: list[tuple[Reward, str, Counter[str]]] = []
-        """With its name, and the names before it."""
+        self._parts: list[tuple[Reward, str, Counter[str]]] = []  # with its name, and the names before it
         for part in parts:
             name = _name_of(part)
             self._parts.append((part, name, self.names.copy()))

@@ -1,23 +1,35 @@
-"""A base for workflows that are written for one run at a time.
+"""Bases for workflows that are written for one run at a time.
 
 ::
 
     run_once x repeat_times, at once --all succeed--> their rollouts, in order, each with its run and what that took
                                      |--some-------> PartialRunsError: those that succeeded, and the first error
                                      '--none-------> the first error
+
+A ``Reusable`` keeps the task that it works on (``self.task``, an environment, a client): each run has an instance to
+itself, though the one instance of a workflow in the registry serves all tasks of its kind at once::
+
+    a run begins --> an idle instance, or a new one --> reset(task) --> run(ctx, run_id) --returned--> idle
+                                                                             '--raised, cancelled--> dropped
+
+The runs of a task are done at once where ``run`` is ``async``; each in a thread of its own where it is not: it may
+block; one after the other where ``sequential`` is True, in either case.
 """
 
 import asyncio
 import dataclasses
+import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ClassVar
 
 from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus import awake
 from trinity_bus.rollout.metrics import RUN_TIME
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.threads import BlockingContext, in_thread
 from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, WorkflowError
 
 
@@ -28,28 +40,15 @@ class SingleRunWorkflow(ABC):
     """
 
     name: str
-    sequential: ClassVar[bool] = False
-    """Whether the runs of a task are done one after the other, rather than at once."""
+    sequential: ClassVar[bool] = False  # The runs of a task are done one after the other, rather than at once
+    # A run that takes longer breaks off, and costs no other; None: it may take as long as the attempt may
     run_timeout_s: ClassVar[float | None] = None
-    """A run that takes longer breaks off, and costs no other; None: it may take as long as the attempt may."""
 
     @abstractmethod
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
-        """Run the task once, and return its rollout, or those of its steps.
-
-        Args:
-            task: What to do.
-            ctx: What to do it with. Its ``repeat_times`` are of the group, not of this run.
-            run_id: Which run of the task this is.
-        """
+        """Run the task once, and return its rollout, or those of its steps. ``ctx.repeat_times`` are of the group."""
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        """See ``Workflow.run``.
-
-        Raises:
-            PartialRunsError: Some runs broke off; it carries the others.
-            Exception: The first error, where all did.
-        """
         ids = range(ctx.run_id_base, ctx.run_id_base + ctx.repeat_times)
         if self.sequential:
             ended = [one for run_id in ids for one in await _ended(self._timed(task, ctx, run_id))]
@@ -77,5 +76,55 @@ class SingleRunWorkflow(ABC):
 
 
 async def _ended(*runs: Coroutine[Any, Any, list[Rollout]]) -> list[list[Rollout] | BaseException]:
-    """Return what runs gave that were done at once, or raised."""
     return await asyncio.gather(*runs, return_exceptions=True)
+
+
+MAX_IDLE = 1024  # instances that wait to be used again
+
+type Rollouts = Rollout | Sequence[Rollout]
+
+
+class Reusable(ABC):
+    """A workflow whose instances are reset and used again: one run at a time, and then another."""
+
+    sequential = False  # The runs of a task are done one after the other, rather than at once
+
+    @abstractmethod
+    def reset(self, task: Task) -> None:
+        """Forget the run before, and take this task."""
+
+    @abstractmethod
+    def run(self, ctx: Any, run_id: int) -> Rollouts | Awaitable[Rollouts]:
+        """Run the task that it was reset to; where this is not ``async``, ``ctx`` is a ``BlockingContext``."""
+
+
+class _Reusing(SingleRunWorkflow):
+    make: Callable[[], Reusable]
+
+    def __init__(self) -> None:
+        self._idle: list[Reusable] = []
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollouts:
+        instance = self._idle.pop() if self._idle else type(self).make()
+        instance.reset(task)
+        given: Any
+        if inspect.iscoroutinefunction(instance.run):
+            given = await instance.run(ctx, run_id)
+        else:
+            async with BlockingContext(ctx) as blocking:
+                given = await in_thread(instance.run, blocking, run_id)
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(instance)
+        rollouts: Rollouts = given
+        return rollouts
+
+
+def reused[R: Reusable](name: str) -> Callable[[type[R]], type[R]]:
+    """Class decorator: register a workflow whose runs have instances of this class, made without arguments."""
+
+    def add(cls: type[R]) -> type[R]:
+        given = {"make": cls, "sequential": cls.sequential, "__doc__": cls.__doc__, "__module__": cls.__module__}
+        register(name)(type(cls.__qualname__, (_Reusing,), given))
+        return cls
+
+    return add

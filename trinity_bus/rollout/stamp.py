@@ -19,7 +19,7 @@ from trinity_bus.errors import TrinityError
 
 
 class UnknownSamplingError(TrinityError, ValueError):
-    """A workflow has asked the engine in several ways and does not say which sample was drawn how."""
+    pass
 
 
 def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
@@ -31,16 +31,7 @@ def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
 
 
 def sampling_of_rest(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sampling | None:
-    """Return how those rollouts were drawn that do not say it; None where there are none, or nothing was drawn.
-
-    Args:
-        rollouts: What a workflow gave.
-        asked: How it has asked the engine to draw, each way once.
-
-    Raises:
-        UnknownSamplingError: One does not say it, and there are several ways.
-        AttributeError: One is no rollout.
-    """
+    """Return how those rollouts were drawn that do not say it; None where there are none, or nothing was drawn."""
     if all(one.sampling is not None for one in rollouts) or not asked:
         return None
     if len(asked) > 1:
@@ -56,5 +47,5 @@ _DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")
 
 
 def _distribution(sampling: Sampling) -> tuple[Any, ...]:
-    """Return what decides what is drawn; lengths, stops and seeds do not."""
+    # What decides what is drawn; lengths, stops and seeds do not.
     return tuple(getattr(sampling, name) for name in _DISTRIBUTION)

@@ -10,31 +10,23 @@ import msgpack
 
 from schemas.free_form import check_plain
 
-MAX_STATE_BYTES = 4096
-"""Of all values of one run together, as msgpack."""
+MAX_STATE_BYTES = 4096  # of all values of one run together, as msgpack
 
 
 class RunState:
     """Named values; each replaces the one of its name.
 
     Failures: what is not plain data, or makes the whole too large, is refused, and what was there before stays.
-
-    Args:
-        on_first: Called once, when there is something to be taken for the first time.
+    ``on_first`` is called once, when there is something to be taken for the first time.
     """
 
     def __init__(self, on_first: Callable[[], None] | None = None) -> None:
         self._values: dict[str, Any] = {}
         self._on_first = on_first
-        self.changed = False
-        """Whether there is anything that was not taken."""
+        self.changed = False  # there is anything that was not taken
 
     def set(self, values: dict[str, Any]) -> None:
-        """Set some values.
-
-        Raises:
-            ValueError: One is not plain data, or all together are larger than ``MAX_STATE_BYTES``.
-        """
+        """Set some values; ValueError where one is not plain data, or all are larger than ``MAX_STATE_BYTES``."""
         merged = self._values | check_plain(values)
         size = len(msgpack.packb(merged))
         if size > MAX_STATE_BYTES:
@@ -46,6 +38,6 @@ class RunState:
             on_first()
 
     def take(self) -> dict[str, Any]:
-        """All values; they count as not changed until the next one is set."""
+        """Return all values; they count as not changed until the next one is set."""
         self.changed = False
         return self._values

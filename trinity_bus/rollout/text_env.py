@@ -7,8 +7,8 @@
                                                    '------------- not over yet --------------'
 
 Each step's reward is that of the model's turn; the run's is their sum. An attempt that goes on after its explorer's
-death makes the environment anew and takes the same steps in it, with what the model had said. That is exact where the
-environment follows from its seed, as Gymnasium's do; where it shows something else, the model is asked anew from there.
+death makes the environment anew and takes the same steps in it. That is exact where the environment follows from its
+seed, as Gymnasium's do; where it shows something else, the model is asked anew from there.
 
 Failures: what the environment raises is the failure of its run, as is one that takes longer for a call than it may
 (``EnvironmentTimeoutError``). Its methods may block: each call has a thread of its own.
@@ -30,7 +30,7 @@ from trinity_bus.rollout.workflow import RolloutContext
 
 
 class EnvironmentTimeoutError(TrinityError, TimeoutError):
-    """An environment took longer than it may."""
+    pass
 
 
 class TextEnv(Protocol):
@@ -43,7 +43,7 @@ class TextEnv(Protocol):
         """Do something. Returns what is seen, a reward, whether it has ended or was cut off, and likewise a dict."""
 
     def close(self) -> Any:
-        """Let go of what it holds."""
+        pass
 
 
 class TextEnvWorkflow(ConversationWorkflow):
@@ -53,10 +53,8 @@ class TextEnvWorkflow(ConversationWorkflow):
     ``data["options"]`` are given to ``reset``; the seed follows from the task's id otherwise.
     """
 
-    step_timeout_s: ClassVar[float] = 30.0
-    """Of one call of the environment."""
-    close_timeout_s: ClassVar[float] = 2.0
-    """Of its end."""
+    step_timeout_s: ClassVar[float] = 30.0  # of one call of the environment
+    close_timeout_s: ClassVar[float] = 2.0  # of its end
 
     @abstractmethod
     def make(self, task: Task) -> TextEnv:
@@ -71,24 +69,20 @@ class TextEnvWorkflow(ConversationWorkflow):
         return str(observation)
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
-        """See ``ConversationWorkflow.reward``: the sum of what the environment has given."""
         del task
         return math.fsum(conversation.rewards)
 
     async def turn_reward(self, task: Task, conversation: Conversation) -> float | None:
-        """See ``ConversationWorkflow.turn_reward``: None where the model was cut, and nothing was done."""
         del task
         return conversation.rewards[-1] if len(conversation.rewards) == len(conversation.turns) else None
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
-        """See ``ConversationWorkflow.opening``."""
         if task.messages is None:
             return [] if task.prompt is None else [{"role": "system", "content": task.prompt}]
         return super().opening(task)
 
     @asynccontextmanager
     async def other_side(self, task: Task, ctx: RolloutContext, conversation: Conversation) -> AsyncIterator[OtherSide]:
-        """See ``ConversationWorkflow.other_side``."""
         del ctx
 
         async def call(

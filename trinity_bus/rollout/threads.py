@@ -65,19 +65,7 @@ async def within[**P](
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Any:
-    """Return what a function returns, async or not, within a time limit.
-
-    Args:
-        limit_s: In seconds.
-        late: Makes the error of one that takes longer.
-        function: What to call.
-        *args: With what.
-        **kwargs: The same, by name.
-
-    Raises:
-        TrinityError: What ``late`` makes.
-        Exception: What the function raises.
-    """
+    """Return what a function returns, async or not, within a time limit; ``late`` makes the error of a later one."""
     try:
         async with awake.timeout(limit_s) as limit:
             if inspect.iscoroutinefunction(function):
@@ -91,9 +79,6 @@ async def within[**P](
 
 class BlockingContext:
     """What a workflow may use that runs in a thread: a ``RolloutContext`` whose methods block.
-
-    Args:
-        ctx: Of the run.
 
     An async context manager, of the event loop; at its end what the thread waits for is cancelled.
     """
@@ -110,7 +95,6 @@ class BlockingContext:
         self.batch_type = ctx.batch_type
 
     def set_state(self, **values: Any) -> None:
-        """See ``RolloutContext.set_state``."""
 
         async def say() -> None:
             self._ctx.set_state(**values)
@@ -125,19 +109,15 @@ class BlockingContext:
         *,
         pool: str | None = None,
     ) -> Sequence[Completion]:
-        """See ``RolloutContext.generate``."""
         return self._wait(self._ctx.generate(prompt_token_ids, sampling, n, pool=pool))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:
-        """See ``RolloutContext.chat``."""
         return self._wait(self._ctx.chat(messages, pool=pool, sampling=sampling))
 
     def score(self, prompt_token_ids: Sequence[int], response_token_ids: Sequence[int], *, pool: str) -> list[float]:
-        """See ``RolloutContext.score``."""
         return self._wait(self._ctx.score(prompt_token_ids, response_token_ids, pool=pool))
 
     def call[**P, R](self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """See ``RolloutContext.call``; the function blocks."""
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> R:
             return await in_thread(function, *args, **kwargs)
@@ -145,7 +125,6 @@ class BlockingContext:
         return self._wait(self._ctx.call(name, called, *args, **kwargs))
 
     def end_turn(self) -> None:
-        """See ``RolloutContext.end_turn``."""
         self._wait(self._ctx.end_turn())
 
     def _wait[R](self, asked: Coroutine[Any, Any, R]) -> R:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trinity_bus.chat import EndingTokenizer
 from trinity_bus.chat.encoding import Encoder, Writing
-from trinity_bus.chat.options import TemplateOptions, read_options
+from trinity_bus.chat.renderer import TemplateOptions, read_options
 
 
 def load_tokenizer(
@@ -24,18 +24,13 @@ def load_tokenizer(
     parse_special_tokens: bool = False,
     renderer: str | None = None,
 ) -> EndingTokenizer:
-    """Return the tokenizer of a Hugging Face model.
+    """Return the tokenizer of a Hugging Face model; OSError, ValueError, ChatError.
 
     Args:
-        model_path: A folder, or the name of a model.
         options: Of its chat template (``mesh.chat_template_options``), for ``renderer_for`` to find, as the others.
         max_tokens: Of the longest prompt (``mesh.max_model_len``): what is surely longer is not tokenized.
         parse_special_tokens: Whether special tokens in what users and tools say are tokens.
         renderer: Name of the package's renderer (``mesh.renderer``).
-
-    Raises:
-        OSError, ValueError: There is none.
-        ChatError: These are no options of a chat template.
     """
     options = read_options(options or {})
     # Its threads would not survive a fork, and it says so at length.

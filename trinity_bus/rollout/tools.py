@@ -11,11 +11,9 @@ whose function raises anything else         the failure of its run
 that takes longer than it may               the failure of its run: ``ToolTimeoutError``
 ==========================================  ==========================================================================
 
-A parameter whose type is ``RolloutContext`` or ``Sandbox`` is no part of what the model is told: the workflow gives it,
-the run's own.
-
-A function that is not ``async`` runs in a thread of its own (``trinity_bus.rollout.threads``); one that hangs there
-ends with its runner, which is replaced.
+A parameter whose type is ``RolloutContext`` or ``Sandbox`` is no part of what the model is told: it is the run's own. A
+function that is not ``async`` runs in a thread of its own; one that hangs there ends with its runner, which is
+replaced.
 """
 
 import inspect
@@ -30,13 +28,11 @@ from schemas.message import FunctionSchema, Tool
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.threads import within
 from trinity_bus.rollout.workflow import RolloutContext
-from trinity_bus.sandbox import Sandbox
+from trinity_bus.sandbox import Sandbox, SandboxError
 
-MAX_RESULT_CHARS = 1 << 18
-"""Of what a tool returns; a model reads no more."""
+MAX_RESULT_CHARS = 1 << 18  # of what a tool returns; a model reads no more
 
-type Given = Mapping[type, Any]
-"""A run's own ``RolloutContext``, and its ``Sandbox`` where a tool wants one."""
+type Given = Mapping[type, Any]  # a run's own ``RolloutContext``, and its ``Sandbox`` where a tool wants one
 _NOTHING: Final[Given] = MappingProxyType({})
 
 
@@ -45,27 +41,21 @@ class ToolError(TrinityError, RuntimeError):
 
 
 class ToolTimeoutError(TrinityError, TimeoutError):
-    """A tool took longer than it may."""
+    pass
 
 
 class PythonTool:
-    """A function as a tool.
+    """A function as a tool, with a type for every parameter (else TypeError). May be ``async``.
 
     Its name, the first paragraph of its docstring, and a JSON schema of its parameters, from their types, are what a
     model is told of it.
-
-    Args:
-        function: With a type for every parameter. May be ``async``.
-
-    Raises:
-        TypeError: A parameter has no type, or one of which there is no schema; or it takes any number of them.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = function.__name__
         types = get_type_hints(function, include_extras=True)
+        # by parameter, what the workflow gives it
         self.given = {name: kind for name, of in types.items() if (kind := _given_kind(of)) is not None}
-        """By parameter, what the workflow gives it."""
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} cannot be given by its name")
@@ -80,18 +70,7 @@ class PythonTool:
         self._function = function
 
     async def run(self, arguments: Mapping[str, Any], timeout_s: float, given: Given = _NOTHING) -> str:
-        """Return what it returns, as text.
-
-        Args:
-            arguments: What the model has said.
-            timeout_s: How long it may take.
-            given: What the workflow gives.
-
-        Raises:
-            ToolError: It does not take these arguments, or says that it cannot do it.
-            ToolTimeoutError: It took too long.
-            Exception: Whatever else it raises.
-        """
+        """Return what it returns, as text; ToolError, ToolTimeoutError, or whatever else it raises."""
         try:
             taken = self._check(**arguments)
         except ValidationError as error:
@@ -113,7 +92,7 @@ def _given_kind(of: Any) -> type | None:
 
 
 def _asked(function: Callable[..., Any], types: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function of those parameters that have these types; it returns what it was asked with."""
+    # A function of those parameters that have these types; it returns what it was asked with.
 
     def asked(**arguments: Any) -> dict[str, Any]:
         return arguments
@@ -126,33 +105,51 @@ def _asked(function: Callable[..., Any], types: Mapping[str, Any]) -> Callable[.
 
 
 class Toolbox:
-    """The tools of a workflow.
-
-    Args:
-        functions: Each of another name.
-
-    Raises:
-        TypeError: One cannot be a tool.
-        ValueError: Two have the same name.
-    """
+    """The tools of a workflow, each of another name."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         tools = [PythonTool(function) for function in functions]
         self._tools = {tool.name: tool for tool in tools}
         if len(self._tools) != len(tools):
             raise ValueError(f"two tools have the same name: {', '.join(sorted(tool.name for tool in tools))}")
+        # what a model is told of them, OpenAI's shape
         self.schemas = [tool.schema.model_dump(exclude_none=True) for tool in tools]
-        """What a model is told of them, OpenAI's shape."""
+        # those that are given a sandbox
         self.sandboxed = frozenset(tool.name for tool in tools if Sandbox in tool.given.values())
-        """Those that are given a sandbox."""
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout_s: float, given: Given = _NOTHING) -> str:
-        """Run a call; see ``PythonTool.run``.
-
-        Raises:
-            ToolError: There is no such tool; or as ``PythonTool.run`` does.
-        """
         tool = self._tools.get(name)
         if tool is None:
             raise ToolError(f"there is no tool {name!r}; there are {', '.join(sorted(self._tools)) or 'none'}")
         return await tool.run(arguments, timeout_s, given)
+
+
+MAX_SHOWN: Final = 1 << 14  # Characters of what a program prints, and of what it complains of: the last of them
+_PROGRAM: Final = "program.py"
+
+
+async def sandboxed_python(code: str, box: Sandbox) -> str:
+    """Run a Python program without a network, and return what it prints. Files that it writes stay for the next one.
+
+    Args:
+        code: All of the program.
+        box: Of the run.
+
+    Raises:
+        ToolError: It took too long, or an earlier one has left the folder so that none can be run in it.
+        SandboxError: This machine gives no sandbox.
+    """
+    try:
+        await box.write_file(_PROGRAM, code)
+    except SandboxError as error:
+        raise ToolError(f"the program cannot be written: {error}") from error
+    try:
+        done = await box.exec(["python3", _PROGRAM])
+    except PermissionError as error:
+        raise ToolError(f"the working folder cannot be entered: {error.strerror}") from error
+    if done.timed_out:
+        raise ToolError("the program took too long, and was killed")
+    shown = done.stdout[-MAX_SHOWN:]
+    if done.returncode == 0:
+        return shown
+    return f"{shown}\nit ended with status {done.returncode}: {done.stderr[-MAX_SHOWN:]}".lstrip()

@@ -12,16 +12,14 @@ A question is known by a digest: of the prompt's tokens, how many responses and 
 and arguments. The order in which questions come does not matter, and the same question asked twice gets two answers.
 
 Failures: what was answered and is in no completed turn is asked again by the next attempt: at most what was drawn since
-the last call, and the call under way. What cannot be written is told to whoever waits for it next.
-Where an attempt asks other questions than the one before, because its workflow is not the same any more, what it asks
-is simply not known.
+the last call, and the call under way. What cannot be written is told to whoever waits for it next. What an attempt of
+another workflow asks is simply not known.
 """
 
 import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -32,30 +30,14 @@ from schemas.turn import Answer, DrawnResponse, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.chat import Completion
 
-
-@dataclass(frozen=True, slots=True)
-class KeptCompletion:
-    """A response that was drawn in an earlier attempt."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    versions: list[tuple[int, int]]
-    routes: None = None
-    """They are not kept: a turn that an engine draws behind it tells them for all tokens before."""
-
-
-type Write = Callable[[Turn], Coroutine[Any, Any, None]]
-"""Returns when a turn is durable."""
+type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn is durable
 
 
 class RunTurns:
     """The turns of one run.
 
-    Args:
-        done: What earlier attempts have completed, in order.
-        begin: Makes a turn of its number, of the attempt of the one before, and of its answers.
-        write: Where it goes.
+    ``done``: what earlier attempts have completed, in order. ``begin`` makes a turn of its number, of the attempt of
+    the one before, and of its answers.
     """
 
     def __init__(self, done: Sequence[Turn], begin: Callable[[int, int, list[Answer]], Turn], write: Write) -> None:
@@ -69,10 +51,9 @@ class RunTurns:
                 self._known.setdefault(answer.question, deque()).append(answer)
         self._noted: list[Callable[[], Answer]] = []
         self._writing: asyncio.Task[None] | None = None
-        self.resumed = len(done)
-        """How many turns were completed before."""
+        self.resumed = len(done)  # how many turns were completed before
+        # how often each question was answered in them
         self.answered = {question: len(answers) for question, answers in self._known.items()}
-        """How often each question was answered in them."""
 
     def drawn(self, prompt: Sequence[int], sampling: Sampling, n: int, pool: str = "") -> Sequence[Completion] | None:
         """Return what an engine has drawn before; None where it is to be asked."""
@@ -87,31 +68,24 @@ class RunTurns:
         asked = list(prompt)
         self._noted.append(
             lambda: Answer(
-                question=question_of_prompt(asked, sampling, n, pool), responses=[_response(one) for one in given]
+                question=question_of_prompt(asked, sampling, n, pool), responses=[drawn_response(one) for one in given]
             )
         )
 
     def result(self, name: str, arguments: Any) -> tuple[Any] | None:
-        """Return what a call has returned before; None where it is to be made."""
         answer = self._take(question_of_call(name, arguments)) if self._known else None
         return None if answer is None or answer.result is None else (msgspec.json.decode(answer.result),)
 
     def note_result(self, name: str, arguments: Any, value: Any) -> None:
-        """Note what a call has returned.
-
-        Raises:
-            TypeError: It is nothing that JSON can hold.
-        """
+        """Note what a call has returned; TypeError where JSON cannot hold it."""
         answer = Answer(question=question_of_call(name, arguments), result=msgspec.json.encode(value).decode())
         self._noted.append(lambda: answer)
 
     async def complete(self) -> None:
         """Note that a turn is over. It is being written when this returns, and the one before is durable.
 
-        A turn of which nothing is new, because an earlier attempt has completed it, is passed over.
-
-        Raises:
-            Exception: The turn before could not be written; see ``durable``.
+        A turn of which nothing is new, because an earlier attempt has completed it, is passed over. What has
+        failed of the turn before is raised.
         """
         while self._writing is not None:
             # Several turns of a run may be over at the same time.
@@ -125,12 +99,7 @@ class RunTurns:
         self._writing.add_done_callback(_look_at)
 
     async def durable(self) -> None:
-        """Return when all that was completed is durable.
-
-        Raises:
-            schemas.errors.SchemaError: It is larger than a turn may be.
-            Exception: Whoever keeps turns does not keep it.
-        """
+        """Return when all that was completed is durable; SchemaError where it is too large, or its keeper's error."""
         writing = self._writing
         if writing is None:
             return
@@ -146,7 +115,7 @@ class RunTurns:
 
 
 def _look_at(writing: asyncio.Task[None]) -> None:
-    """Take in the error of one that a run which has failed no longer waits for."""
+    # The error of one that a run which has failed no longer waits for.
     if not writing.cancelled():
         writing.exception()
 
@@ -159,15 +128,10 @@ def question_of_prompt(prompt: Sequence[int], sampling: Sampling, n: int, pool: 
 
 
 def question_of_call(name: str, arguments: Any) -> str:
-    """Return the digest of a call.
-
-    Raises:
-        TypeError: Its arguments are nothing that JSON can hold.
-    """
     return hashlib.blake2b(msgspec.json.encode([name, arguments], order="sorted"), digest_size=16).hexdigest()
 
 
-def _response(given: Completion) -> DrawnResponse:
+def drawn_response(given: Completion) -> DrawnResponse:
     return DrawnResponse(
         token_ids=np.asarray(given.token_ids, INT32).tobytes(),
         logprobs=np.asarray(given.logprobs, FLOAT32).tobytes(),
@@ -176,9 +140,9 @@ def _response(given: Completion) -> DrawnResponse:
     )
 
 
-def kept_completion(kept: DrawnResponse) -> KeptCompletion:
-    """Return a response that was kept, as it was drawn."""
-    return KeptCompletion(
+def kept_completion(kept: DrawnResponse) -> Completion:
+    """Return a response that was kept, without routes: a turn drawn behind it tells them for all tokens before."""
+    return Completion(
         np.frombuffer(kept.token_ids, INT32).tolist(),
         np.frombuffer(kept.logprobs, FLOAT32).tolist(),
         kept.finish_reason,

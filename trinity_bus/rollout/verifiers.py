@@ -24,22 +24,14 @@ from trinity_bus.rollout.workflow import WorkflowError
 
 
 class VerifiersError(TrinityError, RuntimeError):
-    """A rollout of an environment has failed."""
+    pass
 
 
 class _VerifiersWorkflow(AgentWorkflow):
-    """Runs the rollouts of an environment."""
-
     env_id: str
     env: Any
 
     async def act(self, task: Task, model: Endpoint) -> Outcome:
-        """See ``AgentWorkflow.act``.
-
-        Raises:
-            VerifiersError: The rollout has failed.
-            WorkflowError: The task names no row.
-        """
         from openai import AsyncOpenAI
         from verifiers import OpenAIChatCompletionsClient
 
@@ -65,15 +57,7 @@ def environment(name: str, env_id: str | None = None, **options: Any) -> None:
     """Load an environment, and register it as a workflow.
 
     Once, before runners are forked: what it has loaded is theirs, and one that cannot be loaded is told at the start.
-
-    Args:
-        name: Of the workflow.
-        env_id: As ``verifiers`` knows it. Unset: the same.
-        **options: Given to ``verifiers.load_environment``.
-
-    Raises:
-        ValueError: Another workflow has the name.
-        Exception: Whatever ``verifiers`` raises.
+    ``env_id``: as ``verifiers`` knows it; unset: the same. ``options`` are given to ``verifiers.load_environment``.
     """
     from verifiers import load_environment
 

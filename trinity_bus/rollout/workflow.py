@@ -44,9 +44,7 @@ class WorkflowError(TrinityError, ValueError):
 class PartialRunsError(WorkflowError):
     """Some of the runs were done when one broke off.
 
-    Args:
-        rollouts: Those that were done, in order.
-        error: The first error.
+    ``rollouts`` are those that were done, in order; ``error`` the first error.
     """
 
     def __init__(self, rollouts: "Sequence[Rollout]", error: BaseException) -> None:
@@ -69,17 +67,11 @@ class Pools(Protocol):
 
     async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[Completion]:
-        """Draw ``n`` responses to one prompt."""
-        ...
+    ) -> Sequence[Completion]: ...
 
-    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
-        """Return what the model says to a conversation."""
-        ...
+    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str: ...
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return the log-probability of each token from ``start`` on."""
-        ...
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,33 +80,23 @@ class RolloutContext:
 
     engine: Engine
     tokenizer: Tokenizer
-    pools: Pools | None = None
-    """Other models. None: there are none."""
-    model: str = "policy"
-    """What the model is called that ``engine`` draws with."""
-    task_id: str = ""
-    """Whose rollout this is."""
-    repeat_times: int
-    """How many runs are asked for: ``run`` returns a rollout of each, in order, or several."""
-    run_id_base: int = 0
-    """The run id of the first of them."""
+    pools: Pools | None = None  # other models
+    model: str = "policy"  # what the model is called that ``engine`` draws with
+    task_id: str = ""  # whose rollout this is
+    repeat_times: int  # How many runs are asked for: ``run`` returns a rollout of each, in order, or several
+    run_id_base: int = 0  # the run id of the first of them
+    # the explorer's defaults, overlaid with the task's own wishes by ``generate``
     sampling: Sampling = field(default_factory=Sampling)
-    """The explorer's defaults, overlaid with the task's own wishes by ``generate``."""
     batch_type: BatchType = "train"
-    traceparent: str | None = None
-    """Trace context of this rollout, the parent of the engine's own spans."""
-    state: RunState = field(default_factory=RunState)
-    """What the workflow has said of itself."""
+    traceparent: str | None = None  # trace context of this rollout, the parent of the engine's own spans
+    state: RunState = field(default_factory=RunState)  # what the workflow has said of itself
+    # how the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``
     asked: list[Sampling] = field(default_factory=list)
-    """How the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``."""
-    requests: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers what is asked of the engine."""
-    turns_of: Callable[[int], RunTurns] | None = None
-    """The turns of each run. None: none are kept."""
-    turns: RunTurns | None = None
-    """Those of the run that this is the context of."""
+    requests: Iterator[int] = field(default_factory=itertools.count)  # numbers what is asked of the engine
+    turns_of: Callable[[int], RunTurns] | None = None  # the turns of each run; None: none are kept
+    turns: RunTurns | None = None  # those of the run that this is the context of
+    # Where sandboxes of runs have their files that the next attempt is to find. None: it finds none.
     places: KeptPlaces | None = None
-    """Where sandboxes of runs have their files that the next attempt is to find. None: it finds none."""
 
     def of_run(self, run_id: int) -> "RolloutContext":
         """Return the context of one run: its requests are numbered by themselves, and its turns are kept.
@@ -146,13 +128,8 @@ class RolloutContext:
         """Call something that is not to be called again when this run is gone on with, such as a tool.
 
         When this returns, what it returned is durable, and what was drawn before it. A call during which its explorer
-        dies may be called once more: whether it had done anything nobody can tell.
-
-        Args:
-            name: What it is called; with its arguments it tells one call from another.
-            function: Returns what JSON can hold.
-            *args: Its arguments, which JSON can hold.
-            **kwargs: The same, by name.
+        dies may be called once more: whether it had done anything nobody can tell. ``name`` and the arguments tell one
+        call from another; JSON has to hold them, and what is returned.
         """
         await self.settle()
         value = await self._call_once(name, function, *args, **kwargs)
@@ -163,7 +140,7 @@ class RolloutContext:
     async def _call_once[**P, R](
         self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call something whose result is part of the turn under way."""
+        # Its result is part of the turn under way.
         arguments = [args, kwargs]
         if self.turns is not None and (known := self.turns.result(name, arguments)) is not None:
             return cast("R", known[0])
@@ -185,27 +162,16 @@ class RolloutContext:
     def set_state(self, **values: Any) -> None:
         """Say something about this run that people can see while it goes on: in the states of the runners.
 
-        Args:
-            **values: Plain data; each replaces what was said under its name.
-
-        Raises:
-            ValueError: A value is not plain data, or there is too much of it.
+        Plain data; each replaces what was said under its name. ValueError: it is none, or too much.
         """
         self.state.set(values)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:
-        """Have the model of another pool answer a conversation, such as a judge; its own tokenizer writes it.
+        """Have the model of another pool, one of ``explorer.auxiliary_pools``, answer a conversation, such as a judge.
 
-        Args:
-            messages: OpenAI's shape.
-            pool: One of ``explorer.auxiliary_pools``.
-            sampling: How; an absent field takes the default of that pool's explorers.
-
-        Returns:
-            What it says, without its reasoning.
-
-        Raises:
-            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        ``messages`` have OpenAI's shape; the pool's own tokenizer writes them, and absent fields of ``sampling`` take
+        the default of its explorers. Return what it says, without its reasoning. TrinityError: nobody of the pool can
+        be asked, or answers in time, or it refuses.
         """
         asked = sampling or Sampling()
 
@@ -219,19 +185,9 @@ class RolloutContext:
     ) -> list[float]:
         """Have the model of another pool say how likely each token of a response is, such as a teacher.
 
-        The two models have the same tokens. What it says is for ``Rollout.teacher_logprobs``, and is asked again when a
-        run is gone on with.
-
-        Args:
-            prompt_token_ids: [prompt] at least one.
-            response_token_ids: [tokens] at least one, of tools too.
-            pool: One of ``explorer.auxiliary_pools``.
-
-        Returns:
-            [tokens] log-probabilities at temperature 1.
-
-        Raises:
-            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        The two models have the same tokens. Prompt and response are [tokens] of at least one, of tools too; what is
+        returned, for ``Rollout.teacher_logprobs``, are [tokens] log-probabilities at temperature 1. It is asked again
+        when a run is gone on with. TrinityError: as ``chat``.
         """
         return await self._pools.score(pool, [*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
 
@@ -249,21 +205,13 @@ class RolloutContext:
         *,
         pool: str | None = None,
     ) -> Sequence[Completion]:
-        """Draw ``n`` responses to one prompt.
+        """Draw ``n`` responses to one prompt of token ids, of as many runs, from ``run_id_base`` on.
 
         Where there is a seed, what is drawn follows from it, the task, the run, and how many requests this context has
         made before: not from the explorer, nor from what else it draws, nor from how the runs of a task are shared out.
-
-        Args:
-            prompt_token_ids: [tokens] the prompt.
-            sampling: The task's wishes; an absent field takes the explorer's default.
-            n: How many responses; of as many runs, from ``run_id_base`` on.
-            pool: Whose model draws them, one of ``explorer.auxiliary_pools``: what it draws is not the policy's, and
-                the defaults are those of that pool's explorers. None: the model whose task this is.
-
-        Raises:
-            WorkflowError: The engine gave another number of responses.
-            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        Absent fields of ``sampling`` take the explorer's default. What the model of another ``pool``, one of
+        ``explorer.auxiliary_pools``, draws is not the policy's, and the defaults are those of that pool's explorers.
+        WorkflowError: the engine gave another number of responses. TrinityError: as ``chat``.
         """
         if pool is not None:
             draw = partial(self._pools.generate_in, pool)
@@ -288,7 +236,7 @@ class RolloutContext:
         n: int,
         pool: str,
     ) -> Sequence[Completion]:
-        """Return what was drawn in an earlier attempt; where nothing was, draw, and note it."""
+        # In an earlier attempt; where nothing was, it is drawn and noted.
         known = None if self.turns is None else self.turns.drawn(prompt, sampling, n, pool)
         if known is not None:
             return known
@@ -304,26 +252,15 @@ class RolloutContext:
 class Workflow(Protocol):
     """Turns a task into rollouts."""
 
-    name: str
-    """Its name in the registry and in tasks."""
+    name: str  # its name in the registry and in tasks
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        """Run ``task`` ``ctx.repeat_times`` times.
-
-        Raises:
-            WorkflowError: The task lacks something that this workflow needs.
-        """
+        """Run ``task`` ``ctx.repeat_times`` times; WorkflowError where it lacks something that this workflow needs."""
         ...
 
 
 def request_seed(seed: int, task_id: str, number: int) -> int:
-    """Return the seed of a task's request: another for each, and the same in every process.
-
-    Args:
-        seed: The explorer's.
-        task_id: Of the task.
-        number: How many requests came before.
-    """
+    """Return the seed of a task's request, by how many came before: another for each, and the same in every process."""
     digest = hashlib.blake2b(f"{seed}/{number}/{task_id}".encode(), digest_size=8).digest()
     # Room for what is added, and no sign.
     return int.from_bytes(digest) >> 2
@@ -342,10 +279,7 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
 
     ``messages`` go through the model's chat template and end where the assistant is to speak; ``prompt`` is encoded as
     it stands, with the special tokens that the tokenizer adds by itself (a beginning-of-sequence token, for most).
-
-    Raises:
-        WorkflowError: The task has neither, both, or messages that the model's chat template cannot write; or nothing
-            is left after tokenizing.
+    WorkflowError: the task has neither, both, or what cannot be written; or nothing is left after tokenizing.
     """
     if (task.prompt is None) == (task.messages is None):
         raise WorkflowError(f"task {task.task_id!r} needs exactly one of prompt and messages")

@@ -22,21 +22,16 @@ _NAMES = frozenset(
     }
 )
 _PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "MKL_", "XDG_", "OTEL_")
+# OpenTelemetry's headers carry the key of a collector.
 _KEYS_SUFFIX = "_HEADERS"
-"""OpenTelemetry's headers carry the key of a collector."""
+# Threads of libraries do not survive a fork, and workflows have one core at most.
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Threads of libraries do not survive a fork, and workflows have one core at most."""
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 
 
 def environment(given: Mapping[str, str], more: str | None) -> dict[str, str]:
-    """Return the environment of runners.
-
-    Args:
-        given: The explorer's.
-        more: Names of variables that they are given too, separated by commas.
-    """
+    """Return the environment of runners; ``more`` names variables that they are given too, separated by commas."""
     named = set() if more is None else set(more.split(","))
     return _THREADS | {name: value for name, value in given.items() if name in named or _is_harmless(name)}
 
@@ -53,8 +48,7 @@ def confine(user: str | None) -> None:
 
     Raises:
         KeyError: There is no such user.
-        PermissionError: This process may not become another one.
-        OSError: The kernel refused.
+        OSError: This process may not become another one, or the kernel refused.
     """
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if user is None:

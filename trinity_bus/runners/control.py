@@ -23,29 +23,21 @@ MAX_BYTES = 1 << 16
 
 
 class LoadWorkflows(Struct, tag="load", frozen=True):
-    """What all runners have in common."""
-
+    # ``module:function``; called as ``trinity_bus.rollout.tokenizer.load_tokenizer`` is.
     tokenizer: str
-    """What loads it, as ``module:function``; called as ``trinity_bus.rollout.tokenizer.load_tokenizer`` is."""
     model_path: str
     model: str
-    """Its name, for the experiences."""
-    sampling: bytes
-    """The explorer's defaults, as JSON."""
-    modules: list[str]
-    """Modules that register workflows, imported in this order."""
+    sampling: bytes  # the explorer's defaults, as JSON
+    modules: list[str]  # that register workflows, imported in this order
     explorer: str
     namespace: str
-    telemetry: bytes
-    """``TelemetrySettings`` as JSON."""
+    telemetry: bytes  # ``TelemetrySettings`` as JSON
     template_options: dict[str, Any] = {}
-    """Of the model's chat template."""
-    max_tokens: int | None = None
-    """Of the longest prompt."""
+    max_tokens: int | None = None  # of the longest prompt
     parse_special_tokens: bool = False
     renderer: str | None = None
+    # User, by name or number, to become before anything of the workflows' is imported; None: to stay.
     user: str | None = None
-    """User, by name or number, to become before anything of the workflows' is imported; None: to stay."""
 
 
 class ForkRunner(Struct, tag="fork", frozen=True):
@@ -55,27 +47,19 @@ class ForkRunner(Struct, tag="fork", frozen=True):
 
 
 class SignalRunner(Struct, tag="signal", frozen=True):
-    """Send a runner a signal."""
-
     serial: int
     number: int
 
 
 class WorkflowsLoaded(Struct, tag="loaded", frozen=True):
-    """Runners can be forked."""
-
     workflows: list[str]
 
 
 class LoadFailed(Struct, tag="broken", frozen=True):
-    """They cannot."""
-
     why: str
 
 
 class RunnerForked(Struct, tag="born", frozen=True):
-    """A runner runs."""
-
     serial: int
     pid: int
 
@@ -84,8 +68,7 @@ class RunnerExited(Struct, tag="died", frozen=True):
     """A runner is gone, and so are all processes that it had started."""
 
     serial: int
-    how: str
-    """As in "was killed by signal 11 (SIGSEGV)"."""
+    how: str  # as in "was killed by signal 11 (SIGSEGV)"
 
 
 type ToForkServer = LoadWorkflows | ForkRunner | SignalRunner

@@ -5,62 +5,47 @@ from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
-from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 
 
 class ExplorerEngine(Protocol):
-    """Generates, takes over weights, and can die."""
-
     @property
     def bounds(self) -> Bounds:
         """What its model can be trained on."""
-        ...
 
     @property
     def model_version(self) -> int:
         """The version that it serves; -1 before any that was announced."""
-        ...
 
     @property
-    def tokens_generated(self) -> int:
-        """Since its start."""
-        ...
+    def tokens_generated(self) -> int: ...  # since its start
 
     @property
     def load(self) -> EngineLoad | None:
         """How busy it is; None where it does not tell."""
-        ...
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> Sequence[EngineCompletion]:
+    ) -> Sequence[Completion]:
         """Draw ``n`` responses; cancelled, the engine stops drawing them."""
-        ...
 
     def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses, token by token."""
-        ...
+    ) -> AsyncGenerator[EngineDelta]: ...
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
-        ...
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version; raises ``WeightTransferError`` and serves what it served before."""
-        ...
 
     def let_in(self, announced: ModelVersion) -> None:
         """Let the members of an announcement that names others take the version from here, where it has that one."""
-        ...
 
-    async def wait_dead(self) -> EngineDeadError:
-        """Return when it is dead."""
-        ...
+    async def wait_dead(self) -> EngineDeadError: ...
 
 
 class PoolEngines(Protocol):
@@ -68,14 +53,9 @@ class PoolEngines(Protocol):
 
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[EngineCompletion]:
-        """Draw ``n`` responses to a prompt."""
-        ...
+    ) -> Sequence[Completion]: ...
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
-        ...
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
-        ...
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...

@@ -20,28 +20,14 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from schemas import Sampling
 from trinity_bus import awake
 from trinity_bus.config import Settings, env_name
-from trinity_bus.errors import ConfigError
+from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runners import control
 from trinity_bus.runners.confinement import environment
-from trinity_bus.runners.control import (
-    FROM_FORK_SERVER,
-    TO_FORK_SERVER,
-    ForkRunner,
-    FromForkServer,
-    LoadFailed,
-    LoadWorkflows,
-    RunnerExited,
-    RunnerForked,
-    SignalRunner,
-    ToForkServer,
-    WorkflowsLoaded,
-)
-from trinity_bus.runners.errors import RunnersError
 from trinity_bus.runners.interpreter import interpreter
 from trinity_bus.runtime.process import Child
 
@@ -52,15 +38,15 @@ _IMAGES_USER = "workflows"
 TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
 _STOP_S = 2.0
 
-type Listener = Callable[[RunnerForked | RunnerExited | RunnersError], None]
+type Listener = Callable[[control.RunnerForked | control.RunnerExited | RunnersError], None]
+
+
+class RunnersError(TrinityError):
+    """The explorer's own end: runners cannot be started, or the process that starts them is gone."""
 
 
 def runner_user(named: str | None) -> str | None:
-    """Return whom runners become: who is named, else of an explorer that is root the images' own user for it.
-
-    Args:
-        named: ``explorer.runner_user``.
-    """
+    """Return whom runners become: who is named, else of an explorer that is root the images' own user for it."""
     if named is not None or os.geteuid() != 0:
         return named
     try:
@@ -74,11 +60,8 @@ class ForkServer:
     """A fork server's process. Starting it takes seconds; it starts with this object, and is waited for in ``ready``.
 
     Args:
-        settings: The sections ``explorer``, ``coordinator`` (the model's name), ``kafka`` (its namespace) and
-            ``telemetry`` are used.
         channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
-        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path and
-                the options of its chat template.
+        tokenizer: What loads the tokenizer, as ``module:function``.
 
     Raises:
         ConfigError: ``explorer.runner_python`` is not fit for runners.
@@ -106,8 +89,8 @@ class ForkServer:
         sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens, seed=explorer.seed)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._channel.send(
-            TO_FORK_SERVER.encode(
-                LoadWorkflows(
+            control.TO_FORK_SERVER.encode(
+                control.LoadWorkflows(
                     tokenizer=tokenizer,
                     model_path=explorer.model_path or "",
                     model=explorer.served_model,
@@ -128,10 +111,7 @@ class ForkServer:
         self._listener: Listener | None = None
 
     async def ready(self) -> list[str]:
-        """Wait until runners can be forked.
-
-        Returns:
-            The names of the workflows that they know.
+        """Return the names of the workflows that runners know, once they can be forked.
 
         Raises:
             ConfigError: A module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot
@@ -151,10 +131,10 @@ class ForkServer:
         finally:
             loop.remove_reader(self._channel.fileno())
         match self._receive():
-            case WorkflowsLoaded(workflows):
+            case control.WorkflowsLoaded(workflows):
                 self._workflows = workflows
                 return workflows
-            case LoadFailed(why):
+            case control.LoadFailed(why):
                 raise ConfigError(
                     f"runners cannot be prepared: {why}; see {env_name('explorer.workflow_modules')}, "
                     f"{env_name('explorer.model_path')} and {env_name('explorer.runner_user')}"
@@ -164,36 +144,24 @@ class ForkServer:
                 raise RunnersError(f"the runners' fork server ended as it started ({other or code})")
 
     def listen(self, listener: Listener) -> None:
-        """Tell of starts and ends from now on. One listener at a time.
-
-        Args:
-            listener: Called in the running event loop; with an error when the fork server itself is gone.
-        """
+        """Tell one listener of starts and ends from now on; with an error when the fork server itself is gone."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hear)
 
     def unlisten(self) -> None:
-        """Tell nobody any more."""
         self._listener = None
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     def fork(self, serial: int) -> socket.socket:
-        """Have a runner started.
-
-        Args:
-            serial: Of no other living runner.
-
-        Returns:
-            The socket to it, which can be used at once.
-        """
+        """Have a runner started; return the socket to it, which can be used at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
-        self._send(ForkRunner(serial), theirs)
+        self._send(control.ForkRunner(serial), theirs)
         return ours
 
     def signal(self, serial: int, number: signal.Signals) -> None:
         """Have a runner sent a signal; nothing happens where it is dead."""
-        self._send(SignalRunner(serial, number), None)
+        self._send(control.SignalRunner(serial, number), None)
 
     def close(self) -> None:
         """End it and all runners. Safe to call twice."""
@@ -208,13 +176,11 @@ class ForkServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, message: ToForkServer, passed: socket.socket | None) -> None:
-        self._unsent.append((TO_FORK_SERVER.encode(message), passed))
+    def _send(self, message: control.ToForkServer, passed: socket.socket | None) -> None:
+        self._unsent.append((control.TO_FORK_SERVER.encode(message), passed))
         self._flush()
 
     def _flush(self) -> None:
@@ -233,20 +199,20 @@ class ForkServer:
                     passed.close()
         loop.remove_writer(self._channel.fileno())
 
-    def _receive(self) -> FromForkServer | None:
-        """Return the next message, which is there; None where it is gone."""
+    def _receive(self) -> control.FromForkServer | None:
+        # The next message is there; None: the fork server is gone.
         try:
-            datagram = self._channel.recv(FROM_FORK_SERVER.limit)
+            datagram = self._channel.recv(control.FROM_FORK_SERVER.limit)
         except ConnectionError:
             return None
-        return FROM_FORK_SERVER.decode(datagram) if datagram else None
+        return control.FROM_FORK_SERVER.decode(datagram) if datagram else None
 
     def _hear(self) -> None:
         message = self._receive()
         listener = self._listener
         if listener is None:
             return
-        if isinstance(message, RunnerForked | RunnerExited):
+        if isinstance(message, control.RunnerForked | control.RunnerExited):
             listener(message)
             return
         self.unlisten()

@@ -33,21 +33,10 @@ from typing import NoReturn
 import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
-from trinity_bus.rollout.find import load_installed
+from trinity_bus.rollout.registry import load_installed
 from trinity_bus.rollout.tokenizer import without_torch
+from trinity_bus.runners import control
 from trinity_bus.runners.confinement import confine
-from trinity_bus.runners.control import (
-    FROM_FORK_SERVER,
-    TO_FORK_SERVER,
-    ForkRunner,
-    FromForkServer,
-    LoadFailed,
-    LoadWorkflows,
-    RunnerExited,
-    RunnerForked,
-    SignalRunner,
-    WorkflowsLoaded,
-)
 from trinity_bus.runners.runner_main import run_runner
 from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, HeardSignals, descendants, die_with_parent, prctl
 from trinity_bus.runtime.heap import freeze_gc, importing
@@ -55,16 +44,11 @@ from trinity_bus.telemetry.logs import console
 
 _log = logging.getLogger(__name__)
 
+# Where the machine runs out of memory, the kernel is to take a runner rather than the engine.
 OOM_SCORE = 500
-"""Where the machine runs out of memory, the kernel is to take a runner rather than the engine."""
 
 
-def load(order: LoadWorkflows) -> Tokenizer:
-    """Import what the runners need.
-
-    Raises:
-        Exception: Whatever a module raises while it is imported.
-    """
+def load(order: control.LoadWorkflows) -> Tokenizer:
     with importing():
         load_installed()
         for module in order.modules:
@@ -82,25 +66,15 @@ def load(order: LoadWorkflows) -> Tokenizer:
 
 
 class Forker:
-    """Forks runners, and tells of their deaths.
-
-    Args:
-        channel: To the explorer.
-        order: What all runners have in common.
-        tokenizer: Theirs.
-    """
-
-    def __init__(self, channel: socket.socket, order: LoadWorkflows, tokenizer: Tokenizer) -> None:
+    def __init__(self, channel: socket.socket, order: control.LoadWorkflows, tokenizer: Tokenizer) -> None:
         self._channel = channel
         self._order = order
         self._tokenizer = tokenizer
-        self._runners: dict[int, int] = {}
-        """Process id to serial."""
+        self._runners: dict[int, int] = {}  # process id to serial
         self._ended = HeardSignals(signal.SIGCHLD)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
-        """Serve until the explorer closes its end."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._ended, select.POLLIN)
@@ -114,14 +88,14 @@ class Forker:
 
     def _handle(self) -> bool:
         """Carry out one order; False when there will be none any more."""
-        datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_FORK_SERVER.limit, 1)
+        datagram, descriptors, _, _ = socket.recv_fds(self._channel, control.TO_FORK_SERVER.limit, 1)
         if not datagram:
             return False
-        match TO_FORK_SERVER.decode(datagram):
-            case ForkRunner(serial):
+        match control.TO_FORK_SERVER.decode(datagram):
+            case control.ForkRunner(serial):
                 with socket.socket(fileno=descriptors[0]) as link:
                     self._fork(serial, link)
-            case SignalRunner(serial, number):
+            case control.SignalRunner(serial, number):
                 # Not yet reaped, so the process id is still its own.
                 for pid, known in self._runners.items():
                     if known == serial:
@@ -135,12 +109,12 @@ class Forker:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell(RunnerExited(serial, f"could not be started: {error.strerror}"))
+            self._tell(control.RunnerExited(serial, f"could not be started: {error.strerror}"))
             return
         if pid == 0:
             self._become_runner(fork_server, serial, link)
         self._runners[pid] = serial
-        self._tell(RunnerForked(serial, pid))
+        self._tell(control.RunnerForked(serial, pid))
 
     def _become_runner(self, fork_server: int, serial: int, link: socket.socket) -> NoReturn:
         code = 1
@@ -164,23 +138,19 @@ class Forker:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Collect the dead, and kill what they have left behind."""
-        dead: list[FromForkServer] = []
+        dead: list[control.FromForkServer] = []
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
                 if (serial := self._runners.pop(pid, None)) is not None:
-                    dead.append(RunnerExited(serial, how_it_ended(status)))
+                    dead.append(control.RunnerExited(serial, how_it_ended(status)))
         if dead:
             self._sweep()
         for message in dead:
             self._tell(message)
 
     def _sweep(self) -> None:
-        """Kill all that belongs to no living runner.
-
-        When these die, their children become the fork server's in turn.
-        """
+        # When these die, their children become the fork server's in turn.
         while left := descendants(os.getpid(), without=self._runners):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -190,17 +160,15 @@ class Forker:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
-    def _tell(self, message: FromForkServer) -> None:
-        self._channel.send(FROM_FORK_SERVER.encode(message))
+    def _tell(self, message: control.FromForkServer) -> None:
+        self._channel.send(control.FROM_FORK_SERVER.encode(message))
 
     def end(self) -> None:
-        """Kill all runners and whatever they have started."""
         self._runners.clear()
         self._sweep()
 
 
 def how_it_ended(status: int) -> str:
-    """Return a wait status in words."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -217,7 +185,6 @@ def preload() -> None:
 
 
 def main() -> None:
-    """Load, then serve."""
     console(template="%(asctime)s %(levelname)-7s runner: %(message)s")
     faulthandler.enable()
     # Ctrl-C and SIGTERM to a whole group are the explorer's to answer.
@@ -228,15 +195,11 @@ def main() -> None:
 
 
 def serve(channel: socket.socket) -> None:
-    """Load what the explorer asks for, then fork runners until it is gone.
-
-    Raises:
-        ConnectionError: It is gone.
-    """
-    datagram = channel.recv(TO_FORK_SERVER.limit)
+    """Load what the explorer asks for, then fork runners until it is gone, which may be a ``ConnectionError``."""
+    datagram = channel.recv(control.TO_FORK_SERVER.limit)
     # Nothing: the explorer is gone, before it was ever there perhaps.
-    order = TO_FORK_SERVER.decode(datagram) if datagram else None
-    if not isinstance(order, LoadWorkflows):
+    order = control.TO_FORK_SERVER.decode(datagram) if datagram else None
+    if not isinstance(order, control.LoadWorkflows):
         return
     guard = os.getppid()
     try:
@@ -245,7 +208,7 @@ def serve(channel: socket.socket) -> None:
         die_with_parent(guard)
         tokenizer = load(order)
     except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
-        channel.send(FROM_FORK_SERVER.encode(LoadFailed(f"{type(error).__name__}: {error}"[:4000])))
+        channel.send(control.FROM_FORK_SERVER.encode(control.LoadFailed(f"{type(error).__name__}: {error}"[:4000])))
         return
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only their number)
     if threads > 1:
@@ -254,7 +217,7 @@ def serve(channel: socket.socket) -> None:
     freeze_gc()
     fork_server = Forker(channel, order, tokenizer)
     try:
-        channel.send(FROM_FORK_SERVER.encode(WorkflowsLoaded(sorted(REGISTRY))))
+        channel.send(control.FROM_FORK_SERVER.encode(control.WorkflowsLoaded(sorted(REGISTRY))))
         fork_server.run()
     finally:
         fork_server.end()

@@ -14,17 +14,11 @@ import asyncio
 
 from trinity_bus.runtime.frames import Dialect
 
+# So much is written at once, so that large frames are not copied once more.
 FLUSH_BYTES = 64 << 10
-"""So much is written at once, so that large frames are not copied once more."""
 
 
 class FrameWriter[M]:
-    """Frames that are to be written.
-
-    Args:
-        dialect: What this side may say.
-    """
-
     def __init__(self, dialect: Dialect[M]) -> None:
         self._dialect = dialect
         self._collected = bytearray()
@@ -33,16 +27,11 @@ class FrameWriter[M]:
         self._due = False
 
     def connected(self, transport: asyncio.WriteTransport) -> None:
-        """There is a socket; what was kept is written."""
         self._transport = transport
         self._write()
 
     def send(self, message: M) -> None:
-        """Say something; nothing happens once it is closed.
-
-        Raises:
-            ProtocolError: It is longer than any may be. Nothing of it is sent.
-        """
+        """Say something, unless it is closed; ProtocolError, and nothing sent, where it is longer than any may be."""
         if self._closed:
             return
         self._dialect.append(self._collected, message)
@@ -53,7 +42,6 @@ class FrameWriter[M]:
             asyncio.get_running_loop().call_soon(self._turned)
 
     def close(self) -> None:
-        """Nobody listens any more. What is collected is dropped."""
         self._closed = True
         self._transport = None
         self._collected.clear()

@@ -16,6 +16,8 @@ from typing import Any, Final
 from trinity_bus.config import env_name
 from trinity_bus.errors import ConfigError
 
+# What every runner imports beside the standard library, ``schemas`` and ``trinity_bus``: no torch, vLLM or client of
+# Kafka. A test follows their imports and holds them to it.
 IMPORTED: Final = (
     "aiohttp",
     "annotated_types",
@@ -34,8 +36,6 @@ IMPORTED: Final = (
     "uvloop",
     "xxhash",
 )
-"""What every runner imports beside the standard library, ``schemas`` and ``trinity_bus``: no torch, vLLM or client of
-Kafka. A test follows their imports and holds them to it."""
 _LIMIT_S: Final = 60.0
 _ASK: Final = """
 import importlib.metadata, importlib.util, json, sys
@@ -54,11 +54,7 @@ print(json.dumps({"python": python, "trinity-bus": ours, "lacks": [name for name
 
 
 def interpreter(python: Path | None, environment: Mapping[str, str]) -> str:
-    """Return the interpreter for runners.
-
-    Args:
-        python: The user's; None for the explorer's own.
-        environment: That it will be started with.
+    """Return the interpreter for runners: the explorer's own where ``python`` is None.
 
     Raises:
         ConfigError: It cannot be run, or is not fit for runners; with what to do.

@@ -16,26 +16,16 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class LinkOwner(Protocol):
-    """Who is told what a runner says."""
-
     def receive(self, link: "RunnerLink", body: bytes) -> None:
         """Note that a frame has come; raises ProtocolError where it must not say that."""
 
-    def broken(self, link: "RunnerLink", why: str) -> None:
-        """Note that it has said what it must not say."""
+    def broken(self, link: "RunnerLink", why: str) -> None: ...
 
-    def hung_up(self, link: "RunnerLink") -> None:
-        """Note that its end of the socket is closed."""
+    def hung_up(self, link: "RunnerLink") -> None: ...
 
 
 class RunnerLink(asyncio.Protocol):
-    """The socket to one runner. What is written before it is connected is kept.
-
-    Args:
-        owner: Told what comes.
-        serial: The runner's.
-        sock: Its socket, connected.
-    """
+    """The socket to one runner. What is written before it is connected is kept."""
 
     def __init__(self, owner: LinkOwner, serial: int, sock: socket.socket) -> None:
         self.serial = serial
@@ -50,23 +40,19 @@ class RunnerLink(asyncio.Protocol):
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=sock))
 
     def dismiss(self) -> None:
-        """Note that it is to end: it is not needed any more."""
         self.dismissed = True
         self.close()
 
     def send(self, message: messages.ToRunner) -> None:
-        """Say something; raises ProtocolError where it is longer than any may be."""
         self._writer.send(message)
 
     def close(self) -> None:
-        """Hear and say nothing any more."""
         self._closed = True
         self._writer.close()
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Write what was kept."""
         # That of uvloop is not derived from it.
         self._transport = cast("asyncio.WriteTransport", transport)
         if self._closed:
@@ -75,7 +61,6 @@ class RunnerLink(asyncio.Protocol):
             self._writer.connected(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the runner says."""
         try:
             for body in self._frames.feed(data):
                 if self._closed:
@@ -85,7 +70,6 @@ class RunnerLink(asyncio.Protocol):
             self._owner.broken(self, f"it broke the protocol: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the runner is gone, or has closed its end."""
         self._transport = None
         self._writer.close()
         if not self._closed:

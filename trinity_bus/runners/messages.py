@@ -35,35 +35,27 @@ from msgspec import Meta, Struct
 
 from schemas.errors import DecodeError
 from schemas.experience import ExperienceGroup
+from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
-from schemas.weight import SMALL, Scales, weigh_msgpack
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 
-MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)
-"""Limit of one frame: the largest is a record, with a little around it."""
+MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)  # the largest is a record, with a little around it
 
+# Of all turns of one attempt: beside its order they fit into one frame.
 MAX_TURNS_BYTES = 32 << 20
-"""Limit of all turns of one attempt: beside its order they fit into one frame."""
 
-MAX_STATES_BYTES = 1 << 20
-"""Limit of a ``Pong``."""
+MAX_STATES_BYTES = 1 << 20  # of a ``Pong``
 
 type _Length = Annotated[int, Meta(ge=0)]
 
 
 class Run(Struct, tag=1, array_like=True, gc=False, frozen=True):
-    """Run a workflow."""
-
     job: int
-    order: bytes
-    """The ``Dispatch``, as it came off the log."""
-    version: int
-    """That the engine serves; -1: none."""
+    order: bytes  # the ``Dispatch``, as it came off the log
+    version: int  # that the engine serves; -1: none
     traceparent: str | None
-    """Of the attempt's span."""
-    turns: list[bytes] = []
-    """What earlier attempts at these runs have completed, as it came off the log."""
+    turns: list[bytes] = []  # what earlier attempts at these runs have completed, as it came off the log
 
 
 class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
@@ -73,13 +65,10 @@ class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
 
 
 class Drawn(Struct, array_like=True, gc=False, frozen=True):
-    """One response of the engine, without its numbers."""
-
     tokens: _Length
     finish_reason: str
     versions: list[tuple[int, int]]
-    routes: tuple[_Length, _Length, _Length] | None = None
-    """Shape of its routes, where there are any."""
+    routes: tuple[_Length, _Length, _Length] | None = None  # shape of its routes, where there are any
 
 
 class Completions(Struct, tag=3, array_like=True, gc=False, frozen=True):
@@ -94,12 +83,9 @@ class Completions(Struct, tag=3, array_like=True, gc=False, frozen=True):
 
 
 class EngineFailed(Struct, tag=4, array_like=True, gc=False, frozen=True):
-    """The engine did not serve a request."""
-
     job: int
     request: int
-    kind: str
-    """Name of the error's type."""
+    kind: str  # name of the error's type
     message: str
 
 
@@ -108,39 +94,27 @@ class Ping(Struct, tag=5, array_like=True, gc=False, frozen=True):
 
 
 class Generate(Struct, tag=6, array_like=True, gc=False, frozen=True):
-    """Draw ``n`` responses to a prompt."""
-
     job: int
     request: int
     prompt: memoryview
-    sampling: bytes
-    """As JSON."""
+    sampling: bytes  # as JSON
     n: int
     traceparent: str | None
-    pool: str | None = None
-    """Whose explorers draw them. None: this one."""
+    pool: str | None = None  # whose explorers draw them; None: this one
 
 
 class AbandonRequest(Struct, tag=7, array_like=True, gc=False, frozen=True):
-    """Stop drawing them."""
-
     job: int
     request: int
 
 
 class RunDone(Struct, tag=8, array_like=True, gc=False, frozen=True):
-    """A workflow has returned."""
-
     job: int
-    group: bytes
-    """What it gave: an ``ExperienceGroup``, encoded."""
-    error: str | None
-    """The first error, where some runs broke off."""
+    group: bytes  # an ``ExperienceGroup``, encoded
+    error: str | None  # the first one, where some runs broke off
 
 
 class RunFailed(Struct, tag=9, array_like=True, gc=False, frozen=True):
-    """A workflow has raised."""
-
     job: int
     kind: str
     message: str
@@ -155,69 +129,51 @@ class RunCancelled(Struct, tag=10, array_like=True, gc=False, frozen=True):
 class Pong(Struct, tag=11, array_like=True, gc=False, frozen=True):
     """I am here, and this is what workflows have set since I last said so."""
 
-    states: dict[int, dict[str, Any]]
-    """By job."""
+    states: dict[int, dict[str, Any]]  # by job
+    # Whether something goes on here that nobody waits for any more, and that only the end of this process stops.
     worn: bool = False
-    """Whether something goes on here that nobody waits for any more, and that only the end of this process stops."""
 
 
 class KeepTurn(Struct, tag=12, array_like=True, gc=False, frozen=True):
-    """Keep a turn of a run that is over."""
-
     job: int
     request: int
-    turn: bytes
-    """A ``Turn``, encoded."""
+    turn: bytes  # a ``Turn``, encoded
 
 
 class TurnKept(Struct, tag=13, array_like=True, gc=False, frozen=True):
-    """A turn is durable."""
-
     job: int
     request: int
 
 
 class Chat(Struct, tag=14, array_like=True, gc=False, frozen=True):
-    """Have the model of a pool answer a conversation."""
-
     job: int
     request: int
     pool: str
-    messages: bytes
-    """OpenAI's shape, as JSON."""
-    sampling: bytes
-    """As JSON."""
+    messages: bytes  # OpenAI's shape, as JSON
+    sampling: bytes  # as JSON
 
 
 class Score(Struct, tag=15, array_like=True, gc=False, frozen=True):
-    """Have the model of a pool say how likely the tokens of a sequence are."""
-
     job: int
     request: int
     pool: str
     tokens: memoryview
-    start: int
-    """The first whose log-probability is wanted."""
+    start: int  # the first whose log-probability is wanted
 
 
 class Chatted(Struct, tag=16, array_like=True, gc=False, frozen=True):
-    """What the model of a pool said."""
-
     job: int
     request: int
     text: str
 
 
 class Scored(Struct, tag=17, array_like=True, gc=False, frozen=True):
-    """How likely it finds the tokens."""
-
     job: int
     request: int
     logprobs: memoryview
 
 
-_PONG = b"\x0b"
-"""Its tag, as it is on the wire."""
+_PONG = b"\x0b"  # its tag, as it is on the wire
 
 type Asked = Generate | Chat | Score | KeepTurn
 type Answered = Completions | Chatted | Scored | TurnKept | EngineFailed
@@ -234,67 +190,47 @@ TO_EXPLORER: Dialect[ToExplorer] = Dialect(
 
 
 def to_explorer(body: bytes) -> ToExplorer:
-    """Return the message in a frame that a runner wrote.
-
-    Raises:
-        ProtocolError: There is none, or one whose states would take far more memory than they have bytes.
-    """
+    """Decode a frame of a runner; raises ProtocolError also for states that would take far more memory than bytes."""
     if body[1:2] == _PONG and len(body) > SMALL:
-        _weigh_states(body)
+        _estimate_states(body)
     return TO_EXPLORER.decode(body)
 
 
-def _weigh_states(body: bytes) -> None:
+def _estimate_states(body: bytes) -> None:
     """Everything else is typed, or a buffer; what workflows have set can be anything."""
     if len(body) > MAX_STATES_BYTES:
         raise ProtocolError(f"states of {len(body)} bytes, at most {MAX_STATES_BYTES} are allowed")
     try:
         msgspec.msgpack.decode(body, type=msgspec.Raw)
-        weigh_msgpack(body, Scales(len(body)))
+        estimate_msgpack(body, MemoryEstimate(len(body)))
     except (*UNREADABLE, DecodeError) as error:
         raise ProtocolError(f"states that cannot be read: {error}") from error
 
 
 def pack_vector(values: Any, dtype: np.dtype[Any]) -> memoryview:
-    """Return a vector as its raw buffer.
-
-    Args:
-        values: A sequence of numbers, or an array of one dimension.
-        dtype: The element type.
-
-    Raises:
-        ValueError, TypeError, OverflowError: It is no vector of such numbers.
-    """
+    """Return a vector as its raw buffer; raises ValueError, TypeError or OverflowError where it is none."""
     column = VectorColumn(dtype)
     column.add(values)
     return column.buffer
 
 
 def unpack_vector(buffer: memoryview, dtype: np.dtype[Any]) -> Any:
-    """Return the vector in a raw buffer, as a NumPy array that is a view of it.
-
-    Raises:
-        ProtocolError: Its length is no multiple of an element's.
-    """
+    """Return the vector in a raw buffer, as a view of it; raises ProtocolError where it is none."""
     if len(buffer) % dtype.itemsize:
         raise ProtocolError(f"a buffer of {len(buffer)} bytes holds no vector of {dtype.itemsize} byte elements")
     return np.frombuffer(buffer, dtype)
 
 
 class _Cuts:
-    """Cuts a buffer into the vectors that it is made of."""
-
     def __init__(self, buffer: memoryview, dtype: np.dtype[Any]) -> None:
         self._vector = unpack_vector(buffer, dtype)
         self._at = 0
 
     def next(self, length: int) -> Any:
-        """Return the next vector, as a view."""
         self._at += length
         return self._vector[self._at - length : self._at]
 
     def next_array(self, shape: tuple[int, ...] | None) -> Any:
-        """Return the next array of a shape, as a view; None where there is no shape."""
         if shape is None:
             return None
         try:
@@ -303,13 +239,11 @@ class _Cuts:
             raise ProtocolError(f"a buffer that ends within an array of {list(shape)}: {error}") from error
 
     def finish(self) -> None:
-        """Nothing is left, and nothing was missing."""
         if self._at != len(self._vector):
             raise ProtocolError(f"vectors of {self._at} elements in a buffer of {len(self._vector)}")
 
 
-def pack_completions(job: int, request: int, completions: Sequence[EngineCompletion]) -> Completions:
-    """Return the engine's responses, for the wire."""
+def pack_completions(job: int, request: int, completions: Sequence[Completion]) -> Completions:
     token_ids, logprobs, routes = VectorColumn(INT32), VectorColumn(FLOAT32), VectorColumn(UINT8)
     drawn = []
     for one in completions:
@@ -322,16 +256,12 @@ def pack_completions(job: int, request: int, completions: Sequence[EngineComplet
     return Completions(job, request, token_ids.buffer, logprobs.buffer, drawn, routes.buffer)
 
 
-def unpack_completions(message: Completions) -> list[EngineCompletion]:
-    """Return the engine's responses, for workflows, which get lists of plain numbers.
-
-    Raises:
-        ProtocolError: A buffer is not as long as its parts.
-    """
+def unpack_completions(message: Completions) -> list[Completion]:
+    """Return responses as lists of plain numbers; raises ProtocolError where a buffer is not as long as its parts."""
     token_ids, logprobs = _Cuts(message.token_ids, INT32), _Cuts(message.logprobs, FLOAT32)
     routes = _Cuts(message.routes, UINT8)
     completions = [
-        EngineCompletion(
+        Completion(
             token_ids.next(one.tokens).tolist(),
             logprobs.next(one.tokens).tolist(),
             one.finish_reason,

@@ -37,26 +37,67 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trinity_bus.config import ExplorerSettings
-from trinity_bus.runners import pool_effects as do
+from msgspec import Struct
 
+from trinity_bus.config import ExplorerSettings
+
+# Suspects that run at once, each alone in a process; the others wait.
 QUARANTINE = 16
-"""Suspects that run at once, each alone in a process; the others wait."""
+# Runners that may die one after the other before they have said anything.
 MAX_FAILED_STARTS = 3
-"""Runners that may die one after the other before they have said anything."""
+# After so long, one that was asked to abort is killed.
 KILL_AGAIN_S = 1.0
-"""After so long, one that was asked to abort is killed."""
+
+
+class StartRunner(Struct, frozen=True):
+    serial: int
+
+
+class StartJob(Struct, frozen=True):
+    """Give a job to a runner, which may not have said anything yet."""
+
+    serial: int
+    job: int
+
+
+class CancelJob(Struct, frozen=True):
+    serial: int
+    job: int
+
+
+class PingRunner(Struct, frozen=True):
+    serial: int
+
+
+class CloseRunner(Struct, frozen=True):
+    serial: int
+
+
+class KillRunner(Struct, frozen=True):
+    serial: int
+    number: signal.Signals
+    why: str
+
+
+class FailJob(Struct, frozen=True):
+    """A job is to blame for the death of its runner."""
+
+    job: int
+    how: str
+
+
+class GiveUp(Struct, frozen=True):
+    why: str
+
+
+type PoolEffect = StartRunner | StartJob | CancelJob | PingRunner | CloseRunner | KillRunner | FailJob | GiveUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """What the settings say."""
-
     runners: int
-    slots: int
-    """Jobs at once, all runners together."""
-    stuck_pings: int
-    """Pings without an answer after which a runner is stuck."""
+    slots: int  # jobs at once, all runners together
+    stuck_pings: int  # without an answer, after which a runner is stuck
     cancel_grace_s: float
     max_attempts: int | None
     max_rss_mib: int | None
@@ -81,7 +122,6 @@ def limits_of(settings: ExplorerSettings) -> tuple[PoolLimits, float]:
 @dataclass(slots=True)
 class _Job:
     serial: int | None = None
-    """The runner that has it."""
     alone: bool = False
     cancelled_at: float | None = None
 
@@ -89,8 +129,7 @@ class _Job:
 @dataclass(slots=True)
 class _Runner:
     serial: int
-    place: int | None
-    """None: it is leaving, or in quarantine."""
+    place: int | None  # None: it is leaving, or in quarantine
     alone: bool = False
     jobs: dict[int, None] = field(default_factory=dict)
     heard: bool = False
@@ -98,35 +137,24 @@ class _Runner:
     taken: int = 0
     ended: int = 0
     rss_mib: float = 0.0
-    ends_at: float | None = None
-    """When it was told to end, or killed."""
+    ends_at: float | None = None  # when it was told to end, or killed
     killed: str | None = None
-    blame: bool = True
-    """Whether its death makes suspects of its jobs."""
+    blame: bool = True  # whether its death makes suspects of its jobs
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerView:
-    """A runner as it is now."""
-
     serial: int
     place: int | None
-    state: str
-    """``starting``, ``idle``, ``busy`` or ``stopping``."""
+    state: str  # ``starting``, ``idle``, ``busy`` or ``stopping``
     jobs: tuple[int, ...]
-    ended: int
-    """Jobs that have ended in it."""
-    restarts: int
-    """Runners that had its place before."""
+    ended: int  # jobs that have ended in it
+    restarts: int  # runners that had its place before
     rss_mib: float
 
 
 class Pool:
-    """Decides; whoever owns it carries out what its methods return, in order.
-
-    Args:
-        limits: What the settings say.
-    """
+    """Decides; whoever owns it carries out what its methods return, in order."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
@@ -140,23 +168,18 @@ class Pool:
         self._failed_starts = 0
         self._running = 0
 
-    def begin(self) -> list[do.PoolEffect]:
-        """Start the runners."""
+    def begin(self) -> list[PoolEffect]:
         return [self._fork(place) for place in range(self._places)]
 
-    def submit(self, job: int) -> list[do.PoolEffect]:
-        """Take a job that was not known and wants to run."""
+    def submit(self, job: int) -> list[PoolEffect]:
         self._jobs[job] = _Job()
         self._waiting.append(job)
         return self._assign()
 
-    def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[do.PoolEffect]:
+    def cancel(self, job: int, now: float, *, at_once: bool = False) -> list[PoolEffect]:
         """Nobody wants a job any more; it counts as running until its runner lets go of it.
 
-        Args:
-            job: One that has not ended; nothing happens to any other.
-            now: The time.
-            at_once: Stop its runner instead of giving it time.
+        Nothing happens to one that has ended. ``at_once`` stops its runner instead of giving it time.
         """
         known = self._jobs.get(job)
         if known is None or known.cancelled_at is not None:
@@ -167,19 +190,18 @@ class Pool:
             return []
         known.cancelled_at = now
         runner = self._runner_of(job)
-        effects: list[do.PoolEffect] = [do.CancelJob(runner.serial, job)]
+        effects: list[PoolEffect] = [CancelJob(runner.serial, job)]
         if at_once:
             effects += self._kill(runner, f"job {job} was to be stopped at once", now, blame=False)
         return effects
 
-    def ended(self, job: int, now: float) -> list[do.PoolEffect]:
-        """Note that a runner has said that a job has ended in it, however."""
+    def ended(self, job: int, now: float) -> list[PoolEffect]:
         runner = self._runner_of(job)
         del self._jobs[job]
         del runner.jobs[job]
         runner.ended += 1
         self._running -= 1
-        effects: list[do.PoolEffect] = []
+        effects: list[PoolEffect] = []
         if runner.alone or (runner.place is None and not runner.jobs):
             effects += self._close(runner, now)
         elif self._limits.max_attempts is not None and runner.taken >= self._limits.max_attempts:
@@ -187,7 +209,6 @@ class Pool:
         return effects + self._assign()
 
     def heard(self, serial: int) -> None:
-        """Note that a runner has said something."""
         runner = self._runners.get(serial)
         if runner is not None:
             runner.unanswered = 0
@@ -195,51 +216,40 @@ class Pool:
                 runner.heard = True
                 self._failed_starts = 0
 
-    def worn(self, serial: int, now: float) -> list[do.PoolEffect]:
+    def worn(self, serial: int, now: float) -> list[PoolEffect]:
         """Note that a runner has said that something goes on in it that only its end stops."""
         runner = self._runners.get(serial)
         return [] if runner is None or runner.place is None else self._leave(runner, now)
 
-    def broken(self, serial: int, why: str, now: float) -> list[do.PoolEffect]:
+    def broken(self, serial: int, why: str, now: float) -> list[PoolEffect]:
         """Note that a runner has said what it must not say, or has closed its socket."""
         runner = self._runners.get(serial)
         return [] if runner is None else self._kill(runner, why, now)
 
-    def died(self, serial: int, how: str) -> list[do.PoolEffect]:
-        """Note that a runner is gone.
-
-        Args:
-            serial: Which one.
-            how: As in "was killed by signal 11".
-        """
+    def died(self, serial: int, how: str) -> list[PoolEffect]:
+        """Note that a runner is gone; ``how`` as in "was killed by signal 11"."""
         runner = self._runners.pop(serial)
-        effects: list[do.PoolEffect] = []
+        effects: list[PoolEffect] = []
         how = how if runner.killed is None else f"{how}, because {runner.killed}"
         if not runner.heard and runner.blame and (runner.killed is not None or runner.ends_at is None):
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
-                return [do.GiveUp(f"{self._failed_starts} runners in a row died as they started; the last one {how}")]
+                return [GiveUp(f"{self._failed_starts} runners in a row died as they started; the last one {how}")]
         for job in reversed(runner.jobs):
             effects += self._requeue_or_fail(job, how, suspect=runner.heard and runner.blame)
         if runner.place is not None:
             effects.append(self._fork(runner.place))
         return effects + self._assign()
 
-    def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[do.PoolEffect]:
-        """Note that some time has passed: ask the runners whether they are there, and look at what is overdue.
-
-        Args:
-            now: The time.
-            rss_mib: Memory of runners by serial, as far as it is known.
-        """
-        effects: list[do.PoolEffect] = []
+    def tick(self, now: float, rss_mib: Mapping[int, float]) -> list[PoolEffect]:
+        """Ask the runners whether they are there, and look at what is overdue; ``rss_mib`` by serial, if known."""
+        effects: list[PoolEffect] = []
         for runner in list(self._runners.values()):
             runner.rss_mib = rss_mib.get(runner.serial, runner.rss_mib)
             effects += self._look(runner, now)
         return effects
 
     def views(self) -> list[RunnerView]:
-        """Return the runners as they are now, those with a place first."""
         return [
             RunnerView(
                 serial=runner.serial,
@@ -253,8 +263,8 @@ class Pool:
             for runner in sorted(self._runners.values(), key=lambda one: (one.place is None, one.place, one.serial))
         ]
 
-    def _assign(self) -> list[do.PoolEffect]:
-        effects: list[do.PoolEffect] = []
+    def _assign(self) -> list[PoolEffect]:
+        effects: list[PoolEffect] = []
         alone = sum(runner.alone for runner in self._runners.values()) if self._suspects else 0
         while self._running < self._limits.slots:
             if self._suspects and alone < QUARANTINE:
@@ -285,43 +295,42 @@ class Pool:
         share, left = divmod(self._limits.slots, self._places)
         return share + (place < left)
 
-    def _fork(self, place: int | None) -> do.StartRunner:
+    def _fork(self, place: int | None) -> StartRunner:
         serial = self._next_serial
         self._next_serial += 1
         self._runners[serial] = _Runner(serial, place, alone=place is None)
         if place is not None:
             self._forked[place] += 1
-        return do.StartRunner(serial)
+        return StartRunner(serial)
 
-    def _start(self, runner: _Runner, job: int) -> do.StartJob:
+    def _start(self, runner: _Runner, job: int) -> StartJob:
         self._jobs[job].serial = runner.serial
         runner.jobs[job] = None
         runner.taken += 1
         self._running += 1
-        return do.StartJob(runner.serial, job)
+        return StartJob(runner.serial, job)
 
-    def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[do.PoolEffect]:
-        """Note that the runner of a job is gone."""
+    def _requeue_or_fail(self, job: int, how: str, *, suspect: bool) -> list[PoolEffect]:
         known = self._jobs[job]
         known.serial = None
         self._running -= 1
         if known.cancelled_at is not None or (known.alone and suspect):
             del self._jobs[job]
-            return [] if known.cancelled_at is not None else [do.FailJob(job, how)]
+            return [] if known.cancelled_at is not None else [FailJob(job, how)]
         known.alone = known.alone or suspect
         (self._suspects if known.alone else self._waiting).appendleft(job)
         return []
 
-    def _close(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
+    def _close(self, runner: _Runner, now: float) -> list[PoolEffect]:
         if runner.ends_at is not None:
             return []
         runner.ends_at = now
-        return [do.CloseRunner(runner.serial)]
+        return [CloseRunner(runner.serial)]
 
-    def _leave(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
-        """Another takes its place."""
+    def _leave(self, runner: _Runner, now: float) -> list[PoolEffect]:
+        # Another takes its place.
         place, runner.place = runner.place, None
-        effects: list[do.PoolEffect] = [] if place is None else [self._fork(place)]
+        effects: list[PoolEffect] = [] if place is None else [self._fork(place)]
         return effects if runner.jobs else [*effects, *self._close(runner, now)]
 
     def _kill(
@@ -332,18 +341,18 @@ class Pool:
         *,
         number: signal.Signals = signal.SIGKILL,
         blame: bool = True,
-    ) -> list[do.PoolEffect]:
+    ) -> list[PoolEffect]:
         if runner.killed is not None:
             return []
         runner.killed, runner.ends_at, runner.blame = why, now, blame
-        return [do.KillRunner(runner.serial, number, why)]
+        return [KillRunner(runner.serial, number, why)]
 
-    def _look(self, runner: _Runner, now: float) -> list[do.PoolEffect]:
+    def _look(self, runner: _Runner, now: float) -> list[PoolEffect]:
         limits = self._limits
         if runner.ends_at is not None:
             grace_s = KILL_AGAIN_S if runner.killed is not None else limits.cancel_grace_s
             late = now - runner.ends_at > grace_s
-            return [do.KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
+            return [KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
         for job in runner.jobs:
             since = self._jobs[job].cancelled_at
             if since is not None and now - since >= limits.cancel_grace_s:
@@ -352,7 +361,7 @@ class Pool:
         if runner.unanswered >= limits.stuck_pings:
             return self._kill(runner, "it was stuck: it answered nothing", now, number=signal.SIGABRT)
         runner.unanswered += 1
-        effects: list[do.PoolEffect] = [do.PingRunner(runner.serial)]
+        effects: list[PoolEffect] = [PingRunner(runner.serial)]
         if limits.max_rss_mib is not None:
             if runner.rss_mib > 2 * limits.max_rss_mib:
                 why = f"it used {runner.rss_mib:.0f} MiB of memory, more than twice of {limits.max_rss_mib}"

@@ -15,10 +15,8 @@ from schemas.event import RunnerState
 from trinity_bus.rollout.state import MAX_STATE_BYTES
 from trinity_bus.runners.pool import RunnerView
 
-MAX_VALUES_BYTES = 256 << 10
-"""Of what all workflows say of themselves, in one report."""
-MAX_ATTEMPTS = 1024
-"""Attempts of one runner that are told of."""
+MAX_VALUES_BYTES = 256 << 10  # of what all workflows say of themselves, in one report
+MAX_ATTEMPTS = 1024  # of one runner that are told of
 _OWN = frozenset(["workflow_id", "model_version", "begin_time", "running_time", "terminate_time"])
 
 
@@ -27,20 +25,14 @@ class JobStatus:
     """What is known of one attempt in a runner. Times are seconds since the Unix epoch, for people."""
 
     order: Dispatch
-    model_version: int
-    """That the engine served when it began."""
+    model_version: int  # that the engine served when it began
     begin_time: float
     terminate_time: float | None = None
-    said: Mapping[str, Any]
-    """By its workflow."""
+    said: Mapping[str, Any]  # by its workflow
 
 
 def accept_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a workflow says of itself, as far as it may: a runner is not trusted with the size of a report.
-
-    Returns:
-        The values, or nothing but ``too_large``.
-    """
+    """Return what a workflow says of itself, or ``too_large`` alone: runners are not trusted with a report's size."""
     try:
         small = len(msgpack.packb(values)) <= MAX_STATE_BYTES
     except (TypeError, ValueError, OverflowError):
@@ -60,8 +52,6 @@ def runner_states(
     """Return the states of all runners.
 
     Args:
-        explorer: Whose they are.
-        views: As the pool has them.
         pids: Process id by serial; 0 is told where it is not known yet.
         running: By job.
         last: What ended last, by serial; told while the runner is idle.

@@ -26,64 +26,37 @@ the same request number twice at once         ``ProtocolError``
 
 from dataclasses import dataclass, field
 
-from trinity_bus.runners.messages import (
-    AbandonRequest,
-    Asked,
-    Chat,
-    Generate,
-    KeepTurn,
-    Pong,
-    RunCancelled,
-    RunDone,
-    RunFailed,
-    Score,
-    ToExplorer,
-)
+from msgspec import Struct
+
+from trinity_bus.runners import messages
 from trinity_bus.runtime.frames import ProtocolError
 
+# Engine requests of one job at once: what a workflow gone wild can make the explorer hold.
 MAX_REQUESTS = 4096
-"""Engine requests of one job at once: what a workflow gone wild can make the explorer hold."""
 
-type RequestKey = tuple[int, int]
-"""Job and number of the request."""
+type RequestKey = tuple[int, int]  # job and number of the request
 
 
-@dataclass(frozen=True, slots=True)
-class ServeRequest:
-    """Have the engine serve a request."""
-
-    asked: Asked
+class ServeRequest(Struct, frozen=True):
+    asked: messages.Asked
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseRequest:
-    """Answer that a request is not served."""
-
-    asked: Asked
+class RefuseRequest(Struct, frozen=True):
+    asked: messages.Asked
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class DropRequest:
-    """Have the engine drop a request."""
-
+class DropRequest(Struct, frozen=True):
     request: RequestKey
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
-    """A job has ended in this runner."""
-
-    how: RunDone | RunFailed | RunCancelled
-    drop: tuple[RequestKey, ...]
-    """Requests of it that nobody waits for any more."""
+class JobEnded(Struct, frozen=True):
+    how: messages.RunDone | messages.RunFailed | messages.RunCancelled
+    drop: tuple[RequestKey, ...]  # requests of it that nobody waits for any more
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerAnswered:
-    """The runner answered."""
-
-    answer: Pong
+class RunnerAnswered(Struct, frozen=True):
+    answer: messages.Pong
 
 
 type Reaction = ServeRequest | RefuseRequest | DropRequest | JobEnded | RunnerAnswered
@@ -96,14 +69,11 @@ class _Job:
 
 
 class RequestRules:
-    """What was said and not yet answered, on either side."""
-
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
 
     @property
     def jobs(self) -> tuple[int, ...]:
-        """Those that the runner has."""
         return tuple(self._jobs)
 
     def run(self, job: int) -> None:
@@ -111,11 +81,7 @@ class RequestRules:
         self._jobs[job] = _Job()
 
     def cancel(self, job: int) -> tuple[RequestKey, ...]:
-        """Note that a job is cancelled; nothing happens where it has ended.
-
-        Returns:
-            The requests to drop.
-        """
+        """Note that a job is cancelled, unless it has ended; return the requests to drop."""
         known = self._jobs.get(job)
         if known is None:
             return ()
@@ -123,11 +89,7 @@ class RequestRules:
         return self._forget_requests(job, known)
 
     def answer(self, request: RequestKey) -> bool:
-        """Note that the engine is done with a request.
-
-        Returns:
-            Whether the runner is to be told.
-        """
+        """Note that the engine is done with a request; return whether the runner is to be told."""
         job, number = request
         known = self._jobs.get(job)
         if known is None or number not in known.requests:
@@ -136,36 +98,28 @@ class RequestRules:
         return True
 
     def close(self) -> tuple[RequestKey, ...]:
-        """Note that the runner is gone.
-
-        Returns:
-            The requests to drop.
-        """
+        """Note that the runner is gone; return the requests to drop."""
         dropped = tuple(request for job, known in self._jobs.items() for request in self._forget_requests(job, known))
         self._jobs.clear()
         return dropped
 
-    def receive(self, message: ToExplorer) -> Reaction | None:
-        """Return what a message means; None where it means nothing any more.
-
-        Raises:
-            ProtocolError: The runner must not say this.
-        """
+    def receive(self, message: messages.ToExplorer) -> Reaction | None:
+        """Return what a message means, None if nothing any more; raises ProtocolError where it must not be said."""
         match message:
-            case Generate() | Chat() | Score() | KeepTurn():
+            case messages.Generate() | messages.Chat() | messages.Score() | messages.KeepTurn():
                 return self._asked(message)
-            case AbandonRequest(job, number):
+            case messages.AbandonRequest(job, number):
                 return DropRequest((job, number)) if self.answer((job, number)) else None
-            case RunDone(job) | RunFailed(job) | RunCancelled(job):
+            case messages.RunDone(job) | messages.RunFailed(job) | messages.RunCancelled(job):
                 known = self._known(job)
-                if isinstance(message, RunCancelled) and not known.cancelled:
+                if isinstance(message, messages.RunCancelled) and not known.cancelled:
                     raise ProtocolError(f"it cancelled job {job}, which it was not told to")
                 del self._jobs[job]
                 return JobEnded(message, self._forget_requests(job, known))
-            case Pong():
+            case messages.Pong():
                 return RunnerAnswered(message)
 
-    def _asked(self, asked: Asked) -> Reaction | None:
+    def _asked(self, asked: messages.Asked) -> Reaction | None:
         known = self._known(asked.job)
         if known.cancelled:
             return None

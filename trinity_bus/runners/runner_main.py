@@ -35,7 +35,7 @@ from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference import errors as engine_errors
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
@@ -44,28 +44,6 @@ from trinity_bus.rollout.turns import RunTurns, Write
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.frame_writer import FrameWriter
-from trinity_bus.runners.messages import (
-    AbandonRequest,
-    Answered,
-    Asked,
-    CancelRun,
-    Chat,
-    Chatted,
-    Completions,
-    EngineFailed,
-    Generate,
-    KeepTurn,
-    Ping,
-    Pong,
-    Run,
-    RunCancelled,
-    RunDone,
-    RunFailed,
-    Score,
-    Scored,
-    ToExplorer,
-    TurnKept,
-)
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.telemetry import parent_context, setup_telemetry
@@ -74,21 +52,12 @@ from trinity_bus.telemetry.setup import destination_configured
 
 _log = logging.getLogger(__name__)
 
-MAX_ERROR_CHARS = 4000
-"""Of an error's message; the result keeps less."""
-_SETTLE_S = 5.0
-"""How long the last turns of runs that have failed may take to be written."""
+MAX_ERROR_CHARS = 4000  # of an error's message; the result keeps less
+_SETTLE_S = 5.0  # how long the last turns of runs that have failed may take to be written
 
 
 def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: LoadWorkflows) -> None:
-    """Serve until the explorer closes its end. Called in a freshly forked process.
-
-    Args:
-        link: To the explorer.
-        serial: This runner's.
-        tokenizer: The model's.
-        order: What all runners have in common.
-    """
+    """Serve until the explorer closes its end. Called in a freshly forked process."""
     import uvloop
 
     settings = TelemetrySettings.model_validate_json(order.telemetry)
@@ -114,14 +83,9 @@ async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflow
 
 
 class RemoteEngine:
-    """The engine, and those of other pools, for one job: every request goes to the explorer.
+    """The engine, and those of other pools, for one job: every request goes to the explorer."""
 
-    Args:
-        job: Whose it is.
-        send: Sends a message to the explorer.
-    """
-
-    def __init__(self, job: int, send: Callable[[ToExplorer], None]) -> None:
+    def __init__(self, job: int, send: Callable[[messages.ToExplorer], None]) -> None:
         self._job = job
         self._send = send
         self._numbers = itertools.count()
@@ -129,37 +93,31 @@ class RemoteEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
-        """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
-
-        The engine's span is a child of the current one, where a workflow has started one.
-        """
+    ) -> list[Completion]:
+        # The engine's span is a child of the current one, where a workflow has started one.
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent() or traceparent, None)
 
     async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[EngineCompletion]:
-        """See ``Pools.generate_in``."""
+    ) -> list[Completion]:
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
 
     async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
-        """See ``Pools.chat``."""
         written, how = msgspec.json.encode(conversation), _how(sampling)
-        text: str = await self._ask(lambda number: Chat(self._job, number, pool, written, how))
+        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, written, how))
         return text
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """See ``Pools.score``."""
         tokens = messages.pack_vector(token_ids, INT32)
-        logprobs: list[float] = await self._ask(lambda number: Score(self._job, number, pool, tokens, start))
+        logprobs: list[float] = await self._ask(lambda number: messages.Score(self._job, number, pool, tokens, start))
         return logprobs
 
     async def _draw(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, parent: str | None, pool: str | None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         prompt, how = messages.pack_vector(prompt_token_ids, INT32), _how(sampling)
-        drawn: list[EngineCompletion] = await self._ask(
-            lambda number: Generate(self._job, number, prompt, how, n, parent, pool)
+        drawn: list[Completion] = await self._ask(
+            lambda number: messages.Generate(self._job, number, prompt, how, n, parent, pool)
         )
         return drawn
 
@@ -171,9 +129,9 @@ class RemoteEngine:
             EngineError: The explorer does not keep it.
         """
         packed = encode(turn)
-        await self._ask(lambda number: KeepTurn(self._job, number, packed))
+        await self._ask(lambda number: messages.KeepTurn(self._job, number, packed))
 
-    async def _ask(self, request: Callable[[int], Asked]) -> Any:
+    async def _ask(self, request: Callable[[int], messages.Asked]) -> Any:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -181,31 +139,29 @@ class RemoteEngine:
             self._send(request(number))
             return await answer
         except asyncio.CancelledError:
-            self._send(AbandonRequest(self._job, number))
+            self._send(messages.AbandonRequest(self._job, number))
             raise
         finally:
             del self._waiting[number]
 
     def close(self) -> None:
-        """Give up what is still asked for: the job has ended."""
         for answer in self._waiting.values():
             answer.cancel()
 
-    def answered(self, message: Answered) -> None:
-        """Note that the explorer has answered a request."""
+    def answered(self, message: messages.Answered) -> None:
         answer = self._waiting.get(message.request)
         if answer is None or answer.done():
             return
         match message:
-            case Completions():
+            case messages.Completions():
                 answer.set_result(messages.unpack_completions(message))
-            case Chatted():
+            case messages.Chatted():
                 answer.set_result(message.text)
-            case Scored():
+            case messages.Scored():
                 answer.set_result(messages.unpack_vector(message.logprobs, FLOAT32).tolist())
-            case TurnKept():
+            case messages.TurnKept():
                 answer.set_result(None)
-            case EngineFailed():
+            case messages.EngineFailed():
                 answer.set_exception(_engine_error(message))
 
 
@@ -218,13 +174,6 @@ class _Job:
 
 
 class Runner(asyncio.Protocol):
-    """Runs workflows for whoever is at the other end of its socket.
-
-    Args:
-        tokenizer: The model's.
-        common: What all runners have in common.
-    """
-
     def __init__(self, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
         self._tokenizer = tokenizer
         self._model = common.model
@@ -233,17 +182,15 @@ class Runner(asyncio.Protocol):
         self._frames = FrameReader(messages.TO_RUNNER.limit)
         self._jobs: dict[int, _Job] = {}
         self._writer = FrameWriter(messages.TO_EXPLORER)
+        # done when the explorer has closed its end
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the explorer has closed its end."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say that this runner is there."""
         # That of uvloop is not derived from it.
         self._writer.connected(cast("asyncio.WriteTransport", transport))
-        self._writer.send(Pong({}))
+        self._writer.send(messages.Pong({}))
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the explorer says."""
         try:
             for body in self._frames.feed(data):
                 self._handle(messages.TO_RUNNER.decode(body))
@@ -251,12 +198,11 @@ class Runner(asyncio.Protocol):
             self._finish(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the explorer is gone."""
         self._writer.close()
         self._finish(None)
 
     async def end(self) -> None:
-        """Cancel what runs; it is not waited for longer than the explorer has patience."""
+        # What runs is not waited for longer than the explorer has patience.
         tasks = []
         for job in self._jobs.values():
             # Otherwise it would look like a workflow that has failed.
@@ -277,53 +223,58 @@ class Runner(asyncio.Protocol):
 
     def _handle(self, message: messages.ToRunner) -> None:
         match message:
-            case Run(job):
+            case messages.Run(job):
                 known = _Job(RemoteEngine(job, self._writer.send), RunState(lambda: self._tell_soon(job)))
                 self._jobs[job] = known
                 known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
-            case CancelRun(job):
+            case messages.CancelRun(job):
                 if (running := self._jobs.get(job)) is not None and running.task is not None:
                     running.cancelled = True
                     running.task.cancel()
-            case Completions(job) | Chatted(job) | Scored(job) | TurnKept(job) | EngineFailed(job):
+            case (
+                messages.Completions(job)
+                | messages.Chatted(job)
+                | messages.Scored(job)
+                | messages.TurnKept(job)
+                | messages.EngineFailed(job)
+            ):
                 if (asking := self._jobs.get(job)) is not None:
                     asking.engine.answered(message)
-            case Ping():
+            case messages.Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
-                self._writer.send(Pong(news, given_up() > 0))
+                self._writer.send(messages.Pong(news, given_up() > 0))
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.
         asyncio.get_running_loop().call_soon(self._tell, job)
 
     def _tell(self, job: int) -> None:
-        """Say what a workflow has set, if there is anything new."""
         known = self._jobs.get(job)
         if known is not None and known.state.changed:
-            self._writer.send(Pong({job: known.state.take()}))
+            self._writer.send(messages.Pong({job: known.state.take()}))
 
-    async def _work(self, job: Run, known: _Job) -> None:
-        answer: RunDone | RunFailed | RunCancelled
+    async def _work(self, job: messages.Run, known: _Job) -> None:
+        answer: messages.RunDone | messages.RunFailed | messages.RunCancelled
         try:
             answer = await self._run(job, known)
         # A workflow may raise anything, and may ask to exit: it is this attempt's failure, and nobody else's.
         except BaseException as error:  # noqa: BLE001
-            answer = RunFailed(job.job, type(error).__name__[:MAX_ERROR_CHARS], _message(error))
+            answer = messages.RunFailed(job.job, type(error).__name__[:MAX_ERROR_CHARS], _message(error))
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         self._tell(job.job)
         known.engine.close()
         del self._jobs[job.job]
         if known.cancelled:
-            answer = RunCancelled(job.job)
+            answer = messages.RunCancelled(job.job)
         self._writer.send(answer)
 
-    async def _run(self, job: Run, known: _Job) -> RunDone:
+    async def _run(self, job: messages.Run, known: _Job) -> messages.RunDone:
         order = decode(job.order, Dispatch)
         with KeptPlaces(self._namespace, order.task.task_id) as places:
             return await self._run_in(places, order, job, known)
 
-    async def _run_in(self, places: KeptPlaces, order: Dispatch, job: Run, known: _Job) -> RunDone:
+    async def _run_in(self, places: KeptPlaces, order: Dispatch, job: messages.Run, known: _Job) -> messages.RunDone:
         turns = _TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep)
         # This task's own context: there is nothing to detach.
         attach(parent_context(job.traceparent))
@@ -350,7 +301,7 @@ class Runner(asyncio.Protocol):
         except Exception:
             await turns.settle()
             raise
-        done = RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
+        done = messages.RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
         if error is None:
             # Else another attempt goes on with them.
             await asyncio.to_thread(places.remove)
@@ -358,13 +309,7 @@ class Runner(asyncio.Protocol):
 
 
 class _TurnsOf:
-    """The turns of each run of an attempt.
-
-    Args:
-        order: The attempt.
-        done: What earlier ones have completed; of each run in order.
-        write: Where what this one completes goes.
-    """
+    """The turns of each run of an attempt; ``done`` by earlier attempts, in order."""
 
     def __init__(self, order: Dispatch, done: Sequence[Turn], write: Write) -> None:
         self._order = order
@@ -373,7 +318,6 @@ class _TurnsOf:
         self._given: list[RunTurns] = []
 
     def __call__(self, run_id: int) -> RunTurns:
-        """Return those of a run."""
         order = self._order
 
         def begin(number: int, after: int, answers: list[Answer]) -> Turn:
@@ -435,6 +379,6 @@ _ENGINE_ERRORS: dict[str, type[EngineError]] = {
 }
 
 
-def _engine_error(message: EngineFailed) -> Exception:
+def _engine_error(message: messages.EngineFailed) -> Exception:
     kind: Any = _ENGINE_ERRORS.get(message.kind)
     return EngineError(f"{message.kind}: {message.message}") if kind is None else kind(message.message)

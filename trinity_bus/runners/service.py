@@ -28,86 +28,74 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from schemas import Dispatch
+from schemas import Cancel, Dispatch, Sampling
 from schemas.event import RunnerState
+from schemas.vectors import FLOAT32, INT32
 from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.errors import TrinityError
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import messages, request_rules
-from trinity_bus.runners import pool_effects as do
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
+from trinity_bus.runners import pool as do
 from trinity_bus.runners.control import RunnerExited, RunnerForked
 from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
-from trinity_bus.runners.errors import RunnerDiedError, RunnersError, WorkflowRaisedError
-from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.runners.fork_server import ForkServer, RunnersError
 from trinity_bus.runners.link import RunnerLink, rss_mib
-from trinity_bus.runners.messages import (
-    Answered,
-    Asked,
-    CancelRun,
-    EngineFailed,
-    KeepTurn,
-    Ping,
-    Run,
-    RunDone,
-    RunFailed,
-    TurnKept,
-)
 from trinity_bus.runners.pool import Pool, limits_of
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
-from trinity_bus.runners.request_rules import (
-    DropRequest,
-    JobEnded,
-    RefuseRequest,
-    RunnerAnswered,
-    ServeRequest,
-)
-from trinity_bus.runners.serving import serve
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
 _log = logging.getLogger(__name__)
 
+# After so long, a runner that has closed its socket and is not dead is killed.
 _HUNG_UP_S = 1.0
-"""After so long, a runner that has closed its socket and is not dead is killed."""
+# How long runners may take to end by themselves at the end.
 _POLITE_S = 1.0
-"""How long runners may take to end by themselves at the end."""
+# How long killed runners may take to be collected at the end.
 _CLOSE_S = 10.0
-"""How long killed runners may take to be collected at the end."""
+
+
+type AttemptKey = tuple[str, int]  # task id and attempt
+
+
+class RunnerDiedError(TrinityError):
+    """An attempt was alone in a runner when that died or had to be stopped; the message says how."""
+
+
+class WorkflowRaisedError(TrinityError):
+    """A workflow raised an error in its runner: ``kind`` is the name of its type."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+def key_of(order: Dispatch | Cancel) -> AttemptKey:
+    return (order.task.task_id if isinstance(order, Dispatch) else order.task_id, order.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What an attempt yielded."""
-
-    group: bytes
-    """An ``ExperienceGroup``, as the runner says; nobody has looked at it yet."""
-    error: str | None = None
-    """The first error, where some runs broke off."""
+    group: bytes  # an ``ExperienceGroup``, as the runner says; nobody has looked at it yet
+    error: str | None = None  # the first one, where some runs broke off
 
 
-type Keep = Callable[[bytes], Awaitable[None]]
-"""Makes a turn durable, which a runner says is over."""
+type Keep = Callable[[bytes], Awaitable[None]]  # makes a turn durable, which a runner says is over
 
 
 @dataclass(slots=True)
 class _Pending:
     order: Dispatch
-    run: Run
+    run: messages.Run
     answer: asyncio.Future[AttemptResult]
     keep: Keep
     at_once: bool = False
 
 
 class Runners:
-    """Runs attempts in processes of their own.
-
-    Args:
-        fork_server: Ready; nobody else listens to it.
-        engine: Serves what workflows ask for.
-        settings: The explorer's.
-        pools: Serve what workflows ask of other pools.
-    """
+    """Runs attempts in processes of their own. Nobody else listens to its fork server, which is ready."""
 
     def __init__(
         self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: PoolEngines
@@ -127,12 +115,11 @@ class Runners:
         self._last: dict[int, JobStatus] = {}
         self._requests: dict[tuple[int, int, int], asyncio.Task[None]] = {}
         self._dying: set[int] = set()
+        # Whether the fork server is gone, and with it whoever tells of deaths.
         self._orphaned = False
-        """Whether the fork server is gone, and with it whoever tells of deaths."""
         self._closed = False
         self._changed = asyncio.Event()
-        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what ends the explorer."""
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the explorer
 
     def start(self) -> None:
         """Start the runners; attempts may be given to them at once."""
@@ -140,7 +127,6 @@ class Runners:
         self._do(self._pool.begin())
 
     async def run(self) -> None:
-        """Look after them until cancelled."""
         while True:
             await asyncio.sleep(self._tick_s)
             self._do(self._pool.tick(awake.now(), {serial: rss_mib(pid) for serial, pid in self._pids.items()}))
@@ -153,7 +139,6 @@ class Runners:
         Args:
             order: Not one that runs already.
             raw: The same, as it came off the log: that is what the runner gets.
-            traceparent: Of the attempt's span.
             keep: Called with each turn that it completes; raises what its workflow is told.
             turns: What earlier attempts have completed.
 
@@ -163,7 +148,7 @@ class Runners:
         """
         job = next(self._numbers)
         attempt = key_of(order)
-        run = Run(job, raw, self._engine.model_version, traceparent, list(turns))
+        run = messages.Run(job, raw, self._engine.model_version, traceparent, list(turns))
         pending = _Pending(order, run, asyncio.get_running_loop().create_future(), keep)
         self._pending[job] = pending
         self._job_of[attempt] = job
@@ -184,13 +169,11 @@ class Runners:
             self._pending[job].at_once = True
 
     def states(self) -> list[RunnerState]:
-        """Return the states of all runners, for people."""
         return runner_states(
             self._name, self._pool.views(), pids=self._pids, running=self._statuses, last=self._last, now=time.time()
         )
 
     async def close(self) -> None:
-        """Have them all end, kill those that do not, and wait until they are gone."""
         self._closed = True
         links, self._links = self._links, {}
         self._dying = set(links)
@@ -232,9 +215,9 @@ class Runners:
                 case do.CancelJob(serial, job):
                     link = self._links[serial]
                     self._drop(serial, link.requests.cancel(job))
-                    link.send(CancelRun(job))
+                    link.send(messages.CancelRun(job))
                 case do.PingRunner(serial):
-                    self._links[serial].send(Ping())
+                    self._links[serial].send(messages.Ping())
                 case do.CloseRunner(serial):
                     self._links[serial].dismiss()
                 case do.KillRunner(serial, number, why):
@@ -299,25 +282,20 @@ class Runners:
     # What runners say.
 
     def receive(self, link: RunnerLink, body: bytes) -> None:
-        """Note that a frame has come from a runner.
-
-        Raises:
-            ProtocolError: It must not say that.
-        """
         self._pool.heard(link.serial)
         match link.requests.receive(messages.to_explorer(body)):
-            case ServeRequest(asked):
+            case request_rules.ServeRequest(asked):
                 key = (link.serial, asked.job, asked.request)
                 self._requests[key] = task = asyncio.create_task(self._serve(link, asked))
                 task.add_done_callback(lambda _: self._requests.pop(key, None))
-            case RefuseRequest(asked, why):
-                link.send(EngineFailed(asked.job, asked.request, "RequestRefusedError", why))
-            case DropRequest(request):
+            case request_rules.RefuseRequest(asked, why):
+                link.send(messages.EngineFailed(asked.job, asked.request, "RequestRefusedError", why))
+            case request_rules.DropRequest(request):
                 self._drop(link.serial, [request])
-            case JobEnded(how, drop):
+            case request_rules.JobEnded(how, drop):
                 self._drop(link.serial, drop)
                 self._job_ended(link.serial, how)
-            case RunnerAnswered(answer):
+            case request_rules.RunnerAnswered(answer):
                 for job, values in answer.states.items():
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)
@@ -325,32 +303,28 @@ class Runners:
                     self._do(self._pool.worn(link.serial, awake.now()))
 
     def broken(self, link: RunnerLink, why: str) -> None:
-        """Note that a runner has said what it must not say, or has hung up."""
         if self._links.get(link.serial) is link:
             self._do(self._pool.broken(link.serial, why, awake.now()))
 
     def hung_up(self, link: RunnerLink) -> None:
-        """Note that a runner's end of the socket is closed.
-
-        Most likely it is dead, and the fork server is about to say so.
-        """
+        """Note that a runner's socket is closed: most likely it is dead, and the fork server is about to say so."""
         asyncio.get_running_loop().call_later(_HUNG_UP_S, self.broken, link, "it hung up")
 
-    def _job_ended(self, serial: int, how: RunDone | RunFailed | messages.RunCancelled) -> None:
+    def _job_ended(self, serial: int, how: messages.RunDone | messages.RunFailed | messages.RunCancelled) -> None:
         self._last[serial] = status = self._statuses.pop(how.job)
         status.terminate_time = time.time()
-        if isinstance(how, RunDone):
+        if isinstance(how, messages.RunDone):
             self._answer(how.job, AttemptResult(how.group, how.error))
-        elif isinstance(how, RunFailed):
+        elif isinstance(how, messages.RunFailed):
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, awake.now()))
 
-    async def _serve(self, link: RunnerLink, asked: Asked) -> None:
+    async def _serve(self, link: RunnerLink, asked: messages.Asked) -> None:
         request = (asked.job, asked.request)
-        answer: Answered
+        answer: messages.Answered
         try:
             answer = await (
-                self._keep(asked) if isinstance(asked, KeepTurn) else serve(asked, self._engine, self._pools)
+                self._keep(asked) if isinstance(asked, messages.KeepTurn) else serve(asked, self._engine, self._pools)
             )
         except EngineDeadError as error:
             self._die(error)
@@ -360,22 +334,45 @@ class Runners:
             return
         # Whatever else an engine raises on a request is the affair of whoever asked.
         except Exception as error:  # noqa: BLE001
-            answer = EngineFailed(*request, type(error).__name__, str(error))
+            answer = messages.EngineFailed(*request, type(error).__name__, str(error))
         if not link.requests.answer(request):
             return
         try:
             link.send(answer)
         except ProtocolError as error:
-            link.send(EngineFailed(*request, "GenerationError", str(error)))
+            link.send(messages.EngineFailed(*request, "GenerationError", str(error)))
 
-    async def _keep(self, asked: KeepTurn) -> TurnKept:
+    async def _keep(self, asked: messages.KeepTurn) -> messages.TurnKept:
         # Nobody waits for an attempt that was answered: what it still completes is for nobody.
         if (pending := self._pending.get(asked.job)) is not None:
             await pending.keep(asked.turn)
-        return TurnKept(asked.job, asked.request)
+        return messages.TurnKept(asked.job, asked.request)
 
     def _drop(self, serial: int, requests: Iterable[request_rules.RequestKey]) -> None:
         for job, number in requests:
             task = self._requests.get((serial, job, number))
             if task is not None:
                 task.cancel()
+
+
+async def serve(
+    asked: messages.Generate | messages.Chat | messages.Score, engine: ExplorerEngine, pools: PoolEngines
+) -> messages.Completions | messages.Chatted | messages.Scored:
+    """Return the answer to a request; raises ProtocolError, ValidationError, or whatever an engine raises."""
+    match asked:
+        case messages.Generate(job, request):
+            prompt = messages.unpack_vector(asked.prompt, INT32).tolist()
+            sampling = Sampling.model_validate_json(asked.sampling)
+            drawn: Sequence[Completion]
+            if asked.pool is None:
+                drawn = await engine.generate(prompt, sampling, asked.n, asked.traceparent)
+            else:
+                drawn = await pools.generate(asked.pool, prompt, sampling, asked.n)
+            return messages.pack_completions(job, request, drawn)
+        case messages.Chat(job, request):
+            how = Sampling.model_validate_json(asked.sampling)
+            return messages.Chatted(job, request, await pools.chat(asked.pool, asked.messages, how))
+        case messages.Score(job, request):
+            tokens = messages.unpack_vector(asked.tokens, INT32).tolist()
+            logprobs = await pools.score(asked.pool, tokens, asked.start)
+            return messages.Scored(job, request, messages.pack_vector(logprobs, FLOAT32))

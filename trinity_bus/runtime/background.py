@@ -7,17 +7,9 @@ from collections.abc import Callable
 
 
 async def in_daemon_thread(work: Callable[[], None], *, name: str) -> None:
-    """Wait for ``work`` in a thread. Cancelled, the thread goes on, and does not keep the process from ending.
-
-    Unlike ``asyncio.to_thread``, whose threads are joined when the loop is closed.
-
-    Args:
-        work: Returns nothing, so that nothing is kept alive by the thread's leftovers.
-        name: The thread's.
-
-    Raises:
-        Exception: What ``work`` raises.
-    """
+    """Wait for ``work`` in a thread. Cancelled, the thread continues, and does not keep the process from ending."""
+    # Unlike ``asyncio.to_thread``, whose threads are joined when the loop is closed. What ``work`` raises is raised; it
+    # returns nothing, so that nothing is kept alive by the thread's leftovers.
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

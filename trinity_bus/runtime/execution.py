@@ -25,25 +25,19 @@ type Process = asyncio.subprocess.Process
 type Stop = Callable[[Process], Awaitable[None]]
 
 _PIECE: Final = 1 << 16
-_STOP_S: Final = 10.0
-"""How long what was stopped may take to be gone, before its first process is killed."""
+_STOP_S: Final = 10.0  # how long what was stopped may take to be gone, before its first process is killed
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """How a command ended."""
-
-    returncode: int
-    """128 and the signal's number where one has killed it; -1 where it took too long."""
+    returncode: int  # 128 and the signal's number where one has killed it; -1 where it took too long
     stdout: str
     stderr: str
     timed_out: bool
-    truncated: bool
-    """Whether it has printed more than is kept."""
+    truncated: bool  # whether it has printed more than is kept
 
 
 async def kill(process: Process) -> None:
-    """Kill a process."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
 
@@ -56,10 +50,8 @@ async def kill_family(process: Process) -> None:
 
 @contextlib.asynccontextmanager
 async def guarded(command: Sequence[str]) -> AsyncIterator[tuple[list[str], tuple[int, ...]]]:
-    """Provide a command line that runs this one under a guard (``runtime.guard``), and descriptors that it keeps.
-
-    So nothing of it outlives it, or this process; ``kill_family`` stops it.
-    """
+    """Provide a command line that runs this one under a guard (``runtime.guard``), and descriptors that it keeps."""
+    # So nothing of it outlives it, or this process; ``kill_family`` stops it.
     # It would tell the command's process id, which nobody needs.
     report = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -164,7 +156,7 @@ async def _tell(process: Process, data: bytes | None) -> None:
 
 
 async def _keep(stream: asyncio.StreamReader, kept: bytearray, limit: int) -> bool:
-    """Keep the beginning of what a stream says, and read it to its end; whether there was more."""
+    # The beginning of what a stream says, which is read to its end; whether there was more.
     more = False
     while piece := await stream.read(_PIECE):
         more = more or len(kept) + len(piece) > limit

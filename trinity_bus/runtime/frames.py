@@ -22,8 +22,8 @@ import msgspec
 from trinity_bus.errors import TrinityError
 
 HEAD = struct.Struct(">I")
+# what the parser raises for bytes that are no message
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
-"""What the parser raises for bytes that are no message."""
 
 _PIECE = 1 << 16
 _ENCODER = msgspec.msgpack.Encoder()
@@ -34,39 +34,25 @@ class ProtocolError(TrinityError):
 
 
 class Dialect[M]:
-    """What one side may say.
-
-    Args:
-        kinds: The type of the messages, a struct or a union of them.
-        limit: Most bytes of a body.
-    """
+    """What one side may say: messages of a struct or a union of them, with at most ``limit`` bytes of a body."""
 
     def __init__(self, kinds: Any, *, limit: int) -> None:
         self.limit = limit
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
 
     def encode(self, message: M) -> bytes:
-        """Return a message as a body.
-
-        Raises:
-            ProtocolError: It is over the limit.
-        """
+        """Return a message as a body; ProtocolError where it is over the limit."""
         body = _ENCODER.encode(message)
         _check(len(body), self.limit, "message")
         return body
 
     def frame(self, message: M) -> bytes:
-        """Return a message as a frame; raises as ``append`` does."""
         buffer = bytearray()
         self.append(buffer, message)
         return bytes(buffer)
 
     def append(self, buffer: bytearray, message: M) -> None:
-        """Write a message as a frame behind what is in ``buffer``.
-
-        Raises:
-            ProtocolError: It is over the limit. The buffer is as it was.
-        """
+        """Write a message as a frame behind what is in ``buffer``, which is as it was after a ProtocolError."""
         start = len(buffer)
         buffer.extend(bytes(HEAD.size))
         try:
@@ -79,11 +65,7 @@ class Dialect[M]:
         HEAD.pack_into(buffer, start, size)
 
     def decode(self, body: bytes) -> M:
-        """Return the message in a body.
-
-        Raises:
-            ProtocolError: There is none, or it is over the limit.
-        """
+        """Return the message in a body; ProtocolError where there is none, or it is over the limit."""
         _check(len(body), self.limit, "message")
         try:
             return self._decoder.decode(body)
@@ -92,22 +74,14 @@ class Dialect[M]:
 
 
 class FrameReader:
-    """Puts frames together from whatever pieces a socket gives.
-
-    Args:
-        limit: Most bytes of a body.
-    """
+    """Puts frames together from whatever pieces a socket gives."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the bodies that are complete with ``data``.
-
-        Raises:
-            ProtocolError: A frame is longer than any may be.
-        """
+        """Return the bodies that are complete with ``data``; ProtocolError where a frame is longer than any may be."""
         # Nearly always, a piece is whole frames.
         source = data
         if self._pending:
@@ -125,21 +99,13 @@ class FrameReader:
 
 
 def head_of(body: bytes, limit: int) -> bytes:
-    """Return what comes before a body that is a record already.
-
-    Raises:
-        ProtocolError: It is over the limit.
-    """
+    """Return what comes before a body that is a record already; ProtocolError where it is over the limit."""
     _check(len(body), limit, "message")
     return HEAD.pack(len(body))
 
 
 def read_frame(file: IO[bytes], limit: int) -> bytes | None:
-    """Return the next body; None where the other side has ended, also in the midst of one.
-
-    Raises:
-        ProtocolError: It is over the limit.
-    """
+    """Return the next body; None where the other side has ended, also in the midst of one. Raises ProtocolError."""
     try:
         head = file.read(HEAD.size)
         if len(head) < HEAD.size:
@@ -153,12 +119,7 @@ def read_frame(file: IO[bytes], limit: int) -> bytes | None:
 
 
 class FrameStream:
-    """Frames from a stream. A wait for one may be cancelled: nothing is lost.
-
-    Args:
-        stream: Where they come from.
-        limit: Most bytes of a body.
-    """
+    """Frames from a stream. A wait for one may be cancelled: nothing is lost."""
 
     def __init__(self, stream: asyncio.StreamReader, limit: int) -> None:
         self._stream = stream
@@ -166,7 +127,7 @@ class FrameStream:
         self._bodies: deque[bytes] = deque()
 
     async def next(self) -> bytes | None:
-        """Return the next body, as ``read_frame`` does."""
+        # As ``read_frame`` does.
         while not self._bodies:
             try:
                 data = await self._stream.read(_PIECE)

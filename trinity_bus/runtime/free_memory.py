@@ -7,19 +7,14 @@ _MACHINE = Path("/proc/meminfo")
 
 
 def total_bytes(group: Path = _GROUP, machine: Path = _MACHINE) -> int | None:
-    """Return how much there is, if nothing else were here; None where nobody says. See :func:`free_bytes`."""
+    """Return how much there is, if nothing else were here; None where nobody says."""
     return _least(_of_machine("MemTotal", machine), _limit(group))
 
 
 def free_bytes(group: Path = _GROUP, machine: Path = _MACHINE) -> int | None:
-    """Return it; None where nobody says.
-
-    A group's files that were read or written lately count as used, and are given up where memory is wanted.
-
-    Args:
-        group: Of this process: a container sees its own there.
-        machine: What the kernel says of all.
-    """
+    """Return it; None where nobody says."""
+    # A group's files that were read or written lately count as used, and are given up where memory is wanted. A
+    # container sees its own group at ``group``.
     free, limit = _of_machine("MemAvailable", machine), _limit(group)
     if free is None or limit is None:
         return free

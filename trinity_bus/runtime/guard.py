@@ -30,16 +30,10 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_POLL_MS = 100
-"""How often the owner is looked at on a kernel without pidfds."""
+_POLL_MS = 100  # how often the owner is looked at on a kernel without pidfds
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process (Linux).
-
-    Raises:
-        OSError: The kernel refused.
-    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         errno = ctypes.get_errno()
@@ -47,23 +41,14 @@ def prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process as soon as the thread that forked it ends.
-
-    Args:
-        parent: Process id of the parent. Where it is gone already, this process ends at once.
-    """
+    """Have the kernel kill this process as soon as the thread of ``parent`` that forked it ends, at once if it has."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
-    """Process ids below ``root``, parents before their children, zombies included.
-
-    Args:
-        root: Not one of them.
-        without: Those that are left out, with all that is below them.
-    """
+    """Process ids below ``root``, parents before their children, zombies too; not ``without`` and those below."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -81,11 +66,7 @@ def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
 
 
 class HeardSignals:
-    """Signals as something to poll, for a process of one thread, which has one of these at most.
-
-    Args:
-        numbers: Which; nothing else is done about them.
-    """
+    """Signals as something to poll, for a process of one thread, which has one of these at most."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
@@ -98,11 +79,10 @@ class HeardSignals:
             signal.signal(number, lambda _number, _frame: None)
 
     def fileno(self) -> int:
-        """Return what can be read from when some have come."""
         return self._read_end
 
     def take(self) -> set[int]:
-        """Return those that have come since the last time, where there are any."""
+        # Those that have come since the last time, where there are any.
         return set(os.read(self._read_end, 4096))
 
     def close(self) -> None:
@@ -115,16 +95,11 @@ class HeardSignals:
 
 
 class Guard:
-    """Guard of a command and of what it starts.
-
-    Args:
-        owner: Process id of the process that all this must not outlive.
-    """
+    """Guard of a command and of what it starts; ``owner`` is the process that all this must not outlive."""
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
         self.command = 0
-        """Process id of the command."""
         self._signals = HeardSignals(*_HEARD)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._owner_fd = os.pidfd_open(owner) if hasattr(os, "pidfd_open") else None
@@ -133,11 +108,7 @@ class Guard:
         self._status: int | None = None
 
     def fork(self) -> bool:
-        """Fork the process that is to become the command.
-
-        Returns:
-            True in that process, in which nothing is left of the guard.
-        """
+        """Fork the process that is to become the command; True in it, where nothing is left of the guard."""
         guard = os.getpid()
         self.command = os.fork()
         if self.command != 0:
@@ -166,7 +137,7 @@ class Guard:
         self._exit()
 
     def _reap(self, *, block: bool) -> bool:
-        """Collect ended children; False when there is none left at all."""
+        # False when there is no child left at all.
         try:
             while True:
                 pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
@@ -178,7 +149,7 @@ class Guard:
             return False
 
     def _sweep(self) -> None:
-        """Kill every descendant. Orphans become children of the guard, so it is done when there is none left."""
+        # Orphans become children of the guard, so it is done when there is none left.
         while True:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
@@ -210,7 +181,6 @@ def become(command: list[str]) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Start the command, tell its process id to the owner, and stay with it."""
     owner, report, *command = sys.argv[1:]
     # Closed by exec in the command too: the owner reads to the end, so it goes on once the command is really running.
     os.set_inheritable(int(report), False)

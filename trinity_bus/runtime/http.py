@@ -16,7 +16,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
@@ -24,10 +23,8 @@ from aiohttp import web
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.secrecy import same_secret
 
-SMALL: Final = 64 << 10
-"""Bytes of a request that needs no room."""
-_IDLE_S: Final = 75.0
-"""How long a connection is kept on which no whole head of a request comes."""
+SMALL: Final = 64 << 10  # bytes of a request that needs no room
+_IDLE_S: Final = 75.0  # how long a connection is kept on which no whole head of a request comes
 
 
 @asynccontextmanager
@@ -65,11 +62,7 @@ async def listening(
 
 
 class Room:
-    """For large requests.
-
-    Args:
-        most: Bytes of all of them.
-    """
+    """For large requests; ``most``: bytes of all of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -78,17 +71,10 @@ class Room:
 
     @property
     def taken(self) -> int:
-        """Bytes that are taken."""
         return self._taken.total()
 
     async def take(self, request: web.Request, owner: str, largest: int) -> "TakenRoom":
-        """Wait for room for a request; of one that does not say how large it is, for the largest.
-
-        Args:
-            request: Of which nothing was read.
-            owner: Whose it is.
-            largest: Bytes of any request.
-        """
+        """Wait for room for a request that was not read; of one that tells no size, for the ``largest`` of all."""
         length = None if "Content-Encoding" in request.headers else request.content_length
         size = min(largest if length is None else length, largest, self._most // 2)
         if size <= SMALL and length is not None:
@@ -100,7 +86,6 @@ class Room:
         return TakenRoom(self, owner, size)
 
     def give_back(self, owner: str, size: int) -> None:
-        """Take note that so much is free again."""
         self._taken[owner] -= size
         if not self._taken[owner]:
             del self._taken[owner]
@@ -108,13 +93,7 @@ class Room:
 
 
 class TakenRoom:
-    """The room of one request.
-
-    Args:
-        room: That it is of.
-        owner: Whose it is.
-        size: Bytes.
-    """
+    """The room of one request."""
 
     def __init__(self, room: Room, owner: str, size: int) -> None:
         self._room, self._owner, self._size = room, owner, size
@@ -128,17 +107,15 @@ class TakenRoom:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.free()
 
 
 async def read_body(request: web.Request, most: int) -> bytes:
-    """Return what a request says; unlike ``request.read``, nothing keeps it but the caller.
+    """Return what a request says, of ``most`` bytes; unlike ``request.read``, nothing keeps it but the caller.
 
     Raises:
-        HTTPRequestEntityTooLarge: It has more bytes than ``most``.
+        HTTPRequestEntityTooLarge: It has more bytes.
     """
     body = bytearray()
     async for chunk in request.content.iter_any():
@@ -149,10 +126,8 @@ async def read_body(request: web.Request, most: int) -> bytes:
 
 
 async def in_thread[*A, R](call: Callable[[*A], R], *given: *A) -> R:
-    """Return what a call returns that a thread makes; a request whose client has gone ends no sooner than the call.
-
-    A thread cannot be cancelled: its request goes on to hold the locks and the room that the call needs.
-    """
+    """Return what a call returns that a thread makes; a request whose client has gone ends no sooner than the call."""
+    # A thread cannot be cancelled: its request continues to hold the locks and the room that the call needs.
     running = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(running)

@@ -29,12 +29,7 @@ class NotPlainError(TrinityError, OSError):
 
 
 def open_plain(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; never a link, a pipe or a device.
-
-    Raises:
-        OSError: There is none that can be read.
-        NotPlainError: It is something else.
-    """
+    """Open a regular file for reading; never a link, a pipe or a device. Raises OSError or NotPlainError."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as error:
@@ -52,12 +47,7 @@ def _regular(path: Path, descriptor: int) -> int:
 
 
 def read_plain(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: There is none that can be read.
-        NotPlainError: It is something else, or larger than may be.
-    """
+    """Return the content of a regular file. Raises OSError or NotPlainError."""
     with open_plain(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -76,11 +66,7 @@ def append_plain(path: Path) -> io.BufferedWriter:
 
 
 def write_plain(path: Path, text: str) -> None:
-    """Replace a file at once as a whole: what lies there, a link too, is not written to.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Replace a file at once as a whole: what lies there, a link too, is not written to."""
     descriptor, new = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -17,10 +17,7 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now.
-
-    Another process may take it first: whoever binds it must be ready to try another.
-    """
+    """Return a TCP port that is free now. Whoever binds it must be ready to try another: it may be taken first."""
     with socket.socket() as server:
         server.bind((LOOPBACK, 0))
         port: int = server.getsockname()[1]
@@ -28,7 +25,6 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of the loopback interface now."""
     with socket.socket() as server:
         # As servers do: connections that are closing do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

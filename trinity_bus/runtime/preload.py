@@ -30,7 +30,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -39,8 +38,8 @@ from trinity_bus.runtime.frames import Dialect, ProtocolError
 from trinity_bus.runtime.process import Child, Process, ProcessError
 
 _POLL_S = 0.005
+# Of a message. Sockets take 212,992 bytes in all (``net.core.wmem_default``), the kernel's own for them included.
 _LIMIT = 192 << 10
-"""Of a message. Sockets take 212,992 bytes in all (``net.core.wmem_default``), the kernel's own for them included."""
 
 
 class ForkCommand(msgspec.Struct, tag=1, frozen=True):
@@ -57,8 +56,7 @@ class ForkBranch(msgspec.Struct, tag=6, frozen=True):
     serial: int
     name: str
     functions: list[str]
-    main: str | None = None
-    """What its commands are. Unset: what those of the forking process are."""
+    main: str | None = None  # what its commands are; unset: what those of the forking process are
 
 
 class SignalCommand(msgspec.Struct, tag=2, frozen=True):
@@ -69,12 +67,10 @@ class SignalCommand(msgspec.Struct, tag=2, frozen=True):
 
 
 class Loaded(msgspec.Struct, tag=3, frozen=True):
-    """Everything is imported."""
+    pass
 
 
 class CommandForked(msgspec.Struct, tag=4, frozen=True):
-    """A command runs."""
-
     serial: int
     pid: int
 
@@ -95,16 +91,11 @@ FROM_PRELOAD: Dialect[Loaded | CommandForked | CommandExited] = Dialect(
 
 
 class Preload:
-    """A process that imports, then forks.
-
-    Args:
-        start: Starts it, given its end of a channel.
-    """
+    """A process that imports, then forks. ``start`` starts it, given its end of a channel."""
 
     def __init__(self, start: Callable[[socket.socket], Process]) -> None:
         self._lock = threading.RLock()
-        self.has_loaded = False
-        """Whether it has said so, as of the last ``look``."""
+        self.has_loaded = False  # whether it has said so, as of the last ``look``
         self._commands: list[ForkedCommand] = []
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
@@ -145,7 +136,6 @@ class Preload:
 
     @property
     def loaded(self) -> bool:
-        """Whether everything is imported."""
         self.look()
         return self.has_loaded
 
@@ -159,19 +149,9 @@ class Preload:
         main: str | None = None,
         turn: Callable[[], bool] | None = None,
     ) -> "Preload":
-        """Have a process forked that imports more, as soon as everything is imported here.
-
-        Args:
-            functions: What it calls first, as ``module:function``.
-            name: For people who list processes.
-            env: Its whole environment.
-            output: File that its output is appended to.
-            main: What a command of it is, as for ``begin``. Unset: what one of this process is.
-            turn: Whether it may begin; asked again at each ``look`` until it may. Unset: it may.
-
-        Returns:
-            It, as if it had been started. It ends with this one.
-        """
+        """Have a process forked that imports more, as soon as everything is imported here. It ends with this one."""
+        # Arguments are those of ``begin``; ``main`` unset: what a command of this process is. ``turn``: whether it may
+        # begin, asked again at each ``look`` until it may.
         return Preload(
             lambda theirs: self._fork(
                 lambda serial: ForkBranch(serial, name, list(functions), main), env, output, passed=theirs, turn=turn
@@ -193,12 +173,7 @@ class Preload:
     ) -> "ForkedCommand":
         """Have a command forked, as soon as everything is imported.
 
-        Args:
-            arguments: What follows the program's name.
-            name: For people who list processes.
-            env: Its whole environment.
-            output: File that its output is appended to.
-            passed: A socket that it is given, and this process no longer has; its number there is the last argument.
+        ``passed`` is a socket that it is given, and this process no longer has; its number there is the last argument.
 
         Raises:
             ProcessError: The arguments are larger than an order may be.
@@ -274,9 +249,7 @@ class Preload:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -305,24 +278,21 @@ class ForkedCommand(Process):
 
     @property
     def name(self) -> str:
-        """See ``Process``."""
         return self._order.name
 
     @property
     def started(self) -> bool:
-        """Whether it runs, or has run."""
         self._preload.look()
         return self._pid is not None
 
     @property
     def pid(self) -> int:
-        """Process id of the command. Waits until it is forked; 0 where it never is."""
+        # Waits until it is forked; 0 where it never is.
         while not self.started and self._code is None:
             time.sleep(_POLL_S)
         return self._pid or 0
 
     def poll(self) -> int | None:
-        """See ``Process``."""
         self._preload.look()
         return self._code
 
@@ -345,11 +315,9 @@ class ForkedCommand(Process):
             self._let_go()
 
     def forked(self, pid: int) -> None:
-        """Note that it runs."""
         self._pid = pid
 
     def ended(self, code: int) -> None:
-        """Note that it has ended."""
         if self._code is None:
             self._code = code
             self._let_go()

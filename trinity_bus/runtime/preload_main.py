@@ -46,25 +46,17 @@ def named(reference: str) -> Callable[[], Any]:
 
 
 class Preloaded:
-    """Forks commands, and tells of their ends.
-
-    Args:
-        channel: To the owner.
-    """
+    """Forks commands, and tells of their ends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._guards: dict[int, int] = {}
-        """Serial to the process id of the guard."""
+        self._guards: dict[int, int] = {}  # serial to the process id of the guard
         self._ended = HeardSignals(signal.SIGCHLD)
 
     def run(self) -> tuple[Fork, list[int]] | None:
-        """Serve until the owner is gone.
-
-        Returns:
-            In a forked process, which has nothing of this one's any more: what it is to do, and the descriptors that
-            came with it beside those of output and environment. Else None.
-        """
+        """Serve until the owner is gone, and return None."""
+        # In a forked process, which has nothing of this one's any more, return what it is to do, and the descriptors
+        # that came with it beside those of output and environment.
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._ended, select.POLLIN)
@@ -87,7 +79,7 @@ class Preloaded:
                             os.kill(self._guards[serial], number)
 
     def _fork(self, order: Fork, output: int, environment: int, *passed: int) -> bool:
-        """Fork a guard and its command; True in the command."""
+        # Fork a guard and its command; True in the command.
         owner = os.getpid()
         # The guard's word that the command runs, or its end.
         read_end, write_end = os.pipe()
@@ -115,7 +107,7 @@ class Preloaded:
         return False
 
     def _become_child(self, output: int, environment: int) -> None:
-        """Let go of what is the forking process's, and take what is the command's."""
+        # Let go of what is the forking process's, and take what is the command's.
         os.setsid()
         self._channel.close()
         self._ended.close()
@@ -141,12 +133,10 @@ class Preloaded:
             self._channel.send(FROM_PRELOAD.encode(message))
 
     def loaded(self) -> None:
-        """Say that everything is imported."""
         self._tell(Loaded())
 
 
 def main() -> None:
-    """Import, serve, and, in a forked process, be what was asked for."""
     # Before the environment changes, behind which it finds the place for titles.
     descriptor, name, main, *functions = sys.argv[1:]
     setproctitle(f"trinity-bus: {name}")
@@ -184,14 +174,13 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[
 
 
 def _check_gpu_is_untouched(function: str) -> None:
-    """Raise where an import has begun to use CUDA: nothing that is forked from this process could use it then."""
+    # Nothing that is forked from this process could use CUDA then.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise RuntimeError(f"{function} has begun to use CUDA, which no fork of this process can use now")
 
 
 def _tell_log(what: str) -> None:
-    """Tell whoever looks at the log of this process how far it is."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: {what}\n")
 
 

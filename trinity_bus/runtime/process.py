@@ -22,7 +22,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from trinity_bus import awake
@@ -35,7 +34,7 @@ _GUARD_LIMIT_S = 5.0
 
 
 class ProcessError(TrinityError):
-    """A process could not be started or stopped."""
+    pass
 
 
 def how_ended(status: int) -> str:
@@ -51,37 +50,25 @@ class Process(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """What it is called in an error."""
+    def name(self) -> str: ...
 
     @property
     @abstractmethod
-    def pid(self) -> int:
-        """Process id of the command itself."""
+    def pid(self) -> int: ...
 
     @abstractmethod
     def poll(self) -> int | None:
-        """Look whether it has ended, without waiting. Any thread may.
-
-        Returns:
-            Its exit status; minus the signal's number where one killed it; None while it runs.
-        """
+        """Return its exit status, minus the signal's number where one killed it, None while it runs. Thread-safe."""
 
     @abstractmethod
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to its guard, unless it has ended."""
+    def _signal(self, number: signal.Signals) -> None: ...
 
     @property
     def returncode(self) -> int | None:
-        """What :meth:`poll` returns."""
         return self.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it has ended, or until the limit.
-
-        Returns:
-            Its exit status, or None where it still runs.
-        """
+        """Wait until it has ended, or until the limit; return its exit status, None where it still runs."""
         deadline = None if timeout_s is None else awake.now() + timeout_s
         while (code := self.poll()) is None:
             if deadline is not None and awake.now() >= deadline:
@@ -94,11 +81,7 @@ class Process(ABC):
         self._signal(signal.SIGTERM)
 
     def kill(self) -> int:
-        """Kill it and all its descendants, and wait until they are gone.
-
-        Returns:
-            Its exit status.
-        """
+        """Kill it and all its descendants, and wait until they are gone; return its exit status."""
         self._signal(signal.SIGUSR2)
         code = self.wait(_GUARD_LIMIT_S)
         if code is None:
@@ -109,14 +92,7 @@ class Process(ABC):
         return code
 
     def stop(self, grace_s: float) -> int:
-        """Ask it to end, and kill whatever is left of it after the grace period.
-
-        Args:
-            grace_s: How long it may take to end by itself, in seconds.
-
-        Returns:
-            Its exit status.
-        """
+        """Ask it to end, and kill whatever is left of it after the grace period; return its exit status."""
         self.terminate()
         code = self.wait(grace_s)
         return self.kill() if code is None else code
@@ -124,9 +100,7 @@ class Process(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 
@@ -176,7 +150,8 @@ class Child(Process):
                     )
                 except OSError as error:
                     raise ProcessError(f"cannot start {self.command[0]}: {error}") from error
-            answer = _read_all(read_end)
+            with os.fdopen(os.dup(read_end), "rb") as file:
+                answer = file.read()
         if not answer:
             raise ProcessError(f"cannot start {self.command[0]}: its guard ended with {self._guard.wait()}")
         self._pid = int(answer)
@@ -184,16 +159,13 @@ class Child(Process):
 
     @property
     def name(self) -> str:
-        """The program."""
         return self.command[0]
 
     @property
     def pid(self) -> int:
-        """Process id of the command itself."""
         return self._pid
 
     def poll(self) -> int | None:
-        """See ``Process``."""
         # Only one of two threads can reap it, and the other would find no such process.
         with self._reaping:
             if self._guard.returncode is None and has_ended(self._guard.pid):
@@ -208,11 +180,7 @@ class Child(Process):
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since the machine's boot: tells it from a later one with the same id.
-
-    Returns:
-        None where there is no such process, or only its unreaped remains.
-    """
+    """When a process started, in clock ticks since boot: a later one with its id has another. None: there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -234,11 +202,6 @@ def tail(path: Path, lines: int = 20, *, limit_bytes: int = 64 * 1024) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""
-
-
-def _read_all(fd: int) -> bytes:
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read()
 
 
 def has_ended(pid: int) -> bool:

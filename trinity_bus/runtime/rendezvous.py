@@ -20,9 +20,7 @@ class RendezvousError(TrinityError, ConnectionError):
 def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
     """Open a store for whoever reaches ``host``, on a free port of it and on no other interface.
 
-    Args:
-        host: Address to listen on.
-        timeout_s: Limit of each operation on it.
+    ``timeout_s`` limits each operation on it.
 
     Raises:
         RendezvousError: Nothing can listen there.
@@ -49,11 +47,7 @@ def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
 
 
 def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
-    """Connect to the store of another rank.
-
-    Raises:
-        RendezvousError: Nothing listens there, or it does not answer within ``timeout_s``.
-    """
+    """Connect to the store of another rank. Raises RendezvousError."""
     from torch.distributed import TCPStore
 
     try:

@@ -19,18 +19,15 @@ from typing import Final
 
 from trinity_bus.runtime.process import how_ended
 
+# how a service ends that cannot work with what it was told (``EX_CONFIG`` of ``sysexits.h``)
 SETTINGS_STATUS: Final = 78
-"""How a service ends that cannot work with what it was told (``EX_CONFIG`` of ``sysexits.h``)."""
-LIVED_S: Final = 60.0
-"""Who has run for so long was well."""
+LIVED_S: Final = 60.0  # who has run for so long was well
 _FIRST_S: Final = 1.0
 _LONGEST_S: Final = 60.0
 _MOST: Final = 6
 
 
 class Fate(Enum):
-    """What becomes of one that has ended."""
-
     AGAIN = "again"
     GIVEN_UP = "given up"
     DONE = "done"
@@ -38,22 +35,13 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartVerdict:
-    """What is decided on an end."""
-
     fate: Fate
-    why: str
-    """How it has ended, to be said behind its name."""
-    pause_s: float = 0.0
-    """Before it is started again."""
+    why: str  # how it has ended, to be said behind its name
+    pause_s: float = 0.0  # before it is started again
 
 
 class Restarts:
-    """The ends of one process.
-
-    Args:
-        most: How many times in a row it is started again.
-        work_ends: Whether an end with status 0 is the end of its work.
-    """
+    """The ends of one process, started again ``most`` times in a row; ``work_ends``: with status 0 it is done."""
 
     def __init__(self, most: int = _MOST, *, work_ends: bool = False) -> None:
         self._most = most
@@ -61,12 +49,7 @@ class Restarts:
         self._row = 0
 
     def ended(self, status: int, ran_s: float) -> RestartVerdict:
-        """Decide.
-
-        Args:
-            status: Its exit status; minus the number of the signal that has killed it.
-            ran_s: For how long it ran, in seconds that this process was awake for.
-        """
+        """Decide, by its exit status (minus a signal's number) and the seconds it ran, by ``awake``."""
         lack = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
         how = how_ended(status) + lack
         if status == 0 and self._work_ends:

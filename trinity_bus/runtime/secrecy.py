@@ -20,8 +20,8 @@ from trinity_bus.config import forget_secrets
 from trinity_bus.runtime.guard import prctl
 
 _PR_SET_DUMPABLE = 4
+# fields of ``/proc/self/stat`` after the process's name: where the environment lies that it was started with
 _ENV_START, _ENV_END = 47, 48
-"""Fields of ``/proc/self/stat`` after the process's name: where the environment lies that it was started with."""
 
 
 def keep_secrets() -> None:
@@ -44,7 +44,7 @@ def same_secret(given: str, secret: str) -> bool:
 
 
 def _wipe(names: set[bytes]) -> None:
-    """Overwrite variables where the kernel has put them: ``/proc/PID/environ`` shows that place, whatever was unset."""
+    # Where the kernel has put them: ``/proc/PID/environ`` shows that place, whatever was unset.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
     if not 0 < start < end:

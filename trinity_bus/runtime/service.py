@@ -20,20 +20,15 @@ from typing import Any
 
 from trinity_bus import awake
 
-GRACE_S = 30.0
-"""How long a shutdown may take, beside what it waits for on purpose."""
+GRACE_S = 30.0  # how long a shutdown may take, beside what it waits for on purpose
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float = GRACE_S) -> None:
-    """Run a service until it ends or is asked to end by SIGINT (Ctrl-C) or SIGTERM.
+def run_service[R](main: Callable[[], Coroutine[Any, Any, R]], *, grace_s: float = GRACE_S) -> R | None:
+    """Run a service until it ends, and return what it returns; None where SIGINT (Ctrl-C) or SIGTERM ended it.
 
-    Must be called in the main thread. The service is asked by cancellation, so its ``finally`` blocks and context
-    managers are its shutdown.
-
-    Args:
-        main: Makes the service's coroutine.
-        grace_s: Limit of the shutdown, in seconds. After it the process ends without further ado.
+    The service is asked by cancellation, so its ``finally`` blocks and context managers are its shutdown; after
+    ``grace_s`` seconds the process ends without further ado.
 
     Raises:
         Exception: The first one that the service raised; an exception group is opened.
@@ -42,7 +37,7 @@ def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float
     stop = _Stop(grace_s)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(stop.guard(main))
+            result = runner.run(stop.guard(main))
     except BaseExceptionGroup as group:
         first = first_error(group)
         if first is None:
@@ -52,28 +47,28 @@ def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float
         stop.over()
     if stop.received == signal.SIGINT:
         raise SystemExit(128 + signal.SIGINT)
+    return result
 
 
 class _Stop:
-    """The state of one service's shutdown."""
-
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._timer: awake.Alarm | None = None
         self.received: signal.Signals | None = None
 
-    async def guard(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def guard[R](self, main: Callable[[], Coroutine[Any, Any, R]]) -> R | None:
         loop = asyncio.get_running_loop()
         task = loop.create_task(main(), name="service")
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number, task)
         try:
-            await task
+            return await task
         except asyncio.CancelledError:
             if self.received is None:
                 raise
+            return None
 
-    def _on_signal(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
+    def _on_signal(self, number: signal.Signals, task: asyncio.Task[Any]) -> None:
         if self.received is not None:
             _exit(f"stopped at once by a second signal ({number.name})", number)
         self.received = number

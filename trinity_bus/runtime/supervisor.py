@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from trinity_bus import awake
@@ -34,18 +33,12 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _TAIL_LINES = 20
 _MAX_CHARS = 100
+# as ``trinity_bus.telemetry.logs`` writes what this program says; what libraries say is no news of the service
 _LINE = re.compile(r"\d\d:\d\d:\d\d INFO +(?:trinity_bus|workers|preload)[\w.]*: (.*)")
-"""As ``trinity_bus.telemetry.logs`` writes what this program says; what libraries say is no news of the service."""
 
 
 class ServiceDiedError(ProcessError):
-    """A service ended by itself, or did not get ready. The message ends with the last lines of its log.
-
-    Args:
-        name: The service.
-        what: What it did.
-        log: Its log file.
-    """
+    """A service ended by itself, or did not get ready. The message ends with the last lines of its log."""
 
     def __init__(self, name: str, what: str, log: Path) -> None:
         said = tail(log, _TAIL_LINES)
@@ -58,30 +51,22 @@ class ServiceDiedError(ProcessError):
 class ServiceSpec:
     """What to run and how."""
 
-    name: str
-    """Unique; the name of its log file."""
+    name: str  # unique; the name of its log file
     command: Sequence[str | Path]
-    env: Mapping[str, str] | None = None
-    """Its environment. Unset: that of this process."""
+    env: Mapping[str, str] | None = None  # its environment; unset: that of this process
+    # called again and again until it says that the service is ready; unset: ready as soon as it runs
     ready: Callable[[], bool] | None = None
-    """Called again and again until it says that the service is ready. Unset: ready as soon as it runs."""
     ready_timeout_s: float = 120.0
-    again: bool = False
-    """Whether it is started again where it has ended for a reason that can pass."""
-    work_ends: bool = False
-    """Whether an end with status 0 is the end of its work."""
-    is_needed: bool = True
-    """Whether the others stop where it has ended for good."""
-    grace_s: float = 20.0
-    """How long it may take to stop, in seconds."""
-    stage: int = 0
-    """Higher stages stop first; services of one stage stop together."""
+    again: bool = False  # whether it is started again where it has ended for a reason that can pass
+    work_ends: bool = False  # whether an end with status 0 is the end of its work
+    is_needed: bool = True  # whether the others stop where it has ended for good
+    grace_s: float = 20.0  # how long it may take to stop
+    stage: int = 0  # higher stages stop first; services of one stage stop together
+    # where it is forked, for as long as that is there, instead of started by its ``command``
     forked_from: Preload | None = None
-    """Where it is forked, for as long as that is there, instead of started by its ``command``."""
-    forked_with: Sequence[str] = ()
-    """Its arguments then."""
+    forked_with: Sequence[str] = ()  # its arguments then
+    # makes a socket that it is given when it is forked, its number as the last argument
     channel: Callable[[], socket.socket] | None = None
-    """Makes a socket that it is given when it is forked, its number as the last argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +75,10 @@ class Activity:
 
     name: str
     what: str
-    seconds: float
-    """For how long; 0 where it has not been started."""
+    seconds: float  # for how long; 0 where it has not been started
 
 
 def activity_of(name: str, log: Path) -> Activity:
-    """Return what the process does that writes this log."""
     try:
         since = log.stat().st_mtime
     except FileNotFoundError:
@@ -125,7 +108,7 @@ class _Service:
         return Child(self.spec.command, env=self.spec.env, output=self.log)
 
     def check(self, note: Callable[[str], None]) -> None:
-        """Start it again where it has ended and may be; raise where it is needed and may not."""
+        # Start it again where it has ended and may be; raise where it is needed and may not.
         code = self.child.poll()
         if code is None or self.fate in {Fate.DONE, Fate.GIVEN_UP}:
             return
@@ -142,11 +125,9 @@ class _Service:
 
 
 class Supervisor:
-    """Owns the services of one run.
+    """Owns the services of one run; logs go to ``logs/NAME.log``.
 
-    Args:
-        run_dir: Folder of the run; logs go to ``logs/NAME.log`` in it.
-        note: Told, for people, what has ended and is started again.
+    ``note`` is told, for people, what has ended and is started again.
     """
 
     def __init__(self, run_dir: Path, note: Callable[[str], None] = log.warning) -> None:
@@ -155,11 +136,7 @@ class Supervisor:
         self._services: dict[str, _Service] = {}
 
     def launch(self, spec: ServiceSpec) -> None:
-        """Start a service without waiting for it to be ready.
-
-        Raises:
-            ProcessError: It cannot be started, or its name is taken.
-        """
+        """Start a service without waiting for it to be ready. Raises ProcessError."""
         if spec.name in self._services:
             raise ProcessError(f"there is a service {spec.name} already")
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -186,35 +163,23 @@ class Supervisor:
         return bool(waiting)
 
     def start(self, spec: ServiceSpec) -> None:
-        """Start a service and wait until it is ready.
-
-        Raises:
-            ServiceDiedError: It, or a service before it, ended or took too long.
-        """
+        """Start a service and wait until it is ready. Raises ServiceDiedError."""
         self.launch(spec)
         self.wait_ready(spec.name)
 
     def check(self) -> None:
-        """Look at all services, without waiting; restart what ended and may be restarted.
-
-        Raises:
-            ServiceDiedError: One has ended.
-        """
+        """Restart services that ended and may be; ServiceDiedError where one may not. Does not wait."""
         for service in list(self._services.values()):
             service.check(self._note)
 
     async def watch(self) -> None:
-        """Look at all services again and again, until cancelled.
-
-        Raises:
-            ServiceDiedError: One has ended.
-        """
+        """Check again and again, until cancelled."""
         while True:
             self.check()
             await asyncio.sleep(_POLL_S)
 
     def is_done(self, name: str) -> bool:
-        """Whether a service has ended because its work is done."""
+        # Whether it has ended because its work is done.
         return self._services[name].fate is Fate.DONE
 
     def activities(self) -> list[Activity]:
@@ -222,19 +187,13 @@ class Supervisor:
         return [activity_of(name, service.log) for name, service in list(self._services.items())]
 
     def pid(self, name: str) -> int:
-        """Process id of a service."""
         return self._services[name].child.pid
 
     def log(self, name: str) -> Path:
-        """Log file of a service."""
         return self._logs / f"{name}.log"
 
     def stop_one(self, name: str) -> int:
-        """Stop one service and forget it.
-
-        Returns:
-            Its exit status.
-        """
+        """Stop one service and forget it; return its exit status."""
         # First: whoever watches meanwhile would take its end for a death.
         service = self._services.pop(name)
         try:
@@ -264,7 +223,5 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

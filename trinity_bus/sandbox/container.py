@@ -31,11 +31,10 @@ from trinity_bus.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
 
 _FOLDER: Final = "/sandbox"
 _INPUT: Final = "/input"
+# The first process of a container cannot be killed from within: so the shell stays, and ends with its command.
 _LIFELINE: Final = 'exec 3<&0; (cat <&3 >/dev/null; kill -KILL -1) & "$@" <"$0" 3<&-; exit $?'
-"""The first process of a container cannot be killed from within: so the shell stays, and ends with its command."""
 _REFUSED: Final = 125
-_KILL_S: Final = 10.0
-"""How long Docker may take to kill."""
+_KILL_S: Final = 10.0  # how long Docker may take to kill
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,6 @@ class ContainerSandbox(Sandbox):
         self._containers: set[str] = set()
 
     async def terminate(self) -> None:
-        """See ``Sandbox.terminate``."""
         try:
             await self._kill(*self._containers)
         finally:

@@ -41,8 +41,7 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAPBSET_DROP = 24
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
-_MOUNT_SETATTR = 442
-"""Of every architecture. glibc has had a function for it since 2.36."""
+_MOUNT_SETATTR = 442  # of every architecture; glibc has had a function for it since 2.36
 _AT_FDCWD, _AT_RECURSIVE, _RDONLY, _NOSUID, _NODEV = -100, 0x8000, 1, 2, 4
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LOOK_S = 0.02
@@ -72,7 +71,6 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 
 def main() -> int:
-    """Give up what the command must not have, run it, and return how it ended."""
     limits = json.loads(sys.argv[1])
     try:
         outer = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
@@ -120,14 +118,7 @@ def main() -> int:
 
 
 class _Watched:
-    """What the processes of a namespace take together.
-
-    Args:
-        first: The first of them.
-        limits: Of all of it.
-        proc: Of the namespace, open; or of this machine.
-        own: Which of the two.
-    """
+    """What the processes of a namespace take together; ``proc`` is the namespace's (``own``), or this machine's."""
 
     def __init__(self, first: int, limits: dict[str, int], proc: int, *, own: bool) -> None:
         self._limits = limits
@@ -138,7 +129,6 @@ class _Watched:
         self._device = os.fstat(self._folder).st_dev
 
     def excess(self) -> str | None:
-        """Return what they have more of than they may."""
         there = os.listdir(self._proc)  # noqa: PTH208 (likewise)
         pids = [pid for pid in there if pid.isdigit() and pid != self._first and self._is_of_it(pid)]
         told = [self._read(f"{pid}/stat").rpartition(b")")[2].split() for pid in pids]

@@ -27,30 +27,22 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from trinity_bus import awake
-from trinity_bus.sandbox.removal import remove_tree
 
 _PREFIX: Final = "trinity-bus-sandbox-"
 _KEPT: Final = f"{_PREFIX}kept-"
-_NEW_S: Final = 60.0
-"""A new place is locked by its owner before it is as old."""
+_NEW_S: Final = 60.0  # a new place is locked by its owner before it is as old
 _KEPT_S: Final = 600.0
 _MOST_KEPT: Final = 64
 _FILES: Final = "files"
 _CALLS: Final = "calls"
+_OWN: Final = 0o700
 
 
 class SandboxPlace:
-    """A folder that is owned. Any thread may release or remove it.
-
-    Args:
-        path: That there is.
-        lock: On it.
-        kept: Whether it has a name by which another owner finds it.
-    """
+    """A folder that is owned, and locked; ``kept`` by a name. Any thread may release or remove it."""
 
     def __init__(self, path: Path, lock: int, *, kept: bool) -> None:
         self.path = path
@@ -62,7 +54,6 @@ class SandboxPlace:
 
     @classmethod
     def make(cls) -> "SandboxPlace":
-        """Return a new one."""
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         return cls(path, _locked(path), kept=False)
 
@@ -79,14 +70,12 @@ class SandboxPlace:
         return cls(path, lock, kept=True)
 
     def calls(self) -> list[str]:
-        """Return the digests of the calls that have filled it."""
         try:
             return (self.path / _CALLS).read_text().split()
         except FileNotFoundError:
             return []
 
     def note_calls(self, digests: Sequence[str]) -> None:
-        """Note which calls have filled it."""
         new = self.path / f"{_CALLS}.new"
         new.write_text("\n".join(digests))
         new.replace(self.path / _CALLS)
@@ -125,12 +114,7 @@ class SandboxPlace:
 
 
 class KeptPlaces:
-    """Those of an attempt's runs. A context manager, at whose end none is locked, whatever has become of its sandbox.
-
-    Args:
-        namespace: Of the mesh.
-        task_id: Of the task.
-    """
+    """Those of an attempt's runs. A context manager, at whose end none is locked, whatever becomes of its sandbox."""
 
     def __init__(self, namespace: str, task_id: str) -> None:
         self._task = f"{namespace}/{task_id}"
@@ -145,9 +129,7 @@ class KeptPlaces:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for place in self._claimed:
             place.release()
 
@@ -184,11 +166,7 @@ class LeftPlaces:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor that holds the lock of a folder of this user.
-
-    Raises:
-        OSError: Somebody else has it, or it is another user's, or gone.
-    """
+    """Return a descriptor that holds the lock of a folder of this user; OSError where it cannot be had."""
     with contextlib.ExitStack() as stack:
         file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, file)
@@ -212,3 +190,42 @@ def _remove(path: Path, *, older_than_s: float) -> bool:
     remove_tree(path)
     os.close(lock)
     return True
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a folder that nobody else uses: however deep it is, and whatever strangers forbid in it.
+
+    ``shutil.rmtree`` calls itself for each folder within a folder, so a thousand of them are a ``RecursionError``,
+    which is no ``OSError`` and not among what it ignores; and a folder that its owner may not write to keeps what is in
+    it. Here folders are taken out of each other, so that none lies deeper than another::
+
+        root/a/b/c/...  -->  root/a, root/1 (was b: c/...)  -->  root/1, root/2 (was c: ...)  -->  ...  -->  gone
+
+    No link is followed; nothing is raised: what another user owns stays, and all folders around it. One that is killed
+    amid it is gone on with by the next one.
+    """
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        with contextlib.suppress(OSError):
+            _allow(folder)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        if not entry.is_dir(follow_symlinks=False):
+                            Path(entry.path).unlink()
+                        elif folder == root:
+                            folders.append(root / entry.name)
+                        else:
+                            # To be taken out of another folder, it must be writable itself.
+                            _allow(Path(entry.path))
+                            folders.append(Path(entry.path).rename(root / uuid.uuid4().hex))
+            if folder != root:
+                folder.rmdir()
+    with contextlib.suppress(OSError):
+        root.rmdir()
+
+
+def _allow(folder: Path) -> None:
+    if folder.stat(follow_symlinks=False).st_mode & _OWN != _OWN:
+        folder.chmod(_OWN)

@@ -26,7 +26,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Final, Self
 
 from trinity_bus.errors import TrinityError
@@ -47,24 +46,17 @@ class SandboxLimits:
     """What each command of a sandbox may use."""
 
     wall_s: float = 10.0
-    cpu_s: int = 10
-    """Of each process."""
-    memory_bytes: int = 1 << 30
-    """Address space of each process, and memory of all of them together."""
-    file_bytes: int = 64 << 20
-    """Of each file, and of all in ``/dev/shm`` together."""
+    cpu_s: int = 10  # of each process
+    memory_bytes: int = 1 << 30  # address space of each process, and memory of all of them together
+    file_bytes: int = 64 << 20  # of each file, and of all in ``/dev/shm`` together
+    # Of all files in the folder together, and of those that were removed and are open.
     folder_bytes: int = 256 << 20
-    """Of all files in the folder together, and of those that were removed and are open."""
-    folder_files: int = 20_000
-    """And folders."""
+    folder_files: int = 20_000  # and folders
     open_files: int = 256
-    processes: int = 64
-    """And threads, of all of it together."""
-    output_bytes: int = 1 << 20
-    """Of standard output and of standard error."""
+    processes: int = 64  # and threads, of all of it together
+    output_bytes: int = 1 << 20  # of standard output and of standard error
 
     def for_jail(self) -> str:
-        """As ``jail`` reads them."""
         each = {
             "CPU": self.cpu_s,
             "AS": self.memory_bytes,
@@ -87,11 +79,7 @@ class SandboxLimits:
 
 
 class Sandbox:
-    """A folder and what runs in it. An async context manager.
-
-    Args:
-        limits: Of each command.
-    """
+    """A folder and what runs in it. An async context manager."""
 
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
@@ -105,11 +93,7 @@ class Sandbox:
 
     @property
     def folder(self) -> Path:
-        """Where its files are.
-
-        Raises:
-            SandboxError: It is over.
-        """
+        """Where its files are; SandboxError where it is over."""
         if self._over:
             raise SandboxError("the sandbox is over")
         if self._place is None:
@@ -156,27 +140,15 @@ class Sandbox:
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file, and the folders that it lies in.
 
-        Args:
-            path: Below the sandbox's folder.
-            data: All of it.
-
         Raises:
-            SandboxError: The path leads out, or over a link, or there is something that is no file.
+            SandboxError: The path leads out of the folder, or over a link, or there is something that is no file.
         """
         raw = data.encode() if isinstance(data, str) else data
         with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
             await asyncio.to_thread(_write_all, file, raw)
 
     async def read_file(self, path: str, *, limit_bytes: int = 1 << 20) -> bytes:
-        """Return the beginning of a file.
-
-        Args:
-            path: Below the sandbox's folder.
-            limit_bytes: How much of it.
-
-        Raises:
-            SandboxError: As of ``write_file``, or there is none.
-        """
+        """Return at most so much of the beginning of a file; raises as ``write_file``, or where there is none."""
         with self._opened(path, os.O_RDONLY) as file:
             return await asyncio.to_thread(os.read, file, limit_bytes)
 
@@ -200,9 +172,7 @@ class Sandbox:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.terminate()
 
     @contextlib.contextmanager

@@ -29,36 +29,26 @@ from typing import Final
 from schemas.topics import EXPERIENCES
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing.gpus import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu
-from trinity_bus.sizing.hardware import powers_of_two
+from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu, powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape
-from trinity_bus.weights.chunks import chunk_bytes, piece_bytes
+from trinity_bus.weights.layout import chunk_bytes, piece_bytes
 
-TASK_BYTES: Final = 109
-"""Of a task besides its text; the same as JSON has some more."""
-ORDER_BYTES: Final = 279
-"""Of a task's order besides its text."""
-TEXT_BYTES: Final = 4.5
-"""Of a token as text, in English. Assumed: it is a small part of what a task comes to."""
+TASK_BYTES: Final = 109  # Of a task besides its text; the same as JSON has some more
+ORDER_BYTES: Final = 279  # Of a task's order besides its text
+TEXT_BYTES: Final = 4.5  # Of a token as text, in English. Assumed: it is a small part of what a task comes to.
+# Of all that is written of a task when its eight runs have ended: what explorer, coordinator and trainer say of it
 RESULT_BYTES: Final = 1500
-"""Of all that is written of a task when its eight runs have ended: what explorer, coordinator and trainer say of it."""
-TOKEN_BYTES: Final = 7.81
-"""Of a token in ``experiences``: ``benchmarks/codec.py``."""
-COPIES: Final = 3
-"""Of each record, on as many brokers."""
-COORDINATOR_S: Final = 281e-6
-"""Of one core, a task: ``benchmarks/scheduling.py``, eight explorers."""
-HEARTBEAT_S: Final = 94e-6
-"""Of one core, a heartbeat with 64 runs under way: ``benchmarks/fleet.py``, 1,000 explorers."""
-BROKER_S: Final = 189e-6
-"""Of a core, a task: ``benchmarks/scheduling.py``, eight explorers."""
+TOKEN_BYTES: Final = 7.81  # Of a token in ``experiences``: ``benchmarks/codec.py``
+COPIES: Final = 3  # Of each record, on as many brokers
+COORDINATOR_S: Final = 281e-6  # Of one core, a task: ``benchmarks/scheduling.py``, eight explorers
+HEARTBEAT_S: Final = 94e-6  # Of one core, a heartbeat with 64 runs under way: ``benchmarks/fleet.py``, 1,000 explorers
+BROKER_S: Final = 189e-6  # Of a core, a task: ``benchmarks/scheduling.py``, eight explorers
 BUSY_ON_POLICY: Final = 0.21
-BUSY: Final = 0.85
-"""Of an explorer's slots, with a staleness of 0, and of 8: ``benchmarks/scheduling.py``."""
+BUSY: Final = 0.85  # Of an explorer's slots, with a staleness of 0, and of 8: ``benchmarks/scheduling.py``
+# Of a broker's link that may be used when all is well: the rest is for a broker that comes back
 _NIC_SHARE: Final = 0.5
-"""Of a broker's link that may be used when all is well: the rest is for a broker that comes back."""
 _MOST_TENSOR: Final = 8
 _WHOLE: Final = 100
 
@@ -69,18 +59,9 @@ class SizeError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingInput:
-    """What is to be sized.
+    """What is to be sized. Tokens of tasks and samples are means.
 
-    Args:
-        gpus: How many there are.
-        gpu: What each is.
-        shape: Of the model.
-        settings: Of the mesh: batches, groups, staleness, lengths and method of training are as they say.
-        prompt_tokens: Of a task, in the mean.
-        response_tokens: Of a sample, in the mean.
-        gbit_s: Of a machine's network link.
-        rollout_tokens_s: Tokens that a GPU draws in a second, where that was measured.
-        train_tokens_s: Tokens that a GPU trains on in a second, where that was measured.
+    ``gbit_s`` is of a machine's network link; ``rollout_tokens_s`` and ``train_tokens_s`` are a GPU's, where measured.
     """
 
     gpus: int
@@ -96,15 +77,11 @@ class SizingInput:
 
 @dataclass(frozen=True, slots=True)
 class SizeFigure:
-    """A line of the answer."""
-
     name: str
     value: float
     unit: str
-    formula: str
-    """Where it comes from, with the numbers put in."""
-    warning: str = ""
-    """What to do about it, where it is too much."""
+    formula: str  # Where it comes from, with the numbers put in
+    warning: str = ""  # What to do about it, where it is too much
 
     @property
     def shown(self) -> str:
@@ -114,13 +91,9 @@ class SizeFigure:
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """An explorer's."""
-
     gpus: int
-    sequences: int
-    """That it draws for at once."""
-    step_s: float
-    """In which it draws a token for each."""
+    sequences: int  # That it draws for at once
+    step_s: float  # In which it draws a token for each
     tokens_s: float
 
 
@@ -131,21 +104,15 @@ class TrainerPlan:
     tensor: int
     pipeline: int
     recompute: bool
-    tokens_s: float
-    """Of one GPU."""
+    tokens_s: float  # Of one GPU
 
     @property
     def gpus(self) -> int:
-        """GPUs of one copy."""
         return self.tensor * self.pipeline
 
 
 def sized(ask: SizingInput) -> list[SizeFigure]:
-    """Return what these GPUs do, and what they need.
-
-    Raises:
-        SizeError: The model does not fit, or there are too few GPUs for a trainer and an explorer.
-    """
+    """Return what these GPUs do, and need. Raises SizeError where the model, or trainer and explorer, do not fit."""
     engine, trainer = _engine(ask), _trainer(ask)
     explorers, samples_s = _divided(ask, engine, trainer)
     own = ask.settings.coordinator
@@ -322,7 +289,7 @@ def _trainer(ask: SizingInput) -> TrainerPlan:
 
 
 def _divided(ask: SizingInput, engine: EngineSize, trainer: TrainerPlan) -> tuple[int, float]:
-    """Explorers, and samples a second, of the best way to divide the GPUs."""
+    # Explorers, and samples a second, of the best way to divide the GPUs
     tokens = ask.prompt_tokens + ask.response_tokens
     on_policy = ask.settings.coordinator.max_staleness == 0
     best = (0, 0.0)

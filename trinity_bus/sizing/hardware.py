@@ -1,4 +1,4 @@
-"""Which GPUs do what: the layout of trainer and explorers that fits them. Pure.
+"""GPUs as their makers describe them, and the layout of trainer and explorers that fits them. Pure.
 
 Of the trainer's layouts the first that fits is taken: fewer tensor-parallel ranks come before more, and keeping
 activations before computing them again. Where none fits, the one that needs the least is. Explorers take as few GPUs
@@ -7,6 +7,8 @@ each as the model needs, and there are as many of them as that leaves room for.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
@@ -15,23 +17,47 @@ from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families.shape import ModelShape
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    memory_gib: float
+    tflops: float  # 10^12 operations a second on dense bfloat16 matrices
+    bandwidth_tb_s: float  # 10^12 bytes a second from its memory
+
+
+# NVIDIA's data sheets: SXM modules where there are any, without sparsity
+GPUS: Final = MappingProxyType(
+    {
+        "A100": Gpu(80, 312, 2.04),
+        "H100": Gpu(80, 989, 3.35),
+        "H200": Gpu(141, 989, 4.8),
+        "B200": Gpu(180, 2250, 8.0),
+        "L40S": Gpu(48, 362, 0.864),
+    }
+)
+
+# Of the operations a second, in a training step. Narayanan et al., arXiv:2104.04473, table 1, reach 0.44 to 0.52.
+TRAINING_SHARE: Final = 0.4
+# Of the operations a second, where a batch of tokens is computed. Pope et al., arXiv:2211.05102, section 4, reach up
+# to 0.76 for prompts, less where matrices are smaller.
+PREFILL_SHARE: Final = 0.4
+# Of the bytes a second, where one token is drawn for each sequence. Assumed: not measured on a GPU yet.
+BANDWIDTH_SHARE: Final = 0.6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """The GPUs of one machine. 0 of either: it computes on CPUs."""
 
     trainer_gpus: int = 0
     explorer_gpus: int = 0
-    gpu_gib: float = 80.0
-    """Memory of each."""
+    gpu_gib: float = 80.0  # Memory of each
 
     @property
     def trainer_bytes(self) -> int | None:
-        """Memory of each of the trainer's GPUs; None: it has none."""
         return round(self.gpu_gib * GIB) if self.trainer_gpus else None
 
     @property
     def explorer_bytes(self) -> int | None:
-        """Memory of each of the explorers' GPUs; None: they have none."""
         return round(self.gpu_gib * GIB) if self.explorer_gpus else None
 
     def explorers(self, settings: Sections) -> int:

@@ -66,18 +66,16 @@ from trinity_bus.training.packing import LOGITS_AT_ONCE, ON_GPU
 
 GIB: Final = 1 << 30
 _ACTIVATIONS: Final = "activations"
-KEPT_BACK: Final = 0.1
-"""Share of a trainer's GPU that is left for what cannot be counted."""
-_PREFILL_TOKENS: Final = 8192
-"""That vLLM computes at once, unless told otherwise."""
+KEPT_BACK: Final = 0.1  # Share of a trainer's GPU that is left for what cannot be counted
+_PREFILL_TOKENS: Final = 8192  # That vLLM computes at once, unless told otherwise
+# The same on CPUs, for each of its workers; or the longest sequence, which is computed in one piece there
 _CPU_PREFILL_TOKENS: Final = 2048
-"""The same on CPUs, for each of its workers; or the longest sequence, which is computed in one piece there."""
-CPU_BLOCK_TOKENS: Final = 128
-"""Of a block of the KV cache on CPUs, vLLM's own choice there."""
-_CPU_LOGITS: Final = 6
-"""Copies of a sequence's logits, on the way to a token."""
+CPU_BLOCK_TOKENS: Final = 128  # Of a block of the KV cache on CPUs, vLLM's own choice there
+_CPU_LOGITS: Final = 6  # Copies of a sequence's logits, on the way to a token
 _EXPLORER_BYTES: Final = 1100 << 20
 _RUNNER_BYTES: Final = 60 << 20
+# Of processes that compute nothing with a model, before they hold anything: of ``benchmarks/soak.py`` and its like; a
+# gateway's tokenizer and a task set's rows are assumed. Kafka's is beside its heap.
 _SERVICE_BYTES: Final[Mapping[str, int]] = {
     "coordinator": 140 << 20,
     "taskset": 250 << 20,
@@ -85,43 +83,32 @@ _SERVICE_BYTES: Final[Mapping[str, int]] = {
     "console": 250 << 20,
     "kafka": 130 << 20,
 }
-"""Of processes that compute nothing with a model, before they hold anything: of ``benchmarks/soak.py`` and its like; a
-gateway's tokenizer and a task set's rows are assumed. Kafka's is beside its heap."""
+# Of what is needed, that a limit has to be at least: the formula may be a fifth below the peak
 LIMIT_SHARE: Final = 1.25
-"""Of what is needed, that a limit has to be at least: the formula may be a fifth below the peak."""
 _CRITIC_BYTES: Final = 16
 _PROCESS_BYTES: Final = 780 << 20
-_CHUNKS: Final = 5
-"""Of logits, at once."""
+_CHUNKS: Final = 5  # Of logits, at once
 _STAGED: Final = 3
-_ONCE: Final = frozenset({"versions", "checkpoint"})
-"""What the first of several ranks alone holds."""
+_ONCE: Final = frozenset({"versions", "checkpoint"})  # What the first of several ranks alone holds
 _LIMIT_STEP: Final = 256 << 20
+# For the largest part of a trainer
 _REMEDIES: Final[Mapping[str, str]] = {
     _ACTIVATIONS: "set mesh.max_model_len lower",
     "reference model": "set trainer.kl_coef to 0",
     "critic": "set trainer.advantage to one without a critic",
     "versions": "set trainer.publish to durable",
 }
-"""For the largest part of a trainer."""
-MOST_TOKENS: Final = 16_384
-"""Of a micro-batch, with ``auto``."""
+MOST_TOKENS: Final = 16_384  # Of a micro-batch, with ``auto``
 _ROUNDED: Final = 32
-_CPU_BYTES: Final = 256 << 20
-"""For activations on a CPU, at least: more makes no step faster that is worth the memory."""
-_CPU_SHARE: Final = 1 / 8
-"""Of weights, gradients and optimizer; for activations on a CPU."""
+_CPU_BYTES: Final = 256 << 20  # For activations on a CPU, at least: more makes no step faster that is worth the memory
+_CPU_SHARE: Final = 1 / 8  # Of weights, gradients and optimizer; for activations on a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """A part of what is needed."""
-
     name: str
-    size: int
-    """In bytes."""
-    formula: str
-    """With the numbers put in."""
+    size: int  # In bytes
+    formula: str  # With the numbers put in
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +116,9 @@ class MemoryNeed:
     """What one GPU, or one process on CPUs, needs."""
 
     items: Sequence[MemoryItem]
-    available: int | None
-    """Bytes of it that may be used; None: not known."""
+    available: int | None  # Bytes of it that may be used; None: not known
     notes: Sequence[str] = field(default=())
-    recompute: bool = False
-    """Whether a trainer fits so because it computes activations again."""
+    recompute: bool = False  # Whether a trainer fits so because it computes activations again
 
     @property
     def fixed(self) -> list[MemoryItem]:
@@ -142,23 +127,15 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """In bytes."""
         return sum(item.size for item in self.items)
 
     @property
     def fits(self) -> bool:
-        """Whether it is not known to be too much."""
         return self.available is None or self.total <= self.available
 
 
 def trainer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None) -> MemoryNeed:
-    """Return what a rank of the trainer needs.
-
-    Args:
-        shape: Of the model.
-        settings: Of the mesh.
-        gpu_bytes: Memory of its GPU; None: it is on CPUs.
-    """
+    """Return what a rank of the trainer needs. ``gpu_bytes`` is None on CPUs."""
     return trainer_need(shape, settings.trainer, gpu_bytes, settings.mesh.max_model_len)
 
 
@@ -167,12 +144,8 @@ def trainer_need(
 ) -> MemoryNeed:
     """Return what a rank of the trainer needs; of micro-batches, with ``auto``, as many as will be taken.
 
-    Args:
-        shape: Of the model.
-        own: The trainer's.
-        gpu_bytes: Memory of its GPU; None: it is on CPUs.
-        longest: Tokens that a sample may have.
-        available: What it may take. Unset: of a GPU all but what is kept back, and of a machine it is not known.
+    ``gpu_bytes`` is None on CPUs; ``longest``: tokens that a sample may have. Without ``available`` a GPU has all but
+    what is kept back, and of a machine it is not known.
     """
     fixed = _fixed(shape, own, gpu_bytes)
     if available is None and gpu_bytes is not None:
@@ -197,15 +170,7 @@ def micro_batch(
 ) -> tuple[int, bool] | None:
     """Return how many tokens go through the model at once, and whether activations are computed again.
 
-    Args:
-        shape: Of the model.
-        own: The trainer's.
-        gpu_bytes: Memory of its GPU; None: it is on CPUs.
-        longest: Tokens that a sample may have.
-        room: Bytes that there are for activations; None: not known, as much as is wanted.
-
-    Returns:
-        Both; None where the longest sample does not fit.
+    None where the longest sample does not fit. ``room``: bytes for activations; None: not known, as much as is wanted.
     """
     kinds = [True] if own.recompute else [False] if own.router_replay else [False, True]
     for recompute in kinds:
@@ -223,7 +188,6 @@ def micro_batch(
 
 
 def _state(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None) -> list[MemoryItem]:
-    """Return weights, gradients and optimizer."""
     copies = own.data_parallel * own.context_parallel
     count = _of_rank(shape, own)
     width = _trained_bytes(own, gpu_bytes)
@@ -271,7 +235,6 @@ def _of_rank(shape: ModelShape, own: TrainerSettings) -> int:
 
 
 def _per_token(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, *, recompute: bool) -> tuple[int, str]:
-    """Return the bytes of activations that a token takes, and their formula."""
     t, width, is_plain = own.tensor_parallel, _trained_bytes(own, gpu_bytes), own.engine == "torch"
     split = 6 * (shape.heads + shape.groups) * shape.head_dim
     split += (4 if is_plain else 3) * shape.intermediate * max(1, shape.experts_per_token)
@@ -285,13 +248,7 @@ def _per_token(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, *
 
 
 def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None) -> MemoryNeed:
-    """Return what an explorer takes of each of its GPUs. Its KV cache is counted with the one sequence it must hold.
-
-    Args:
-        shape: Of the model.
-        settings: Of the mesh.
-        gpu_bytes: Memory of each; None: it is on CPUs.
-    """
+    """Return what an explorer takes of each of its GPUs. Its KV cache is counted with the one sequence it must hold."""
     if gpu_bytes is None:
         return _explorer_on_cpus(shape, settings)
     own, t = settings.explorer, settings.explorer.tensor_parallel_size
@@ -312,7 +269,7 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
 
 
 def _explorer_on_cpus(shape: ModelShape, settings: Sections) -> MemoryNeed:
-    """Return what an explorer takes of its machine's memory, all its processes together."""
+    # What an explorer takes of its machine's memory, all its processes together
     own, length, t = settings.explorer, settings.mesh.max_model_len, settings.explorer.tensor_parallel_size
     processes = _EXPLORER_BYTES * t + _RUNNER_BYTES * (own.runners - 1)
     items = [MemoryItem("processes", processes, f"assumed, {t} workers and {own.runners} runners")]
@@ -342,12 +299,8 @@ def _explorer_on_cpus(shape: ModelShape, settings: Sections) -> MemoryNeed:
 def cpu_cache_bytes(own: ExplorerSettings, per_token: int) -> int:
     """Return how large the KV cache is on CPUs.
 
-    Room for ``max_num_seqs`` sequences of ``max_model_len`` tokens, in whole blocks, and one more block, which vLLM
-    keeps for itself; ``cpu_kvcache_gib`` at most.
-
-    Args:
-        own: The explorer's.
-        per_token: Bytes of keys and values.
+    Room for ``max_num_seqs`` sequences of ``max_model_len`` tokens of ``per_token`` bytes, in whole blocks, and one
+    more block, which vLLM keeps for itself; ``cpu_kvcache_gib`` at most.
     """
     blocks = -(-own.max_model_len // CPU_BLOCK_TOKENS) * own.max_num_seqs + 1
     return min(int(own.cpu_kvcache_gib * GIB), per_token * blocks * CPU_BLOCK_TOKENS)
@@ -358,7 +311,7 @@ def _explored_bytes(settings: Sections, *, on_cpu: bool) -> int:
 
 
 def _cached_bytes(shape: ModelShape, settings: Sections, *, on_cpu: bool) -> int:
-    """Return the bytes of keys and values of a token: on one of its GPUs, or on all its CPUs."""
+    # The bytes of keys and values of a token: on one of its GPUs, or on all its CPUs
     t = 1 if on_cpu else settings.explorer.tensor_parallel_size
     return 2 * shape.layers * -(-shape.groups // t) * shape.head_dim * _explored_bytes(settings, on_cpu=on_cpu)
 
@@ -379,21 +332,17 @@ def _trained_bytes(own: TrainerSettings, gpu_bytes: int | None) -> int:
 class HostMemory:
     """What services that compute on the CPUs of one machine need of its memory, beside what it has."""
 
-    needs: Sequence[tuple[str, MemoryNeed]]
-    """Of each, by its name."""
-    total: int
-    """Bytes that machine and control group have."""
+    needs: Sequence[tuple[str, MemoryNeed]]  # Of each, by its name
+    total: int  # Bytes that machine and control group have
     free: int
     remedy: str
 
     @property
     def needed(self) -> int:
-        """In bytes."""
         return sum(need.total for _, need in self.needs)
 
     @property
     def told(self) -> str:
-        """What each needs, for people."""
         each = ", ".join(f"{name} {_gib(need.total)}" for name, need in self.needs)
         return f"{each}: {_gib(self.needed)} GiB of memory, of {_gib(self.total)}, of which {_gib(self.free)} are free"
 
@@ -413,12 +362,7 @@ def host_memory(
 ) -> HostMemory:
     """Return what services on the CPUs of one machine need; a trainer with ``auto`` takes what is left for it.
 
-    Args:
-        services: Their kinds, each as often as it is there; ``kafka`` is the embedded broker.
-        settings: Of the mesh.
-        shapes: Of the models of ``trainer`` and ``explorer``, where they are among the services.
-        total: Bytes that the machine has.
-        free: Of these, what nobody has taken.
+    Kinds of ``services`` stand there as often as they run; ``kafka`` is the embedded broker. Both sizes are bytes.
     """
     others = [(name, service_memory(name, settings, shapes.get(name))) for name in services if name != "trainer"]
     if "trainer" not in services:
@@ -436,14 +380,7 @@ def host_memory(
 
 
 def service_memory(name: str, settings: Sections, shape: ModelShape | None, available: int | None = None) -> MemoryNeed:
-    """Return what a service takes of the memory of the machine on whose CPUs it computes.
-
-    Args:
-        name: Which kind it is.
-        settings: Of the mesh.
-        shape: Of its model, where it is a trainer or an explorer.
-        available: What it may take, if that is known.
-    """
+    """Return what a service takes of the memory of the machine on whose CPUs it computes."""
     if name == "trainer":
         assert shape is not None  # noqa: S101 - whoever asks for one has read it
         own = settings.trainer
@@ -479,7 +416,7 @@ def limit_bytes(need: MemoryNeed) -> int:
 
 
 def _remedy(needs: Sequence[tuple[str, MemoryNeed]]) -> str:
-    """Return what to do about the largest part of all, as far as there is a setting for it."""
+    # What to do about the largest part of all, as far as there is a setting for it
     name, item = max(((name, item) for name, need in needs for item in need.items), key=lambda one: one[1].size)
     if name == "explorer" and item.name in {"KV cache", "logits"}:
         return "set explorer.cpu_kvcache_gib lower" if item.name == "KV cache" else "set explorer.max_num_seqs lower"

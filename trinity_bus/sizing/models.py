@@ -32,6 +32,7 @@ def _qwen3(
     )
 
 
+# Of Qwen3, by the names of its sizes
 MODELS: Final = MappingProxyType(
     {
         "0.6B": _qwen3(28, 1024, 16, 8, 3072, tied=True),
@@ -44,4 +45,3 @@ MODELS: Final = MappingProxyType(
         "235B-A22B": _qwen3(94, 4096, 64, 4, 1536, experts=128),
     }
 )
-"""Of Qwen3, by the names of its sizes."""

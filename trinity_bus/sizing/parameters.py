@@ -15,19 +15,11 @@ from trinity_bus.training.families.shape import ModelShape
 
 
 def parameters(shape: ModelShape) -> int:
-    """Return how many parameters the model has."""
     return rank_parameters(shape, tensor=1, pipeline=1, expert=1)
 
 
 def rank_parameters(shape: ModelShape, *, tensor: int, pipeline: int, expert: int) -> int:
-    """Return how many parameters the rank holds that has the most: one of the last stage, or of the first.
-
-    Args:
-        shape: Of the model.
-        tensor: Ranks over which each layer is split.
-        pipeline: Ranks over which the layers are distributed.
-        expert: Ranks over which the experts are distributed.
-    """
+    """Return how many parameters the rank holds that has the most: one of the last stage, or of the first."""
     h, d = shape.hidden, shape.head_dim
     attention = h * (shape.heads + 2 * shape.groups) * d + shape.heads * d * h
     if shape.qkv_bias:
@@ -43,14 +35,7 @@ def rank_parameters(shape: ModelShape, *, tensor: int, pipeline: int, expert: in
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Return how many parameters adapters have: ``r (in + out)`` beside each linear layer.
-
-    After Hu et al., arXiv:2106.09685, section 4.1.
-
-    Args:
-        shape: Of the model.
-        rank: ``r``.
-    """
+    """Return the parameters of adapters: ``r (in + out)`` beside a linear layer (Hu et al., arXiv:2106.09685, 4.1)."""
     h, d = shape.hidden, shape.head_dim
     queries, keys = shape.heads * d, shape.groups * d
     # Queries, keys and values are one layer to the trainer, as gate and up are.

@@ -17,7 +17,7 @@ _FIELD = "traceparent"
 
 
 def traceparent(span: Span | None = None) -> str | None:
-    """Return the ``traceparent`` of a span, by default the current one; ``None`` where there is none."""
+    """Return the ``traceparent`` of a span, by default the current one; None where there is none."""
     if not (trace.get_current_span() if span is None else span).get_span_context().is_valid:
         return None
     carrier: dict[str, str] = {}
@@ -31,16 +31,14 @@ def parent_context(parent: str | None) -> Context:
 
 
 def as_current(span: Span) -> AbstractContextManager[Span]:
-    """Have a span be the current one in a block, and end with it.
-
-    One of no trace, which is what there is where nothing is traced, need not be: OpenTelemetry's own way costs as much
-    for it as for any other.
-    """
+    """Have a span be the current one in a block, and end with it."""
+    # One of no trace, which is what there is where nothing is traced, need not be: OpenTelemetry's own way costs as
+    # much for it as for any other.
     return trace.use_span(span, end_on_exit=True) if span.get_span_context().is_valid else nullcontext(span)
 
 
 def span_context(parent: str | None) -> SpanContext | None:
-    """Return what a ``traceparent`` names, or ``None`` where it is absent or malformed."""
+    """Return what a ``traceparent`` names, or None where it is absent or malformed."""
     context = trace.get_current_span(parent_context(parent)).get_span_context()
     return context if context.is_valid else None
 

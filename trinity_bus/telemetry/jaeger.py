@@ -32,29 +32,24 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.spans import SpanRecord, spans_of_request
 from trinity_bus.telemetry.tree import TaskNotTracedError
 
-LOOKBACK_S: Final = 3 * 24 * 3600
-"""How far back tasks are looked for: as long as tasks are kept."""
+LOOKBACK_S: Final = 3 * 24 * 3600  # how far back tasks are looked for: as long as tasks are kept
 STEP_WINDOW_S: Final = 60.0
-STEP_WINDOWS: Final = 30
-"""Train steps are looked for within so many windows after the task."""
+STEP_WINDOWS: Final = 30  # train steps are looked for within so many windows after the task
 _MOST_TRACES: Final = 20
 _MOST_STEPS: Final = 500
 _LIMIT_S: Final = 30.0
 _LARGEST: Final = 256 * 1024 * 1024
-_SERVICE: Final = "coordinator"
-"""Has a span of every task, however it was sent."""
+_SERVICE: Final = "coordinator"  # has a span of every task, however it was sent
 
 
 class JaegerError(TrinityError):
-    """Jaeger cannot be asked."""
+    pass
 
 
 def load_task_spans(url: str, task_id: str) -> list[SpanRecord]:
     """All spans of a task and of the train steps that used it, in the order of their start.
 
-    Args:
-        url: Of Jaeger's query service, such as ``http://localhost:16686``.
-        task_id: Whose.
+    ``url`` is that of Jaeger's query service, such as ``http://localhost:16686``.
 
     Raises:
         JaegerError: It cannot be reached, or its answer is an error.
@@ -81,7 +76,6 @@ def load_task_spans(url: str, task_id: str) -> list[SpanRecord]:
 
 
 def _steps(base: str, own: list[SpanRecord], now: float) -> list[SpanRecord]:
-    """Return the traces of the train steps that link to these spans."""
     traces = {span.trace_id for span in own}
     begin = min(span.start_ns for span in own) / 1e9
     for window in range(STEP_WINDOWS):
@@ -116,7 +110,7 @@ def _rfc3339(seconds: float) -> str:
 
 
 def _get(url: str, **parameters: str) -> list[dict[str, Any]]:
-    """Return the JSON documents of an answer, one after the other; none where nothing was found."""
+    # The JSON documents of an answer, one after the other; none where nothing was found.
     if not url.startswith(("http://", "https://")):
         raise JaegerError(f"{url} is no address of Jaeger: give one such as http://localhost:16686")
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""

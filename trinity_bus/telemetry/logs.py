@@ -33,10 +33,8 @@ from opentelemetry.trace import format_trace_id
 from schemas.errors import printable
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-MAX_EARLY_LINES: Final = 1000
-"""Far more than any start has; the oldest are dropped."""
-OWN: Final = ("opentelemetry", "urllib3", "requests")
-"""Loggers of what exports."""
+MAX_EARLY_LINES: Final = 1000  # far more than any start has; the oldest are dropped
+OWN: Final = ("opentelemetry", "urllib3", "requests")  # loggers of what exports
 
 
 class TraceFormatter(logging.Formatter):
@@ -44,7 +42,7 @@ class TraceFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, or more with a traceback, all but the first indented; the trace id ends the first."""
+        # One line, or more with a traceback, all but the first indented; the trace id ends the first.
         record.message = printable(record.getMessage())
         record.asctime = self.formatTime(record, self.datefmt)
         lines = [self.formatMessage(record)]
@@ -59,20 +57,14 @@ class TraceFormatter(logging.Formatter):
 
 
 class _Body(logging.Formatter):
-    """What a line says, escaped; its exception goes beside it."""
-
+    # What a line says, escaped; its exception goes beside it.
     @override
     def format(self, record: logging.LogRecord) -> str:
         return printable(record.getMessage())
 
 
 def console(level: int | str = logging.INFO, *, template: str = FORMAT) -> None:
-    """Have log lines of this process written to stderr, with trace ids. Does nothing where a handler is set already.
-
-    Args:
-        level: The lowest to show.
-        template: Of a line, in the style of ``logging``.
-    """
+    """Have log lines of this process written to stderr, with trace ids. Does nothing where a handler is set already."""
     handler = logging.StreamHandler()
     handler.setFormatter(TraceFormatter(template, datefmt="%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -83,11 +75,7 @@ def console(level: int | str = logging.INFO, *, template: str = FORMAT) -> None:
 
 
 class LogExport:
-    """Sends what this process logs to the OTLP endpoint of the environment, until it is closed.
-
-    Args:
-        resource: Whose lines these are.
-    """
+    """Sends what this process logs to the OTLP endpoint of the environment, until it is closed."""
 
     def __init__(self, resource: Resource) -> None:
         # Shut down by its owner, who knows when the last line is written.
@@ -98,11 +86,7 @@ class LogExport:
         self._handler.setFormatter(_Body())
 
     def begin(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
-        """From now on, every line of every logger.
-
-        Args:
-            earlier: Lines from before, with the times at which they were written.
-        """
+        """From now on, every line of every logger, and ``earlier`` ones with the times at which they were written."""
         for record in earlier:
             self._handler.handle(record)
         logging.getLogger().addHandler(self._handler)
@@ -129,7 +113,6 @@ class EarlyLines(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        """Hold it."""
         self._records.append(record)
 
     def end(self) -> list[logging.LogRecord]:
@@ -152,16 +135,13 @@ def early_lines() -> Iterator[EarlyLines]:
 
 
 class _Handler(LoggingHandler):
-    """Is not flushed by ``logging``, which does so as the interpreter exits, when no thread can be started any more."""
-
+    # ``logging`` flushes as the interpreter exits, when no thread can be started any more; the owner of the provider
+    # sends what is held back.
     @override
-    def flush(self) -> None:
-        """Nothing: the owner of the provider sends what is held back."""
+    def flush(self) -> None: ...
 
 
 class _NotOwn(logging.Filter):
-    """Passes over what exports."""
-
     @override
     def filter(self, record: logging.LogRecord) -> bool:
         return record.name.partition(".")[0] not in OWN

@@ -12,10 +12,10 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.occupancy import OccupancyCounter
 
 _METER = metrics.get_meter("trinity_bus")
+# Buckets of what takes from a moment to an hour. OpenTelemetry's own are made for milliseconds.
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
-"""Buckets of what takes from a moment to an hour. OpenTelemetry's own are made for milliseconds."""
+# buckets of what others wait for
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Buckets of what others wait for."""
 
 SENT_MESSAGES = _METER.create_counter(
     "messaging.client.sent.messages",
@@ -73,6 +73,7 @@ TRAIN_STEP_DURATION = _METER.create_histogram(
     description="Of one train step, from its manifest to its new weights.",
     explicit_bucket_boundaries_advisory=SECONDS,
 )
+# what a train step reports, by the name that it has there
 TRAIN = {
     name: _METER.create_gauge(f"rl.train.{name}", unit=unit, description=description)
     for name, unit, description in (
@@ -93,7 +94,6 @@ TRAIN = {
         ("trained_tokens", "{token}", "Tokens of the last step that gradients came from."),
     )
 }
-"""What a train step reports, by the name that it has there."""
 SAMPLES_LEFT_OUT = _METER.create_counter(
     "rl.trainer.samples_left_out", unit="{sample}", description="Samples that no model could be trained on, by flaw."
 )
@@ -133,13 +133,7 @@ _OPERATION_TYPES = {"send": "send", "poll": "receive"}
 
 @cache
 def messaging(operation: str, topic: str, error_type: str | None = None) -> dict[str, str]:
-    """Return the attributes of a messaging metric.
-
-    Args:
-        operation: ``"send"`` or ``"poll"``.
-        topic: The topic's name without its namespace, so that runs can be compared.
-        error_type: Of one that failed.
-    """
+    """Return the attributes of a metric of ``"send"`` or ``"poll"``, with the topic's name without its namespace."""
     return {
         names.MESSAGING_SYSTEM: "kafka",
         names.MESSAGING_OPERATION_NAME: operation,

@@ -35,8 +35,7 @@ class Occupancy:
         self._idle = idle
         self._clock = clock
         self._busy: dict[str, int] = {}
-        self._idle_units = units
-        """Negative where more are busy than there are."""
+        self._idle_units = units  # negative where more are busy than there are
         self._seconds: dict[str, float] = {idle: 0.0}
         self._at = clock()
         self._lock = threading.Lock()
@@ -52,7 +51,7 @@ class Occupancy:
             self._change(unit.state, None)
 
     def seconds(self) -> Mapping[str, float]:
-        """Return what each state has taken so far, in seconds of units."""
+        # In seconds of units.
         with self._lock:
             self._count()
             return dict(self._seconds)
@@ -89,19 +88,12 @@ class Unit:
         self.state: str | None = None
 
     def move(self, state: str) -> None:
-        """Note that it does something else from now on."""
         self._of._change(self.state, state)  # noqa: SLF001 - its other half
         self.state = state
 
 
 class OccupancyCounter:
-    """A counter of seconds over all occupancies that it watches and that still exist.
-
-    Args:
-        name: Of the metric.
-        attribute: That has the state.
-        description: For people.
-    """
+    """A counter of seconds over all occupancies that it watches and that still exist; ``attribute`` has the state."""
 
     def __init__(self, name: str, *, attribute: str, description: str) -> None:
         self._attribute = attribute

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, format_span_id, format_trace_id
 from opentelemetry.util.types import AnyValue
 
+# OTLP's numbers
 KINDS = {
     SpanKind.INTERNAL: 1,
     SpanKind.SERVER: 2,
@@ -28,7 +29,6 @@ KINDS = {
     SpanKind.PRODUCER: 4,
     SpanKind.CONSUMER: 5,
 }
-"""OTLP's numbers."""
 
 
 class JsonLinesSpanExporter(SpanExporter):
@@ -38,16 +38,13 @@ class JsonLinesSpanExporter(SpanExporter):
         self._file = _Lines(path)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append them, each as a whole line."""
         self._file.append(json.dumps(span_to_json(span), separators=(",", ":")) for span in spans)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is held back here."""
         return True
 
 
@@ -64,22 +61,17 @@ class JsonLinesMetricExporter(MetricExporter):
         timeout_millis: float = 10_000,
         **kwargs: Any,
     ) -> MetricExportResult:
-        """Append one line."""
         self._file.append([metrics_data.to_json(indent=None)])
         return MetricExportResult.SUCCESS
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """Close the file."""
         self._file.close()
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        """Nothing is held back here."""
         return True
 
 
 class _Lines:
-    """An append-only file of lines."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
@@ -99,7 +91,6 @@ class _Lines:
 
 
 def span_to_json(span: ReadableSpan) -> dict[str, Any]:
-    """Return an export request with one span."""
     context, scope = span.get_span_context(), span.instrumentation_scope
     if context is None:
         raise ValueError(f"span {span.name!r} has no context")
@@ -165,11 +156,7 @@ def _value(value: AnyValue) -> dict[str, Any]:
 
 
 def plain_value(value: Mapping[str, Any]) -> AnyValue:
-    """Return the attribute value that an OTLP/JSON one stands for.
-
-    Raises:
-        ValueError: It stands for none.
-    """
+    """Return the attribute value that an OTLP/JSON one stands for; ValueError where it stands for none."""
     match dict(value):
         case {"stringValue": str(text)}:
             return text

@@ -5,6 +5,10 @@ there as http/protobuf; else spans and metrics go to files of the run's folder, 
 measured at all, and trace contexts are passed on as they came. The providers are process-wide and may be set once, so
 this comes before any library that would set its own, such as an inference engine: whatever is traced through the global
 provider then lands in the same place.
+
+A process whose errors may quote a model's answer, or a task, has discreet spans. OpenTelemetry notes an exception that
+ends a span with its message and its traceback, as an event and as the status. What is left of these is the type of the
+exception, and that there was an error.
 """
 
 import logging
@@ -12,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,42 +28,36 @@ from opentelemetry.metrics import Meter, NoOpMeter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import NoOpTracer, Tracer
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import NoOpTracer, Status, Tracer
 
 from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.discreet import DiscreetSpanExporter
 from trinity_bus.telemetry.logs import EarlyLines, LogExport
 from trinity_bus.telemetry.otlp_json import JsonLinesMetricExporter, JsonLinesSpanExporter
 from trinity_bus.telemetry.spans import TRACES
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics"
-"""The folder of a run that has its metrics, a file for each process."""
-FILE_DELAY_MS = 500
-"""How long a span waits to be written to a file: what a killed process can lose."""
-SHUTDOWN_S = 5.0
-"""How long the end of telemetry may take. The exporters' own limits are ten seconds for each batch that they hold."""
+METRICS = "metrics"  # the folder of a run that has its metrics, a file for each process
+FILE_DELAY_MS = 500  # how long a span waits to be written to a file: what a killed process can lose
+SHUTDOWN_S = 5.0  # of the end of telemetry; the exporters' own limits are ten seconds for each batch that they hold
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP = "http/protobuf"
 
 
 class _NoTraces(TracerProvider):
-    """Tracer provider without spans: building one costs as much as handling a record, and nobody would see it."""
-
+    # Without spans: building one costs as much as handling a record, and nobody would see it.
     def get_tracer(self, *_args: Any, **_more: Any) -> Tracer:
         return NoOpTracer()
 
 
 class _NoMetrics(MeterProvider):
-    """Counts nothing, for the same reason."""
-
+    # Counts nothing, for the same reason.
     def get_meter(self, name: str, *_args: Any, **_more: Any) -> Meter:
         return NoOpMeter(name)
 
@@ -70,17 +68,13 @@ class Telemetry:
 
     tracer_provider: TracerProvider
     meter_provider: MeterProvider
-    destination: str
-    """Where spans go, for people."""
-    logs: LogExport | None
-    """Where log lines are exported."""
+    destination: str  # where spans go, for people
+    logs: LogExport | None  # where log lines are exported
 
     def shutdown(self) -> None:
-        """Write or send what is held back, then stop. Safe to call twice.
-
-        Returns after :data:`SHUTDOWN_S` at the latest. What its destination has not taken by then is lost, and one line
-        of the log says so.
-        """
+        """Write or send what is held back, then stop. Safe to call twice."""
+        # Returns after :data:`SHUTDOWN_S` at the latest. What its destination has not taken by then is lost, and one
+        # line of the log says so.
         ends: dict[str, Callable[[], None]] = {
             "traces": self.tracer_provider.shutdown,
             # Longer than it is waited for: one that gave up at the same moment would seem to have ended well.
@@ -99,10 +93,8 @@ class Telemetry:
 
 
 def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[str]:
-    """Run all at once, and name those that take longer than the limit.
-
-    They are left behind in threads that do not keep the process: the SDK cannot be told to give up an export.
-    """
+    # Run all at once, and name those that take longer than the limit: they are left behind in threads that do not keep
+    # the process, because the SDK cannot be told to give up an export.
     threads = {what: threading.Thread(target=end, name=f"end of {what}", daemon=True) for what, end in ends.items()}
     deadline = awake.now() + limit_s
     for thread in threads.values():
@@ -113,7 +105,7 @@ def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[s
 
 
 def destination_configured(settings: TelemetrySettings) -> bool:
-    """Whether spans go anywhere at all."""
+    # Whether spans go anywhere at all.
     return _endpoint("TRACES") is not None or settings.run_dir is not None
 
 
@@ -157,7 +149,7 @@ def setup_telemetry(
 
 
 def tell_start() -> None:
-    """Has a gauge say when this process was set up. To be called once."""
+    # To be called once.
     started_at = time.time()
     metrics.get_meter("trinity_bus").create_observable_gauge(
         "trinity.process.start_time",
@@ -175,11 +167,7 @@ def build_telemetry(
     instance: str | None = None,
     discreet: bool = False,
 ) -> Telemetry:
-    """Like :func:`setup_telemetry`, without making the providers those of the process.
-
-    Raises:
-        ConfigError: The protocol is one that is not spoken here.
-    """
+    """Like :func:`setup_telemetry`, without making the providers those of the process."""
     instance_id = instance or f"{socket.gethostname()}-{os.getpid()}"
     attributes = {
         names.SERVICE_NAME: service_name,
@@ -210,11 +198,7 @@ def _endpoint(signal: str) -> str | None:
 
 
 def _checked_endpoint(signal: str) -> str | None:
-    """Where a signal is sent.
-
-    Raises:
-        ConfigError: The protocol is one that is not spoken here.
-    """
+    # Raises ConfigError where the protocol is one that is not spoken here.
     endpoint = _endpoint(signal)
     if endpoint is not None:
         for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", _PROTOCOL):
@@ -227,7 +211,7 @@ def _checked_endpoint(signal: str) -> str | None:
 def _exporter[E: SpanExporter | MetricExporter](
     signal: str, otlp: Callable[[], E], file: Callable[[Path], E], run_dir: Path | None, path: Path
 ) -> tuple[str, E | None]:
-    """Where a signal goes, in words and as an exporter."""
+    # Where a signal goes, in words and as an exporter.
     endpoint = _checked_endpoint(signal)
     if endpoint is not None:
         return f"OTLP endpoint {endpoint}", otlp()
@@ -254,3 +238,47 @@ def _meter_provider(resource: Resource, exporter: MetricExporter | None, interva
         return _NoMetrics(shutdown_on_exit=False)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=interval_s * 1000)
     return MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+
+
+_EXCEPTION = "exception"
+_TYPE = "exception.type"
+
+
+class DiscreetSpanExporter(SpanExporter):
+    """Passes spans on without the texts of errors."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return self._exporter.export([_without_texts(span) for span in spans])
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _without_texts(span: ReadableSpan) -> ReadableSpan:
+    if not span.status.description and not any(event.name == _EXCEPTION for event in span.events):
+        return span
+    return ReadableSpan(
+        name=span.name,
+        context=span.context,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span.attributes,
+        events=[_type_alone(event) if event.name == _EXCEPTION else event for event in span.events],
+        links=span.links,
+        kind=span.kind,
+        status=Status(span.status.status_code),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _type_alone(event: Event) -> Event:
+    kept = {name: value for name, value in (event.attributes or {}).items() if name == _TYPE}
+    return Event(event.name, kept, event.timestamp)

@@ -16,8 +16,7 @@ from trinity_bus.telemetry.otlp_json import plain_value
 
 log = logging.getLogger(__name__)
 
-TRACES = "traces"
-"""The folder of a run that has its spans, a file for each process."""
+TRACES = "traces"  # the folder of a run that has its spans, a file for each process
 _ERROR = 2
 _MAX_LINE_BYTES = 16 << 20
 
@@ -26,34 +25,26 @@ _MAX_LINE_BYTES = 16 << 20
 class SpanRecord:
     """One ended span."""
 
-    trace_id: str
-    """32 hexadecimal digits."""
-    span_id: str
-    """16 hexadecimal digits."""
+    trace_id: str  # 32 hexadecimal digits
+    span_id: str  # 16 hexadecimal digits
     parent_id: str | None = None
     name: str
     service: str = ""
     instance: str = ""
-    start_ns: int
-    """Nanoseconds since the Unix epoch, by the clock of its process."""
+    start_ns: int  # since the Unix epoch, by the clock of its process
     end_ns: int
-    error: str | None = None
-    """What went wrong, where its status is an error; maybe empty."""
+    error: str | None = None  # what went wrong, where its status is an error; maybe empty
     attributes: Mapping[str, AnyValue] = field(default_factory=dict)
-    links: tuple[tuple[str, str], ...] = ()
-    """(trace id, span id) of what it is linked to."""
+    links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of what it is linked to
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
 def load_spans(run_dir: Path) -> list[SpanRecord]:
-    """All spans of a run that have been written so far, in the order of their start.
-
-    A line that cannot be read, such as the last one of a killed process, is passed over and logged.
-    """
+    """All spans of a run that have been written so far, in the order of their start."""
+    # A line that cannot be read, such as the last one of a killed process, is passed over and logged.
     spans = [span for path in sorted((run_dir / TRACES).glob("*.jsonl")) for span in _read(path)]
     return sorted(spans, key=lambda span: (span.start_ns, span.span_id))
 
@@ -71,11 +62,7 @@ def _read(path: Path) -> Iterator[SpanRecord]:
 
 
 def spans_of_request(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
-    """Return the spans of one OTLP/JSON export request.
-
-    Raises:
-        ValueError, KeyError, TypeError: It is none.
-    """
+    """Return the spans of one OTLP/JSON export request. Raises ValueError, KeyError, TypeError: it is none."""
     for resource_spans in request["resourceSpans"]:
         resource = _attributes(resource_spans["resource"]["attributes"])
         for scope in resource_spans["scopeSpans"]:

@@ -18,6 +18,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.spans import SpanRecord
 
+# attributes worth a place in the tree, in this order
 SHOWN = (
     names.RL_ATTEMPT,
     names.RL_BATCH_ID,
@@ -33,9 +34,7 @@ SHOWN = (
     names.MESSAGING_DESTINATION_PARTITION_ID,
     names.MESSAGING_KAFKA_OFFSET,
 )
-"""Attributes worth a place in the tree, in this order."""
-MANY = 4
-"""So many siblings without children or errors, of one name and service, share a line."""
+MANY = 4  # so many siblings without children or errors, of one name and service, share a line
 
 
 class TaskNotTracedError(TrinityError, LookupError):
@@ -48,8 +47,7 @@ class Node:
 
     span: SpanRecord
     children: list["Node"] = field(default_factory=list)
-    orphan: bool = False
-    """Its parent is not among the spans: not ended yet, or lost with its process."""
+    orphan: bool = False  # its parent is not among the spans: not ended yet, or lost with its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +60,7 @@ class TaskTrace:
 
 
 def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
-    """Collect a task's spans.
-
-    Args:
-        spans: Of the whole run, in the order of their start.
-        task_id: Whose.
-
-    Raises:
-        TaskNotTracedError: None belongs to it.
-    """
+    """Collect a task's spans, of those of the whole run in the order of their start. Raises TaskNotTracedError."""
     by_id = {span.span_id: span for span in spans}
     children: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in spans:
@@ -101,11 +91,7 @@ def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
 
 
 def tree_of_task(spans: Sequence[SpanRecord], task_id: str) -> Tree:
-    """Return a task's way as a tree to print with ``rich``.
-
-    Raises:
-        TaskNotTracedError: No span belongs to it.
-    """
+    """Return a task's way as a tree to print with ``rich``; TaskNotTracedError where no span belongs to it."""
     found = trace_of_task(spans, task_id)
     start = min(node.span.start_ns for node in found.roots)
     trace_ids = ", ".join(sorted({node.span.trace_id for node in found.roots}))
@@ -138,7 +124,7 @@ def _ancestors(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> set[str]:
 
 
 def _descendants(span: SpanRecord, children: Mapping[str, list[SpanRecord]], task_id: str) -> set[str]:
-    """Return what was done within a span, except for other tasks: one trace may hold many."""
+    # What was done within a span, except for other tasks: one trace may hold many.
     found: set[str] = set()
     open_spans = [span]
     while open_spans:
@@ -186,7 +172,7 @@ def _draw(tree: Tree, node: Node, start_ns: int, *, linked: bool = False) -> Non
 
 
 def _summary(alike: Sequence[SpanRecord], start_ns: int) -> str:
-    """Return one line for spans that differ in nothing worth a line each, such as the samples of a group."""
+    # One line for spans that differ in nothing worth a line each, such as the samples of a group.
     first = alike[0]
     seconds = [span.seconds for span in alike]
     return "  ".join([

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from schemas import Dispatch, Sampling, Task
 from schemas.errors import shown
 from schemas.trainable import Bounds, flaws
-from trinity_bus.chat import EndingTokenizer
+from trinity_bus.chat import Completion, EndingTokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.rollout import Engine, Rollout, RolloutContext, Workflow, WorkflowError
@@ -88,15 +88,6 @@ class Request:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    finish_reason: str
-    versions: Sequence[tuple[int, int]]
-    routes: None = None
-
-
 @dataclass(slots=True)
 class ScriptedEngine:
     """Gives the next of its answers for each response that is asked for.
@@ -119,19 +110,19 @@ class ScriptedEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
-    ) -> Sequence[_Answer]:
+    ) -> Sequence[Completion]:
         """See ``Engine.generate``. An answer longer than ``sampling.max_tokens`` is cut there, as a model's is."""
         del traceparent
         prompt = self.tokenizer.decode(prompt_token_ids)
         self.requests.append(Request(prompt, sampling, n))
         return [self._answer(self._next(prompt), sampling.max_tokens) for _ in range(n)]
 
-    def _answer(self, text: str, limit: int | None) -> _Answer:
+    def _answer(self, text: str, limit: int | None) -> Completion:
         end = self.tokenizer.eos_token_id
         whole = [*self.tokenizer.encode(text, add_special_tokens=False), *([] if end is None else [end])]
         tokens = whole[:limit]
         reason = "stop" if len(tokens) == len(whole) else "length"
-        return _Answer(tokens, [LOGPROB] * len(tokens), reason, [(0, self.version)])
+        return Completion(tokens, [LOGPROB] * len(tokens), reason, [(0, self.version)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +137,7 @@ class ScriptedPools:
 
     async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[_Answer]:
+    ) -> Sequence[Completion]:
         """See ``Pools.generate_in``."""
         return await self._of(pool).generate(prompt_token_ids, sampling, n, None)
 

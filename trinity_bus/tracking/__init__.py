@@ -8,19 +8,3 @@ The ledger is the only thing that reads the log, and all else is written from it
 ledger, that nothing is missing or double whenever it is killed, has to be shown of each of the others from there alone:
 each says how many lines it has.
 """
-
-from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
-from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
-from trinity_bus.tracking.table import TOPICS, MetricsLine, line_of
-
-__all__ = [
-    "TOPICS",
-    "MLflow",
-    "MetricsLedger",
-    "MetricsLedgerError",
-    "MetricsLine",
-    "Sink",
-    "TensorBoard",
-    "WeightsAndBiases",
-    "line_of",
-]

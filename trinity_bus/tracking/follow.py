@@ -23,20 +23,7 @@ _WAIT_S: Final = 1.0
 
 
 async def track(bus: Bus, folder: Path, open_sinks: Callable[[], Sequence[Sink]], *, once: bool = False) -> int:
-    """Write metrics as they come.
-
-    Args:
-        bus: Connected.
-        folder: Of the ledger.
-        open_sinks: Makes what is written from it, once the ledger is ours.
-        once: End when all is written that the log holds.
-
-    Returns:
-        How many lines the ledger has.
-
-    Raises:
-        MetricsLedgerError: The ledger cannot be used, or the log has lost what comes next.
-    """
+    """Write metrics as they come; return how many lines the ledger has. ``once``: end at the end of the log."""
     ids = {topic.name: await bus.identity(topic) for topic in TOPICS}
     with MetricsLedger(folder, {name: f"{one.cluster}/{one.topic}" for name, one in ids.items()}) as ledger:
         sinks = await asyncio.to_thread(open_sinks)

@@ -35,30 +35,19 @@ class MetricsLedgerError(TrinityError):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    log: dict[str, str]
-    """Of each topic the cluster, and the id that it was made with."""
+    log: dict[str, str]  # Of each topic the cluster, and the id that it was made with
 
 
 class MetricsLedger:
-    """A ledger that is open.
-
-    Args:
-        folder: Of the file; made where there is none.
-        log: Which log is read.
-
-    Raises:
-        MetricsLedgerError: It is of another log, is open elsewhere, or cannot be read.
-    """
+    """An open ledger. Raises MetricsLedgerError where it is of another log, is open elsewhere, or cannot be read."""
 
     def __init__(self, folder: Path, log: Mapping[str, str]) -> None:
         self.path = folder / NAME
         with self._told():
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b")
-        self.lines = 0
-        """How many there are."""
-        self.positions: dict[tuple[str, int], int] = {}
-        """What to read next of each partition that has a line."""
+        self.lines = 0  # How many there are
+        self.positions: dict[tuple[str, int], int] = {}  # What to read next of each partition that has a line
         with self._told(), contextlib.ExitStack() as failed:
             failed.callback(lambda: self._file.close())  # noqa: PLW0108 - it may be another file by then
             self._lock()
@@ -66,11 +55,7 @@ class MetricsLedger:
             failed.pop_all()
 
     def append(self, lines: Sequence[MetricsLine]) -> None:
-        """Add lines, and have them on the disk.
-
-        Raises:
-            MetricsLedgerError: They are not; whoever opens it again goes on behind the last that is whole.
-        """
+        """Add lines, and have them on the disk. After a MetricsLedgerError it goes on behind the last that is whole."""
         with self._told():
             for line in lines:
                 self._file.write(msgspec.json.encode(line) + b"\n")
@@ -138,7 +123,7 @@ class MetricsLedger:
             self._replace_head(_Head(log))
 
     def _replace_head(self, head: _Head) -> None:
-        """Name topics that are read since then: the file has the old head or this one, and is held all the time."""
+        # Name topics that are read since then: the file has the old head or this one, and is held all the time
         partial = self.path.with_name(f"{NAME}.partial")
         partial.unlink(missing_ok=True)
         with contextlib.ExitStack() as failed:

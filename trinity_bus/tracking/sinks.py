@@ -25,22 +25,18 @@ from typing import Any, Final
 
 from trinity_bus.tracking.table import MetricsLine
 
-_MLFLOW_METRICS: Final = 1000
-"""That MLflow takes at once."""
-_MLFLOW_NAME: Final = 250
-"""Characters of a metric's name there."""
+_MLFLOW_METRICS: Final = 1000  # That MLflow takes at once
+_MLFLOW_NAME: Final = 250  # Characters of a metric's name there
 _NOT_OF_A_NAME: Final = re.compile(r"[^\w\-. :/]")
 
 
 class Sink(ABC):
     """Takes lines of the ledger, in order."""
 
-    lines: int
-    """How many it has."""
+    lines: int  # How many it has
 
     @abstractmethod
-    def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Take the next lines."""
+    def write(self, lines: Sequence[MetricsLine]) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
@@ -48,11 +44,7 @@ class Sink(ABC):
 
 
 class TensorBoard(Sink):
-    """Event files of a folder.
-
-    Args:
-        folder: Only this writes there.
-    """
+    """Event files of a folder, in which nothing else writes."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -69,7 +61,6 @@ class TensorBoard(Sink):
         self._writer = EventFileWriter(str(folder), filename_suffix=f".{self.lines:012d}")
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
-        """See ``Sink``."""
         for line in lines:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in line.metrics.items()]
             self._writer.add_event(self._event(wall_time=line.at, step=line.step, summary=self._summary(value=values)))
@@ -77,18 +68,11 @@ class TensorBoard(Sink):
         self.lines += len(lines)
 
     def close(self) -> None:
-        """See ``Sink``."""
         self._writer.close()
 
 
 class WeightsAndBiases(Sink):
-    """A run of Weights & Biases; ``WANDB_MODE=offline`` keeps it in a folder, for ``wandb sync``.
-
-    Args:
-        folder: Only this writes there.
-        project: That it belongs to.
-        run: Its id, the same over restarts.
-    """
+    """A run of Weights & Biases; ``WANDB_MODE=offline`` keeps it in a folder, for ``wandb sync``."""
 
     def __init__(self, folder: Path, project: str, run: str) -> None:
         import wandb
@@ -103,24 +87,16 @@ class WeightsAndBiases(Sink):
         self.lines = 0 if offline else self._run.step
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
-        """See ``Sink``."""
         for line in lines:
             self._run.log({**line.metrics, "step": line.step, "at": line.at}, step=self.lines)
             self.lines += 1
 
     def close(self) -> None:
-        """See ``Sink``."""
         self._run.finish()
 
 
 class MLflow(Sink):
-    """A run of MLflow: where ``MLFLOW_TRACKING_URI`` says, else in a SQLite file for ``mlflow server``.
-
-    Args:
-        folder: Of that file.
-        experiment: That it belongs to.
-        run: Its name, the same over restarts.
-    """
+    """A run of MLflow: where ``MLFLOW_TRACKING_URI`` says, else in a SQLite file for ``mlflow server``."""
 
     _LINES: Final = "trinity_bus.lines"
     _RUN: Final = "trinity_bus.run"
@@ -144,14 +120,13 @@ class MLflow(Sink):
         self.lines = int(self._run.data.tags.get(self._LINES, 0))
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
-        """See ``Sink``."""
         for metrics in batched(self._metrics(lines), _MLFLOW_METRICS):
             self._client.log_batch(self._run.info.run_id, metrics=metrics)
         self.lines += len(lines)
         self._client.set_tag(self._run.info.run_id, self._LINES, str(self.lines))
 
     def close(self) -> None:
-        """See ``Sink``. The run goes on: nobody knows whether the mesh has ended."""
+        """Leave the run going: nobody knows whether the mesh has ended."""
 
     def _metrics(self, lines: Sequence[MetricsLine]) -> Iterator[Any]:
         for line in lines:

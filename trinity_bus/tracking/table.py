@@ -27,24 +27,19 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
 from trinity_bus.bus import Received
 
-TOPICS: Final[tuple[Topic, ...]] = (TRAINER_EVENTS, STEPS, BATCHES)
-"""Where such records lie."""
+TOPICS: Final[tuple[Topic, ...]] = (TRAINER_EVENTS, STEPS, BATCHES)  # Where such records lie
 
 
 class MetricsLine(Struct, frozen=True):
-    """What one record tells."""
-
     topic: str
     partition: int
     offset: int
-    at: float
-    """Seconds since the epoch."""
+    at: float  # Seconds since the epoch
     step: int
     metrics: Metrics
 
 
 def line_of(received: Received[Any]) -> MetricsLine | None:
-    """Return what a record tells; None if that is nothing."""
     match received.record:
         case StepTrained(again=False) as event:
             step, metrics = event.step, event.metrics
@@ -63,7 +58,7 @@ def line_of(received: Received[Any]) -> MetricsLine | None:
 
 
 def _named(event: StepEnded) -> Metrics:
-    """Return metrics under names of their own, where another trainer of the mesh has steps of the same numbers."""
+    # Metrics under names of their own, where another trainer of the mesh has steps of the same numbers
     _, _, stage = event.trainer.partition("/")
     before = event.trainer if event.follows is not None else stage
     return {f"{before}/{name}": value for name, value in event.metrics.items()} if before else event.metrics

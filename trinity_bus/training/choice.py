@@ -30,8 +30,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from schemas.event import Position
-from schemas.experience import Bool, ExperienceGroup, join_groups
-from schemas.pieces import piece
+from schemas.experience import Bool, ExperienceGroup
+from schemas.pieces import join_groups, piece
 from schemas.record import Metrics
 from schemas.step import MAX_WHY_CHARS, LeftOut, StepBegun
 from schemas.trainable import Bounds, FlawKind, flaws

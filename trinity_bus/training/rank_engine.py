@@ -24,7 +24,7 @@ from msgspec import structs
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
-from trinity_bus.runtime.allocator import give_back_memory
+from trinity_bus.runtime.heap import give_back_memory
 from trinity_bus.training import layout_rules, routes, token_advantages, token_figures
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import TrainingInterruptedError

@@ -15,57 +15,41 @@ from typing import Any
 from schemas import ExperienceGroup, PublishedVersion, ResultPart, StepBegun, StepGroup
 from trinity_bus.bus import Received
 
-type Places = Mapping[tuple[int, int], Received[Any]]
-"""Partition and offset in ``experiences`` to what lies there."""
+type Places = Mapping[tuple[int, int], Received[Any]]  # Partition and offset in ``experiences`` to what lies there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLineage:
-    """A sample."""
-
-    sample: int
-    """Its place in the task's group."""
+    sample: int  # Its place in the task's group
     run: int
     reward: float | None
     tokens: int
-    versions: list[int]
-    """That drew it, the oldest first."""
+    versions: list[int]  # That drew it, the oldest first
+    # Why it was not trained on, in one word; empty where it was, or where it is told of all the same
     left_out: str = ""
-    """Why it was not trained on, in one word; empty where it was, or where it is told of all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLineage:
-    """A task's samples."""
-
     task_id: str
-    once_more: bool
-    """Whether it is of an earlier batch."""
+    once_more: bool  # Whether it is of an earlier batch
     attempts: list[int]
-    places: list[str]
-    """Of its experiences in the log."""
-    traces: list[str]
-    """Ids of the traces that lead to them."""
-    samples: list[SampleLineage]
-    """None where experiences are gone, or cannot be read."""
-    count: int
-    """Of the samples, gone or not."""
+    places: list[str]  # Of its experiences in the log
+    traces: list[str]  # Ids of the traces that lead to them
+    samples: list[SampleLineage]  # None where experiences are gone, or cannot be read
+    count: int  # Of the samples, gone or not
 
     @property
     def versions(self) -> list[int]:
-        """That drew any of it."""
         return sorted({version for sample in self.samples for version in sample.versions})
 
     @property
     def left_out(self) -> int:
-        """How many samples are named as left out."""
         return sum(bool(sample.left_out) for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLineage:
-    """A step."""
-
     step: int
     trainer: str
     run: str
@@ -76,16 +60,12 @@ class StepLineage:
     seed: int
     skipped: str | None
     tasks: list[TaskLineage]
-    examples: list[str] = field(default_factory=list)
-    """Places of demonstrations or preferences."""
+    examples: list[str] = field(default_factory=list)  # Places of demonstrations or preferences
+    # Checksum of the version as it was published; None where it was not, or nobody knows any more
     weights: str | None = None
-    """Checksum of the version as it was published; None where it was not, or nobody knows any more."""
-    checkpoint: str | None = None
-    """Folder; None where it is not kept."""
-    checkpoint_digests: dict[str, str] = field(default_factory=dict)
-    """Of the files in it."""
-    checkpoint_seal: str | None = None
-    """Digest of all that it says of itself, the others included."""
+    checkpoint: str | None = None  # Folder; None where it is not kept
+    checkpoint_digests: dict[str, str] = field(default_factory=dict)  # Of the files in it
+    checkpoint_seal: str | None = None  # Digest of all that it says of itself, the others included
 
 
 def lineage_of(
@@ -97,16 +77,7 @@ def lineage_of(
     digests: Mapping[str, str] | None = None,
     seal: str | None = None,
 ) -> StepLineage:
-    """Return what a step was made of.
-
-    Args:
-        record: Of the step.
-        found: Its experiences, as far as they are left.
-        version: That it made, where it was published.
-        checkpoint: Folder of its checkpoint, where it is kept.
-        digests: Of the files in that.
-        seal: Of that.
-    """
+    """Return what a step was made of."""
     shown = [("demonstrations", at) for at in record.demonstrations] + [
         ("preferences", at) for at in record.preferences
     ]

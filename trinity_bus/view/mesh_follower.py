@@ -16,7 +16,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas.topic import Topic
@@ -26,24 +25,15 @@ from trinity_bus.bus import Bus, Received, Start, TopicFollower
 from trinity_bus.bus.offsets import recent
 from trinity_bus.view.state import MeshState
 
-RECENT_EVENTS: Final = 500
-"""How many of the newest events of each partition a view begins with."""
-_BEATS_S: Final = 2.0
-"""Within this time somebody of a mesh that works is heard."""
+RECENT_EVENTS: Final = 500  # How many of the newest events of each partition a view begins with
+_BEATS_S: Final = 2.0  # Within this time somebody of a mesh that works is heard
 
 
 class MeshFollower:
     """Keeps a state up to date. An async context manager: at entry it takes all that the log holds from ``start`` on.
 
-    Args:
-        bus: Connected; the topics exist.
-        topics: What to read.
-        start: Where to begin.
-        state: To be fed; an empty one where absent.
-        expect: Types that are decoded; others are passed over. Absent: all of the topics.
-        on_end: Told what ends the following.
-        clock: Seconds, steady.
-        gather_s: How long records may gather at the broker, see :meth:`trinity_bus.bus.Bus.reader`.
+    Without ``expect`` all types of the topics are decoded. ``gather_s``: how long records may gather at the broker, see
+    :meth:`trinity_bus.bus.Bus.reader`.
     """
 
     def __init__(
@@ -58,15 +48,15 @@ class MeshFollower:
         gather_s: float | None = None,
     ) -> None:
         self._state = MeshState() if state is None else state
+        # Told of each record after the state has it. What it raises ends the following.
         self.on_record: Callable[[object], None] | None = None
-        """Told of each record after the state has it. What it raises ends the following."""
         self._on_end = on_end
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._clock = clock
         self._has_beats = not set(EVENTS).isdisjoint(topics)
+        # When the last record was written, by the clock of the log, and when it was read, by ours
         self._told: tuple[float, float] | None = None
-        """When the last record was written, by the clock of the log, and when it was read, by ours."""
         self._follower = TopicFollower(
             lambda position: bus.reader(*topics, start=position, expect=expect, gather_s=gather_s),
             self._take,
@@ -94,21 +84,14 @@ class MeshFollower:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._follower.stop()
 
     async def keeps_up(self) -> bool:
-        """Whether what is to be read is read, see ``Reader.keeps_up``."""
         return await self._follower.keeps_up()
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait until something is read, or the time is up: silence is news too.
-
-        Raises:
-            TrinityError: What has ended the following.
-        """
+        """Wait until something is read, or the time is up: silence is news too. Raises what has ended the following."""
         self._changed.clear()
         try:
             async with awake.timeout(timeout_s):
@@ -119,7 +102,7 @@ class MeshFollower:
             raise self._failure
 
     async def _learn_the_time(self) -> None:
-        """Set the clock by the next record, where what is there looks old: the mesh or our time of day has gone."""
+        # Set the clock by the next record, where what is there looks old: the mesh or our time of day has gone
         newest, today = self._state.now, time.time()
         self._told = None
         if self._has_beats and newest and abs(today - newest) > self._state.alive_s:
@@ -159,16 +142,7 @@ async def follow(
     clock: Callable[[], float] = awake.now,
     gather_s: float | None = None,
 ) -> AsyncIterator[MeshFollower]:
-    """Provide a follower whose state holds what the log holds at entry.
-
-    Args:
-        bus: Connected; the topics exist.
-        topics: What to read.
-        whole: Whether to read every event that the log has kept, or the newest few of each partition.
-        state: To be fed; an empty one where absent.
-        clock: Seconds, steady.
-        gather_s: How long records may gather at the broker, see :meth:`trinity_bus.bus.Bus.reader`.
-    """
+    """Provide a follower whose state holds what the log holds at entry: all events if ``whole``, else the newest."""
     start: Start = "beginning" if whole else await recent(bus, set(EVENTS).intersection(topics), RECENT_EVENTS)
     async with MeshFollower(bus, *topics, start=start, state=state, clock=clock, gather_s=gather_s) as follower:
         yield follower

@@ -14,33 +14,24 @@ from schemas.event import ExplorerState, Follows
 from schemas.record import BatchType, Metrics
 from trinity_bus.runtime.wording import by_number
 
-RATE_WINDOW_S: Final = 5.0
-"""Tokens per second are averaged over this much time."""
-RATE_SAMPLES: Final = 64
-"""Heartbeats that are kept for it, of one explorer."""
+RATE_WINDOW_S: Final = 5.0  # Tokens per second are averaged over this much time
+RATE_SAMPLES: Final = 64  # Heartbeats that are kept for it, of one explorer
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much a view keeps; what goes over is forgotten, the oldest first, and of batches those that have ended."""
 
-    batches: int = 10_000
-    """More than a coordinator and the log of batches hold together with the settings as they come."""
-    explorers: int = 1_000
-    """Those that have left count, until there is no room for them."""
+    batches: int = 10_000  # More than a coordinator and the log of batches hold together with the settings as they come
+    explorers: int = 1_000  # Those that have left count, until there is no room for them
     steps: int = 10_000
-    versions: int = 1_000
-    """As many as the log keeps."""
-    syncs: int = 10_000
-    """Answers of explorers that took a version, over all versions."""
+    versions: int = 1_000  # As many as the log keeps
+    syncs: int = 10_000  # Answers of explorers that took a version, over all versions
     errors: int = 5
-    text: int = 4_000
-    """Characters of one text that somebody wrote for people."""
-    metrics: int = 1_000
-    """Of one batch, or one step."""
+    text: int = 4_000  # Characters of one text that somebody wrote for people
+    metrics: int = 1_000  # Of one batch, or one step
 
     def cut(self, text: str) -> str:
-        """Return a text that is not too long."""
         return text if len(text) <= self.text else text[: self.text] + "..."
 
     def few(self, metrics: Metrics) -> Metrics:
@@ -49,75 +40,53 @@ class Limits:
 
 
 def unserved_line(one: UnservedPool) -> str:
-    """Return what is said to people of a pool that tasks wait for and nobody serves."""
     waiting = by_number(one.parts, "1 part of a task waits", f"{one.parts:,} parts of tasks wait")
     return f"no explorer serves pool {one.pool}: {waiting}"
 
 
 def trim[K, V](kept: dict[K, V], most: int, oldest: Callable[[K], object] | None = None) -> None:
-    """Forget entries until at most so many are left.
-
-    Args:
-        kept: From which to forget.
-        most: How many may stay.
-        oldest: Has the lowest value for the key that goes first. Absent: the order in which they came.
-    """
+    """Forget entries until ``most`` are left: the lowest by ``oldest`` first, or in the order in which they came."""
     while len(kept) > most:
         del kept[next(iter(kept)) if oldest is None else min(kept, key=oldest)]  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
 class BatchView:
-    """One batch: where it stands, and when it got there."""
-
     batch_id: str
     batch_type: BatchType
     state: BatchLifecycleState
     sequence: int = 0
-    expected: int | None = None
-    """Tasks that it will have; ``None`` for an open batch."""
+    expected: int | None = None  # Tasks that it will have; ``None`` for an open batch
     accepted: int = 0
-    completed: int = 0
-    """Tasks with a result, failed ones too."""
+    completed: int = 0  # Tasks with a result, failed ones too
     failed: int = 0
     aborted: int = 0
     min_wait_num: int | None = None
     min_version: int = 0
-    reward: float | None = None
-    """Mean over its tasks, once it is finalized."""
+    reward: float | None = None  # Mean over its tasks, once it is finalized
     metrics: Metrics = field(default_factory=dict)
-    reason: str | None = None
-    """Why it was aborted, or is to be passed over."""
-    created_at: float = 0.0
-    """Of the oldest record of it that the log still has."""
-    changed_at: float = 0.0
-    """Of the newest."""
+    reason: str | None = None  # Why it was aborted, or is to be passed over
+    created_at: float = 0.0  # Of the oldest record of it that the log still has
+    changed_at: float = 0.0  # Of the newest
     running_at: float | None = None
     finalized_at: float | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
         return self.state in {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
 
 
 @dataclass(slots=True)
 class ExplorerView:
-    """One explorer, as it last spoke."""
-
     name: str
     incarnation: str
     state: ExplorerState | Literal["left"] = "starting"
     slots: int = 0
-    running: frozenset[str] = frozenset()
-    """Ids of the tasks that it is at."""
-    attempts: int = 0
-    """It is at so many attempts at these."""
-    runners: list[RunnerState] = field(default_factory=list)
-    """By its last report."""
+    running: frozenset[str] = frozenset()  # Ids of the tasks that it is at
+    attempts: int = 0  # It is at so many attempts at these
+    runners: list[RunnerState] = field(default_factory=list)  # By its last report
     model_version: int = -1
-    pool: str | None = None
-    """Whose tasks it answers; None for those of the model that is trained."""
+    pool: str | None = None  # Whose tasks it answers; None for those of the model that is trained
     follows: Follows = "trainer"
     model: str | None = None
     abilities: tuple[str, ...] = ()
@@ -125,16 +94,14 @@ class ExplorerView:
     address: str = ""
     address_proof: str = ""
     heard_at: float = 0.0
-    patience_s: float = 0.0
-    """It may be silent for so long at least."""
+    patience_s: float = 0.0  # It may be silent for so long at least
     syncs: int = 0
     sync_failures: int = 0
+    # (time, tokens generated) of its heartbeats within the window
     samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
-    """(time, tokens generated) of its heartbeats within the window."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated over the last seconds."""
         if len(self.samples) < 2:
             return 0.0
         (begin, first), (end, last) = self.samples[0], self.samples[-1]
@@ -143,8 +110,6 @@ class ExplorerView:
 
 @dataclass(slots=True)
 class StepView:
-    """One step of training."""
-
     step: int
     version: int
     batch_id: str | None
@@ -157,11 +122,8 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class SyncView:
-    """An explorer has taken a version."""
-
     at: float
-    checksum: str
-    """Of the bytes that it received."""
+    checksum: str  # Of the bytes that it received
     control_s: float
     transfer_s: float
     pause_s: float
@@ -169,14 +131,9 @@ class SyncView:
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """One version that was published."""
-
     record: PublishedVersion
     published_at: float
-    served_by: list[str]
-    """Explorers that serve it now."""
-    announced: bool
-    """Whether it is the one to be served."""
+    served_by: list[str]  # Explorers that serve it now
+    announced: bool  # Whether it is the one to be served
     pinned: bool
-    asked_by: str | None
-    """Who asked that it be served, where it is, and somebody did."""
+    asked_by: str | None  # Who asked that it be served, where it is, and somebody did

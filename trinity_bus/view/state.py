@@ -31,19 +31,9 @@ from schemas import (
     WeightsSynced,
 )
 from trinity_bus.rollout.metrics import reward_of
-from trinity_bus.view.parts import (
-    RATE_WINDOW_S,
-    BatchView,
-    ExplorerView,
-    Limits,
-    StepView,
-    SyncView,
-    VersionRow,
-    trim,
-)
+from trinity_bus.view.parts import RATE_WINDOW_S, BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow, trim
 
-ALIVE_S: Final = 10.0
-"""Who has said nothing for this long counts as lost; the coordinator's own limit is a setting."""
+ALIVE_S: Final = 10.0  # Who has said nothing for this long counts as lost; the coordinator's own limit is a setting
 
 
 @dataclass(slots=True)
@@ -52,37 +42,28 @@ class MeshState:
 
     The partitions may come in any order among themselves, so nothing here needs a cause to be seen before its effect.
     A record that comes twice counts twice in ``rollouts``, ``response_tokens`` and the syncs of an explorer.
-
-    Args:
-        model: Whose versions to look at; None where there is but one.
-        alive_s: Silence after which somebody counts as lost, in seconds.
-        limits: How much is kept.
+    ``model`` is None where there is but one.
     """
 
     model: str | None = None
     alive_s: float = ALIVE_S
     limits: Limits = field(default_factory=Limits)
-    now: float = field(default=0.0, init=False)
-    """Time of the newest record, or of the last ``tick``."""
-    _newest: float = field(default=0.0, init=False, compare=False)
-    """Time of the newest record."""
+    now: float = field(default=0.0, init=False)  # Time of the newest record, or of the last ``tick``
+    _newest: float = field(default=0.0, init=False, compare=False)  # Time of the newest record
     batches: dict[str, BatchView] = field(default_factory=dict, init=False)
     explorers: dict[str, ExplorerView] = field(default_factory=dict, init=False)
+    # The newest heartbeat of the one that works
     coordinator: CoordinatorHeartbeat | None = field(default=None, init=False)
-    """The newest heartbeat of the one that works."""
     coordinator_at: float = field(default=0.0, init=False)
     trainer: TrainerHeartbeat | None = field(default=None, init=False)
     trainer_at: float = field(default=0.0, init=False)
-    steps: dict[int, StepView] = field(default_factory=dict, init=False)
-    """By step; 0 is the start."""
+    steps: dict[int, StepView] = field(default_factory=dict, init=False)  # By step; 0 is the start
+    # By version: how it was published, and when
     history: dict[int, tuple[PublishedVersion, float]] = field(default_factory=dict, init=False)
-    """By version: how it was published, and when."""
-    announced: ModelVersion | None = field(default=None, init=False)
-    """The newest announcement."""
+    announced: ModelVersion | None = field(default=None, init=False)  # The newest announcement
+    # The version that the explorers' side asked for last, with ``explorer_driven``; 0 before
     wanted: int = field(default=0, init=False)
-    """The version that the explorers' side asked for last, with ``explorer_driven``; 0 before."""
-    rollouts: Counter[str] = field(default_factory=Counter, init=False)
-    """Finished attempts by status."""
+    rollouts: Counter[str] = field(default_factory=Counter, init=False)  # Finished attempts by status
     response_tokens: int = field(default=0, init=False)
     _synced: dict[tuple[int, str], SyncView] = field(default_factory=dict, init=False)
     _errors: list[tuple[float, str]] = field(default_factory=list, init=False)
@@ -92,12 +73,7 @@ class MeshState:
         self.now = max(self._newest, now)
 
     def apply(self, record: object, at: float) -> None:
-        """Take one record; those of other kinds, and of other models, change nothing.
-
-        Args:
-            record: As read.
-            at: When it was written, in seconds since the epoch.
-        """
+        """Take one record; those of other kinds, and of other models, change nothing. ``at``: when it was written."""
         self._newest = max(self._newest, at)
         self.now = max(self.now, at)
         match record:
@@ -131,12 +107,10 @@ class MeshState:
 
     @property
     def states(self) -> Counter[str]:
-        """How many batches are in each state."""
         return Counter(batch.state.value for batch in self.batches.values())
 
     @property
     def errors(self) -> list[str]:
-        """The newest failures of rollouts and of transfers, for people."""
         return [text for _, text in self._errors]
 
     @property
@@ -146,12 +120,10 @@ class MeshState:
 
     @property
     def trainer_is_alive(self) -> bool:
-        """Whether the trainer has spoken lately."""
         return self.trainer is not None and self.now - self.trainer_at <= self.alive_s
 
     @property
     def coordinator_is_alive(self) -> bool:
-        """Whether a coordinator has spoken lately."""
         return self.coordinator is not None and self.now - self.coordinator_at <= self.alive_s
 
     @property
@@ -165,7 +137,6 @@ class MeshState:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second of all explorers that are alive."""
         return sum(explorer.tokens_per_s for explorer in self.alive())
 
     def is_alive(self, explorer: ExplorerView) -> bool:
@@ -173,7 +144,6 @@ class MeshState:
         return explorer.state != "left" and self.now - explorer.heard_at <= max(self.alive_s, explorer.patience_s)
 
     def alive(self) -> Iterator[ExplorerView]:
-        """Explorers that are alive, in the order of their names."""
         return (explorer for _, explorer in sorted(self.explorers.items()) if self.is_alive(explorer))
 
     def explorer_states(self) -> Counter[str]:
@@ -182,19 +152,15 @@ class MeshState:
         return Counter(explorer.state if self.is_alive(explorer) else "stopped" for explorer in present)
 
     def runners(self) -> list[RunnerState]:
-        """Every runner of the explorers that are alive, in the order of explorer and number."""
         return [runner for explorer in self.alive() for runner in explorer.runners]
 
     def running_tasks(self) -> frozenset[str]:
-        """Ids of the tasks that some explorer is at."""
         return frozenset(task_id for explorer in self.alive() for task_id in explorer.running)
 
     def serving(self, version: int) -> list[str]:
-        """Names of the explorers that serve this version."""
         return [e.name for e in self.alive() if e.state != "starting" and e.model_version == version]
 
     def synced(self, version: int) -> dict[str, SyncView]:
-        """Explorers that have taken a version, and how."""
         return {name: sync for (taken, name), sync in self._synced.items() if taken == version}
 
     def reward(self, step: StepView) -> float | None:
@@ -203,7 +169,6 @@ class MeshState:
         return None if batch is None else batch.reward
 
     def versions(self) -> list[VersionRow]:
-        """All versions that were published and are kept, oldest first."""
         announced = self.announced
         return [
             VersionRow(

@@ -1,4 +1,4 @@
-"""A connection between a member and its trainer, on which each has proven itself to the other: see ``proof``.
+"""A connection between a member and its trainer, on which each has proven itself to the other: see ``wire``.
 
 ::
 
@@ -18,6 +18,7 @@ the network, the other side or the time limit does, ``WireError`` for what is no
 
 import contextlib
 import errno
+import hmac
 import os
 import select
 import socket
@@ -27,48 +28,36 @@ import threading
 from collections.abc import Callable
 
 from trinity_bus import awake
-from trinity_bus.weights import proof
 from trinity_bus.weights.errors import LinkError, OtherProtocolError, WireError
-from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Handshake, Side
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.wire import HELLO, PROTOCOL, Hello
+from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROOF_BYTES, PROTOCOL, Handshake, Hello, Side, message_code
 
 _LENGTH = struct.Struct(">I")
 _GREETING = struct.Struct(">4sH")
 _MAGIC = b"TBwt"
-OPENING_BYTES = _GREETING.size + NONCE_BYTES
-"""That everybody hears who connects to a trainer."""
-_SLICE_S = 0.05
-"""How long a wait may take to notice that it was cancelled."""
-MEETING_S = 10.0
-"""Most that may pass until both have proven themselves: the trainer may read the announcement after the member."""
+OPENING_BYTES = _GREETING.size + NONCE_BYTES  # heard by everybody who connects to a trainer
+_SLICE_S = 0.05  # how long a wait may take to notice that it was cancelled
+MEETING_S = 10.0  # Until both have proven themselves: the trainer may read the announcement after the member
 
+# Who, whether a secret is the right one, until when (``awake.now``): the secret, or None where there is none
 type FindSecret = Callable[[str, Callable[[bytes], bool], float], bytes | None]
-"""Who, whether a secret is the right one, until when (``awake.now``): the secret, or None where there is none."""
 
 
 class Channel:
-    """An open connection. ``meet`` and ``admit`` make one.
-
-    Args:
-        connection: A socket, maybe with TLS.
-        timeout_s: How long nothing may move.
-        cancelled: Set by someone who wants every wait to end.
-    """
+    """An open connection, which ``meet`` or ``admit`` has made. ``timeout_s``: how long nothing may move."""
 
     def __init__(self, connection: socket.socket, *, timeout_s: float, cancelled: threading.Event) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
         self.cancelled = cancelled
+        # Called again and again while something is read; what it raises ends that
         self.watch: Callable[[], None] = lambda: None
-        """Called again and again while something is read; what it raises ends that."""
         self._key = b""
         self._side: Side = "member"
         self._sent = self._received = 0
 
     @property
     def timeout_s(self) -> float:
-        """How long nothing may move."""
         return self._timeout_s
 
     def secure(self, key: bytes, side: Side) -> None:
@@ -86,48 +75,28 @@ class Channel:
         return half
 
     def send(self, body: bytes) -> None:
-        """Send a message.
-
-        Raises:
-            LinkError: It is not taken.
-        """
-        code = proof.message_code(self._key, self._side, self._sent, body)
+        code = message_code(self._key, self._side, self._sent, body)
         self._sent += 1
         self.write(_LENGTH.pack(len(body)) + code + body)
 
     def receive(self, limit: int, deadline: float | None = None) -> bytes:
-        """Return the next message.
-
-        Args:
-            limit: Most bytes that it may have.
-            deadline: By ``awake.now``, however much moves; unset: as long as something does.
-
-        Raises:
-            LinkError: It does not come, or is of somebody else.
-            WireError: It is too long.
-        """
+        """Return the next message, of ``limit`` bytes at most, by ``deadline`` (``awake.now``), however much moves."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size, deadline))
         if length > limit:
             raise WireError(f"a message of {length} bytes is over the limit of {limit}")
         code, body = self.read(PROOF_BYTES, deadline), self.read(length, deadline)
         sender: Side = "trainer" if self._side == "member" else "member"
-        if not proof.same(code, proof.message_code(self._key, sender, self._received, body)):
+        if not hmac.compare_digest(code, message_code(self._key, sender, self._received, body)):
             raise LinkError("a message is not of the other side: somebody is in between")
         self._received += 1
         return body
 
     def read(self, count: int, deadline: float | None = None) -> bytes:
-        """So many bytes, with no frame around them; see :meth:`read_into`."""
         data = bytearray(count)
         self.read_into(memoryview(data), deadline)
         return bytes(data)
 
     def read_into(self, view: memoryview, deadline: float | None = None) -> None:
-        """Fill ``view``.
-
-        Raises:
-            LinkError: The other side closed, is silent for too long, or the transfer was cancelled.
-        """
         filled = 0
         silent_at = awake.now() + self._timeout_s
         try:
@@ -157,11 +126,7 @@ class Channel:
             raise LinkError(f"the connection broke: {error}") from error
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send bytes with no frame around them, all within the time limit.
-
-        Raises:
-            LinkError: They are not taken.
-        """
+        """Send bytes with no frame around them, all within the time limit."""
         try:
             self._connection.settimeout(_SLICE_S)
             left, until = memoryview(data).cast("B"), awake.now() + self._timeout_s
@@ -176,11 +141,6 @@ class Channel:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Addresses of this machine and of the other one, as they see each other.
-
-        Raises:
-            LinkError: It is broken.
-        """
         try:
             return str(self._connection.getsockname()[0]), str(self._connection.getpeername()[0])
         except OSError as error:
@@ -212,11 +172,7 @@ class Channel:
         self._poll(select.POLLRDHUP)
 
     def notice_silence(self, limit_s: int) -> None:
-        """Have a machine that is gone without a word be an end of the connection, after so many seconds.
-
-        Raises:
-            LinkError: It is broken already.
-        """
+        """Have a machine that is gone without a word be an end of the connection, after so many seconds."""
         try:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             # Asked after half of the time, thrice; and what was sent is to be acknowledged within it.
@@ -238,7 +194,6 @@ class Channel:
             waiting.poll()
 
     def has_more(self) -> bool:
-        """Whether the other side has said something that was not read yet."""
         try:
             self._connection.settimeout(0)
             return self._connection.recv(1, socket.MSG_PEEK) != b""
@@ -264,16 +219,7 @@ class Channel:
 
 
 def meet(source: Source, cancelled: threading.Event) -> Channel:
-    """Connect to a trainer, as a member; both prove themselves.
-
-    Args:
-        source: Where it is, who this member is, and the secret of the announcement.
-        cancelled: Set by someone who wants this to end.
-
-    Raises:
-        OtherProtocolError: It speaks another protocol.
-        LinkError: Nobody answers, or not the trainer.
-    """
+    """Connect to a trainer, as a member; both prove themselves."""
     where = f"{source.host}:{source.port}"
     if not source.secret:
         raise LinkError("the announcement carries no secret: its coordinator is older than this explorer; upgrade it")
@@ -299,7 +245,6 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
 
 
 def _introduce(channel: Channel, source: Source, deadline: float) -> None:
-    """Prove who this member is, and see the trainer's proof."""
     secret, trainer = bytes.fromhex(source.secret), f"who answers at {source.host}:{source.port}"
     magic, protocol = _GREETING.unpack(channel.read(_GREETING.size, deadline))
     if magic != _MAGIC:
@@ -310,27 +255,13 @@ def _introduce(channel: Channel, source: Source, deadline: float) -> None:
     if protocol != PROTOCOL:
         # Only now, so that the other side can say it as well.
         raise OtherProtocolError(trainer, protocol, PROTOCOL)
-    if not proof.same(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
+    if not hmac.compare_digest(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
         raise LinkError("who answers does not know the secret of the announcement")
     channel.secure(meeting.key(secret), "member")
 
 
 def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str:
-    """Let a member in that has connected; both prove themselves.
-
-    Args:
-        channel: To whoever it is.
-        find_secret: Knows the secrets of those that were announced.
-        timeout_s: Limit of a transfer's steps.
-
-    Returns:
-        Who it is.
-
-    Raises:
-        OtherProtocolError: It speaks another protocol.
-        LinkError: It is no member.
-        WireError: It says something else.
-    """
+    """Let a member in that has connected; both prove themselves. Return who it is."""
     deadline = awake.now() + min(timeout_s, MEETING_S)
     challenge = os.urandom(NONCE_BYTES)
     channel.write(_GREETING.pack(_MAGIC, PROTOCOL) + challenge)
@@ -341,7 +272,9 @@ def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str
     if hello.protocol != PROTOCOL:
         raise OtherProtocolError(hello.who, hello.protocol, PROTOCOL)
     meeting = Handshake(hello.who, challenge, hello.nonce)
-    secret = find_secret(hello.who, lambda known: proof.same(hello.proof, meeting.proof(known, "member")), deadline)
+    secret = find_secret(
+        hello.who, lambda known: hmac.compare_digest(hello.proof, meeting.proof(known, "member")), deadline
+    )
     if secret is None:
         raise LinkError("it does not know the secret of an announcement that names it")
     channel.write(meeting.proof(secret, "trainer"))

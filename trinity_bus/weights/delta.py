@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, Slot
 from trinity_bus.weights.errors import DeltaError
+from trinity_bus.weights.layout import ITEM_SIZES, Bucket, Slot
 
 type Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -31,45 +31,28 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be changed in one tensor."""
-
-    tensor: int
-    """Its index in the layout."""
-    count: int
-    """Elements that change."""
-    width: int
-    """Bytes of each distance: 1, 2, 4 or 8."""
+    tensor: int  # index in the layout
+    count: int  # elements that change
+    width: int  # bytes of each distance: 1, 2, 4 or 8
 
     def nbytes(self, item_size: int) -> int:
-        """Return the bytes of the tensor's part of the payload."""
         return self.count * (self.width + item_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A delta in memory."""
-
     changes: tuple[Change, ...]
-    payload: tuple[Bytes, ...]
-    """In order; together they are the payload."""
+    payload: tuple[Bytes, ...]  # in order; together they are the payload
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload."""
         return sum(part.nbytes for part in self.payload)
 
 
 def encode(layout: Sequence[Bucket], base: Sequence[Any], target: Sequence[Any], limit: int) -> Delta | None:
-    """Return what turns ``base`` into ``target``.
+    """Return what turns ``base`` into ``target``; None where its payload would be ``limit`` bytes or more.
 
-    Args:
-        layout: Of both.
-        base: One for each bucket, of what numpy takes for an array.
-        target: The same.
-        limit: Bytes.
-
-    Returns:
-        The delta; None where its payload would be ``limit`` bytes or more.
+    ``base`` and ``target`` have, for each bucket, something that numpy takes for an array.
     """
     changes: list[Change] = []
     payload: list[Bytes] = []
@@ -96,11 +79,7 @@ def encode(layout: Sequence[Bucket], base: Sequence[Any], target: Sequence[Any],
 
 
 def payload_size(layout: Sequence[Bucket], changes: Iterable[Change]) -> int:
-    """Bytes of the payload that belongs to ``changes``; to be called before memory is taken for it.
-
-    Raises:
-        DeltaError: They do not fit the layout, or are not in its order.
-    """
+    """Return the bytes of the payload that belongs to ``changes``; to be called before memory is taken for it."""
     slots = [slot for _, _, slot in _slots(layout)]
     size, last = 0, -1
     for change in changes:
@@ -116,17 +95,7 @@ def payload_size(layout: Sequence[Bucket], changes: Iterable[Change]) -> int:
 
 
 def apply(layout: Sequence[Bucket], buffers: Sequence[Bytes], changes: Sequence[Change], payload: Bytes) -> None:
-    """Turn the base's bytes into the target's, in place.
-
-    Args:
-        layout: Of both.
-        buffers: The base's bytes, one array for each bucket.
-        changes: As encoded.
-        payload: As encoded, in one piece.
-
-    Raises:
-        DeltaError: Something does not fit.
-    """
+    """Turn the base's bytes, one array for each bucket, into the target's, in place."""
     if payload_size(layout, changes) != payload.nbytes:
         raise DeltaError(f"the delta has {payload.nbytes} bytes, its changes say {payload_size(layout, changes)}")
     slots = list(_slots(layout))
@@ -146,7 +115,7 @@ def apply(layout: Sequence[Bucket], buffers: Sequence[Bytes], changes: Sequence[
 
 
 def _slots(layout: Sequence[Bucket]) -> Iterable[tuple[int, int, Slot]]:
-    """Index of the tensor, index of its bucket, and where it lies there."""
+    # Index of the tensor, index of its bucket, and where it lies there.
     index = 0
     for number, bucket in enumerate(layout):
         for slot in bucket.slots:
@@ -155,9 +124,6 @@ def _slots(layout: Sequence[Bucket]) -> Iterable[tuple[int, int, Slot]]:
 
 
 def _elements(buffer: Bytes, slot: Slot) -> np.ndarray[Any, Any]:
-    """Return a tensor's elements as unsigned integers.
-
-    Comparing floats would take -0.0 for 0.0, and no NaN for itself.
-    """
+    # Comparing floats would take -0.0 for 0.0, and no NaN for itself.
     place = buffer[slot.offset : slot.offset + slot.meta.nbytes]
     return place.view(_UNSIGNED[ITEM_SIZES[slot.meta.dtype]])

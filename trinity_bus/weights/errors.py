@@ -16,13 +16,7 @@ class LinkError(WeightTransferError, ConnectionError):
 
 
 class OtherProtocolError(LinkError):
-    """The two sides speak different protocols of weights; the older one is to be upgraded.
-
-    Args:
-        who: The other side.
-        theirs: What it speaks; 0 where it does not say.
-        own: What this side speaks.
-    """
+    """The two sides speak different protocols of weights (0: unknown); the older one is to be upgraded."""
 
     def __init__(self, who: str, theirs: int, own: int) -> None:
         spoken = f"protocol {theirs} of weights" if theirs else "a protocol of weights without a number"

@@ -1,6 +1,4 @@
-"""A port for members: whoever connects proves itself first, and costs nobody else anything.
-
-It is the trainer's, or that of a member that passes versions on.
+"""A port for members, of the trainer or of a member that passes versions on: whoever connects proves itself first.
 
 ::
 
@@ -11,10 +9,8 @@ It is the trainer's, or that of a member that passes versions on.
 
 Strangers are bounded: beyond ``MAX_STRANGERS`` connections that have not proven themselves the oldest is cut, and each
 has some seconds. So are members: each has ``PER_MEMBER`` connections, the newest ones, in all epochs together.
-Failures: see the drawing; a line in the log names the address, once in a while.
-
-The *keyring* has the secrets of the last announcements, for the members that they name. A member may have read its
-announcement before the trainer has, and is then waited for.
+Failures: see the drawing; a line in the log names the address, once in a while. A member may have read its announcement
+before the trainer has, and is then waited for.
 """
 
 import logging
@@ -35,36 +31,26 @@ from trinity_bus.weights.errors import LinkError, WeightTransferError
 _log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-PER_MEMBER = 32
-"""Connections: each worker of an engine that is split over GPUs has one, and may begin the next before it has ended."""
-_EPOCHS = 8
-"""Epochs whose members are let in. A member of an older one was named again since, if it is wanted."""
-_LINE_S = 10.0
-"""Between two lines about strangers: anyone can connect, as often as they like."""
-_SECRETS = 4
-"""Announcements of one epoch whose secrets hold."""
-_ENDING_S = 1.0
-"""How long the end waits for the threads of connections, whose waits end within moments."""
+PER_MEMBER = 32  # Each worker of an engine that is split over GPUs has one, and may begin the next before it has ended
+_EPOCHS = 8  # Epochs whose members are let in. A member of an older one was named again since, if it is wanted.
+_LINE_S = 10.0  # Between two lines about strangers: anyone can connect, as often as they like
+_SECRETS = 4  # announcements of one epoch whose secrets hold
+_ENDING_S = 1.0  # How long the end waits for the threads of connections, whose waits end within moments
 
+# Serves a member, in the thread of its connection. True where the channel is kept, and closed by its keeper.
 type Attend = Callable[[Channel, str], bool]
-"""Serves a member; called in the thread of its connection. True where the channel is kept, and closed by its keeper."""
 
 
 def member_name(announced: ModelVersion, explorer: str) -> str:
-    """How a member of an announcement calls itself."""
     return f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}"
 
 
 class Secrets(Protocol):
-    """Whom a listener lets in."""
-
     def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
         """Return the secret of a member that is the right one; None where there is none by the deadline."""
         ...
 
-    def close(self) -> None:
-        """Nobody is let in any more."""
-        ...
+    def close(self) -> None: ...
 
 
 class AwaitedSecrets(ABC):
@@ -78,7 +64,6 @@ class AwaitedSecrets(ABC):
         self._closed = False
 
     def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        """Return the secret of a member that is the right one; waits for announcements, until the deadline."""
         with self._changed:
             while not self._closed:
                 found = next(filter(is_right, self._secrets(who)), None)
@@ -91,14 +76,14 @@ class AwaitedSecrets(ABC):
             return None
 
     def close(self) -> None:
-        """Nobody is let in any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @abstractmethod
     def _secrets(self, who: str) -> Iterable[bytes]:
-        """With the lock held: those that a member may have."""
+        # With the lock held: those that a member may have.
+        pass
 
 
 class Keyring(AwaitedSecrets):
@@ -130,21 +115,10 @@ class Keyring(AwaitedSecrets):
 
 
 class PeerListener:
-    """Listens for members.
+    """Listens for members on the first free one of ``ports`` (0: any) of ``host``; LinkError where there is none.
 
-    Args:
-        host: Address to listen on, and on no other interface.
-        ports: The first free one is taken; 0 is any.
-        timeout_s: How long nothing may move on a connection.
-        attend: What serves a member.
-        secrets: Whom to let in.
-        tls: Where given, connections are TLS.
-        together: Whether ``PER_MEMBER`` connections are all that there may be: who is let in under any name may take
-            as many as it likes.
-        what: What connections are for, as it is said to people.
-
-    Raises:
-        LinkError: Nothing can listen there.
+    ``together``: all connections share ``PER_MEMBER``: who is let in under any name may take as many as it likes.
+    ``what``: the connections' purpose, for the log.
     """
 
     def __init__(
@@ -170,7 +144,6 @@ class PeerListener:
         self._strangers: OrderedDict[socket.socket, None] = OrderedDict()
         self._members: dict[str, list[Channel]] = {}
         self._threads: set[threading.Thread] = set()
-        """Of connections."""
         self._closed = threading.Event()
         self._silent_until = 0.0
         self._listener = _listen(host, ports, what)
@@ -179,7 +152,6 @@ class PeerListener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, for ``ModelVersion``."""
         return self._host, self._port
 
     def close(self) -> None:
@@ -203,7 +175,6 @@ class PeerListener:
             awake.join(thread, until - awake.now())
 
     def cut(self) -> None:
-        """Close the connections of all members, and go on listening."""
         with self._lock:
             channels = [channel for channels in self._members.values() for channel in channels]
         for channel in channels:
@@ -245,7 +216,6 @@ class PeerListener:
                 self._closed.wait(0.1)
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        """Body of a connection's thread."""
         kept = False
         channel: Channel | None = None
         who = ""
@@ -299,7 +269,7 @@ class PeerListener:
                 self._members.pop(whose, None)
 
     def _whose(self, who: str) -> str:
-        """Return whose connections are bounded together: a member has another name in each epoch (``member_name``)."""
+        # Whose connections are bounded together: a member has another name in each epoch (``member_name``).
         return "" if self._together else who.split("/", 2)[-1]
 
     def _let_in(self, connection: socket.socket, channel: Channel, who: str) -> None:

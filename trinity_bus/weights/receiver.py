@@ -11,17 +11,13 @@ from version to version: fresh memory costs page faults, and what the buffers ho
 received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
 memory that a member keeps is there in any case. With cores to spare, or on a slow wire, other threads hash each bucket
 while the next ones arrive; on one or two cores that would cost a fast wire what it saves, so the hashing waits for the
-last byte. Names,
-dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
-come: see ``manifest``.
+last byte.
 
 Several workers of one engine have one copy of the version between them: the first receives it into memory that the
 others map (``SharedVersion``), so the bytes come once, and are kept once; they are not proven again.
 
 What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
-(``pull.relay``); to those of later announcements, too, that are told of (``let_in``).
-
-A pull that breaks off leaves the chunks that were proven (``chunks``) in the buffers. If the same version is to be
+(``pull.relay``). A pull that breaks off leaves the chunks that were proven in the buffers. If the same version is to be
 taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
 there. They are hashed as a whole in any case, and where that is wrong, all is received anew the next time.
 
@@ -44,13 +40,10 @@ from typing import TYPE_CHECKING, Literal
 from trinity_bus import awake
 from trinity_bus.runtime.device import SharedMemory, host_buffer, shared_memory
 from trinity_bus.weights import delta
-from trinity_bus.weights.buckets import Bucket
-from trinity_bus.weights.carriers import carrier_of
-from trinity_bus.weights.checkpoint.transport import CheckpointTransport
-from trinity_bus.weights.chunks import spans
+from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
-from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest, spans
+from trinity_bus.weights.link.carrier import carrier_of
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.transport import Method, Offer, Source, WeightTransport
@@ -59,15 +52,11 @@ if TYPE_CHECKING:
     import torch
 
 _FEW_CORES = 2
-_SLOW_WIRE = 300e6
-"""Bytes a second, under which a core that hashes has time to spare."""
-_WAITS = 2
-"""How many steps with a limit there may be between two signs of life: finding the trainer, and meeting it."""
-_GRACE_S = 2.0
-"""How much longer than that a thread may say nothing."""
+_SLOW_WIRE = 300e6  # Bytes a second, under which a core that hashes has time to spare
+_WAITS = 2  # Steps with a limit between two signs of life: finding the trainer, and meeting it
+_GRACE_S = 2.0  # how much longer than that a thread may say nothing
 
-_ENDING_S = 1.0
-"""How long a thread that was cancelled is waited for; its waits end within moments."""
+_ENDING_S = 1.0  # How long a thread that was cancelled is waited for; its waits end within moments
 
 type Prepare = "Callable[[TransferManifest, Iterator[tuple[str, torch.Tensor]]], None]"
 type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
@@ -78,8 +67,7 @@ class SharedVersion:
     """Where other processes of this machine and user find a version: its buckets, each at a page, then the manifest."""
 
     process: int
-    file: int
-    """Its descriptor there."""
+    file: int  # its descriptor there
     manifest_at: int
     manifest_nbytes: int
 
@@ -90,41 +78,28 @@ class TransferProgress:
 
     state: ReceiverState = "idle"
     error: str = ""
-    checksum: str = ""
-    """Of the bytes that the member now has."""
-    nbytes: int = 0
-    """Of the version."""
+    checksum: str = ""  # of the bytes that the member now has
+    nbytes: int = 0  # of the version
+    # How many of them came; fewer where only what had changed was sent, or some were there from a former try
     received_nbytes: int = 0
-    """How many of them came; fewer where only what had changed was sent, or some were there from a former try."""
-    posted_at: float = 0.0
-    """When it was ready for the first byte."""
-    received_at: float = 0.0
-    """When the last byte was there."""
-    verified_at: float = 0.0
-    """When its checksum was found right."""
-    prepared_at: float = 0.0
-    """When it could be taken."""
-    shared: SharedVersion | None = None
-    """Where others find it, if they may."""
+    posted_at: float = 0.0  # ready for the first byte
+    received_at: float = 0.0  # the last byte was there
+    verified_at: float = 0.0  # its checksum was found right
+    prepared_at: float = 0.0  # it could be taken
+    shared: SharedVersion | None = None  # where others find it, if they may
 
 
 @dataclass(slots=True)
 class _Resources:
-    """What outlives a transfer that went well."""
-
-    links: PullTransport | None = None
-    """And the method that it is for."""
+    links: PullTransport | None = None  # and the method that it is for
     linked_by: Method = "gloo"
     buffers: "list[torch.Tensor]" = field(default_factory=list)
-    memory: SharedMemory | None = None
-    """That the buffers are a part of, where they are shared."""
-    held: TransferManifest | None = None
-    """The version whose bytes are in the buffers, proven."""
+    memory: SharedMemory | None = None  # that the buffers are a part of, where they are shared
+    held: TransferManifest | None = None  # the version whose bytes are in the buffers, proven
+    # Where none is: the checksum of one that was begun, and how many of its chunks are there, each proven
     begun: tuple[str, int] = ("", 0)
-    """Where none is: the checksum of one that was begun, and how many of its chunks are there, each proven."""
 
     def chunks_of(self, checksum: str) -> int:
-        """How many chunks of a version are in the buffers, from the first on."""
         if not self.buffers:
             return 0
         if self.held is not None and self.held.checksum == checksum:
@@ -147,11 +122,12 @@ class _Transfer:
         prepare: Prepare | None,
         limit_bytes: int | None,
         device: "torch.device | None",
-        shared: "bool | SharedVersion",
+        shared: bool,
+        found: SharedVersion | None,
         ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
-        self._shared = shared
+        self._shared, self._found = shared, found
         self._prepare = prepare
         self._limit_bytes = limit_bytes
         self._device = device
@@ -164,12 +140,11 @@ class _Transfer:
         self.manifest: TransferManifest | None = None
         self._ended = ended
         self._progress = TransferProgress(state="receiving")
-        self._waiting_since: float | None = awake.now()
-        """For the other side; None while it computes."""
+        self._waiting_since: float | None = awake.now()  # for the other side; None while it computes
 
     @property
     def progress(self) -> TransferProgress:
-        """Where it stands; failed where it has not moved for too long."""
+        # Failed where it has not moved for too long.
         progress, since, limit_s = self._progress, self._waiting_since, _WAITS * self.source.timeout_s + _GRACE_S
         if progress.state == "receiving" and since is not None and awake.now() - since > limit_s:
             return TransferProgress(state="failed", error=f"WeightTransferError: nothing has moved for {limit_s:g} s")
@@ -177,15 +152,13 @@ class _Transfer:
 
     @property
     def over(self) -> bool:
-        """Whether its thread will not touch ``resources`` any more."""
+        # Its thread will not touch ``resources`` any more.
         return self._over.is_set()
 
     def wait_over(self, limit_s: float) -> bool:
-        """Wait until its thread will not touch ``resources`` any more. Return whether that is so."""
         return awake.wait_in_thread(self._over.wait, limit_s)
 
     def run(self) -> None:
-        """Body of the thread."""
         former, self._former = self._former, None
         if former is not None and former.wait_over(_ENDING_S):
             self.resources = former.resources
@@ -199,8 +172,8 @@ class _Transfer:
 
                 # Every thread begins with the machine's first GPU, whichever its process works on.
                 torch.cuda.set_device(self._device)
-            if isinstance(self._shared, SharedVersion):
-                progress = self._ready(self._map(self._shared), TransferProgress())
+            if self._found is not None:
+                progress = self._ready(self._map(self._found), TransferProgress())
             else:
                 transport = self._transport(source)
                 progress = self._receive(transport)
@@ -259,7 +232,6 @@ class _Transfer:
         return self._ready(offer.manifest, progress)
 
     def _ready(self, manifest: TransferManifest, progress: TransferProgress) -> TransferProgress:
-        """Prepare what is in the buffers, and let it be taken."""
         buffers = self.resources.buffers
         verified_at = time.perf_counter()
         if self._prepare is not None:
@@ -276,16 +248,16 @@ class _Transfer:
         )
 
     def _told(self, manifest: TransferManifest) -> SharedVersion | None:
-        """Write the manifest behind the bytes, for those who are to map them."""
+        # The manifest stands behind the bytes, for those who are to map them.
         memory = self.resources.memory
-        if memory is None or self._shared is not True:
+        if memory is None or self._found is not None or not self._shared:
             return None
         text = manifest.to_json()
         os.pwrite(memory.file, text, len(memory))
         return SharedVersion(process=os.getpid(), file=memory.file, manifest_at=len(memory), manifest_nbytes=len(text))
 
     def _map(self, shared: SharedVersion) -> TransferManifest:
-        """Have the buffers of another process for one's own."""
+        # The buffers become those of another process.
         resources = self.resources
         # For nobody.
         self._waiting_since = None
@@ -312,7 +284,7 @@ class _Transfer:
             yield named
 
     def _receive_all(self, transport: WeightTransport, layout: list[Bucket], kept: int) -> tuple[TransferProgress, str]:
-        """Receive all buckets, but for the bytes that are there; also the digest of what is there then."""
+        # All but the bytes that are there; also returns the digest of what is there then.
         resources = self.resources
         resources.held, resources.begun = None, ("", 0)
         buffers = self._fit_buffers(layout)
@@ -332,8 +304,7 @@ class _Transfer:
             try:
                 transport.fill(buffers, arrived)
             except WeightTransferError:
-                if isinstance(transport, PullTransport):
-                    resources.begun = (self.source.checksum, transport.proven)
+                resources.begun = (self.source.checksum, transport.proven)
                 raise
             received_at = time.perf_counter()
             self._waiting_since = None
@@ -346,7 +317,7 @@ class _Transfer:
     def _receive_changes(
         self, transport: WeightTransport, layout: list[Bucket], offer: Offer
     ) -> tuple[TransferProgress, str]:
-        """Receive a delta, and write it into the buffers; also the digest of what they hold then."""
+        # Written into the buffers; also returns the digest of what they hold then.
         import torch
 
         resources, changes = self.resources, offer.changes or ()
@@ -389,7 +360,6 @@ class WeightReceiver:
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
         limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
-        device: That the model lies on.
         shared: Whether other workers of the engine are to map what this one has received.
     """
 
@@ -410,12 +380,10 @@ class WeightReceiver:
         self._resources = _Resources()
         self._relay = Relay()
         self._transfer: _Transfer | None = None
-        self._ending: _Transfer | None = None
-        """One that was cancelled, and may still use the buffers."""
+        self._ending: _Transfer | None = None  # was cancelled, and may still use the buffers
 
     @property
     def progress(self) -> TransferProgress:
-        """Where it stands."""
         return self._transfer.progress if self._transfer is not None else TransferProgress()
 
     def start(
@@ -424,15 +392,9 @@ class WeightReceiver:
         ended: Callable[[TransferProgress], None] = lambda _: None,
         shared: SharedVersion | None = None,
     ) -> None:
-        """Begin to receive.
+        """Begin to receive, or to map what another worker has received (``shared``). WeightTransferError: not idle.
 
-        Args:
-            source: What, and from where.
-            ended: Called by the transfer's thread when it is ready or has failed, be it cancelled by then or not.
-            shared: Where another worker of the engine has received it; nothing is received then.
-
-        Raises:
-            WeightTransferError: It is not idle.
+        ``ended`` is called by the transfer's thread when it is ready or has failed, be it cancelled by then or not.
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
@@ -445,27 +407,21 @@ class WeightReceiver:
             prepare=self._prepare,
             limit_bytes=self._limit_bytes,
             device=self._device,
-            shared=shared or self._shared,
+            shared=self._shared,
+            found=shared,
             ended=ended,
         )
         self._resources, self._ending = _Resources(), None
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 
     def let_in(self, source: Source) -> None:
-        """Pass the version that has come on to the members of another announcement, too, if it is of that version.
-
-        Args:
-            source: As one of them would find it.
-        """
+        """Pass the version that has come on to the members of another announcement, too, if it is of that version."""
         self._relay.let_in(source)
 
     def take(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return the tensors of the version that is ready, as views into the buffers; the receiver is idle from now on.
+        """Return the tensors of the version that is ready, as views into the buffers.
 
-        The views hold until the next ``start``.
-
-        Raises:
-            WeightTransferError: No whole version is there.
+        They hold until the next ``start``; the receiver is idle then. WeightTransferError: no whole version is there.
         """
         transfer, progress = self._transfer, self.progress
         if transfer is None or transfer.manifest is None or progress.state != "ready":
@@ -480,7 +436,6 @@ class WeightReceiver:
         return None if self._transfer is None else self._transfer.manifest
 
     def cancel(self) -> None:
-        """End whatever goes on and become idle."""
         transfer, self._transfer = self._transfer, None
         if transfer is None:
             return
@@ -502,7 +457,6 @@ class WeightReceiver:
 
 
 def _paged(nbytes: int) -> int:
-    """How much room a bucket has in memory that is shared."""
     return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 

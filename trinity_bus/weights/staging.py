@@ -11,62 +11,152 @@ iteration comes to it: gathering, converting and packing the next bucket overlap
 place at which weights change their dtype on the way to the engines.
 
 Where a version is in files as well, by the time that it is asked for (a durable checkpoint, the model that was begun
-with), no copy is kept: it is packed for its hashes alone, bucket after bucket in the same few buffers, and read from
-the files (``file_buckets``) for whoever takes it.
+with), no copy is kept: it is packed for its hashes alone, bucket after bucket in the same few buffers. ``FileBuckets``
+makes up what is asked for, no more than is wanted at once, in the dtype in which it travels; once open, the files can
+be had even where their folder has been removed. Whether the bytes are those that were announced, who takes them finds
+out.
 
 Failures: a version that is not staged, or has another checksum than was asked for, is refused with what there is. The
 buffers of a lease that ended badly are *spoiled*: pending operations may still read them, so they are given up.
+``TensorFileError`` where a file is not what it was; ``OSError`` where it is not there, or cannot be read.
 """
 
 import contextlib
+import json
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from trinity_bus.runtime.device import host_buffer, uses_gpu
-from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
-from trinity_bus.weights.chunks import Span, spans
-from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
-from trinity_bus.weights.file_buckets import FileBuckets
-from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.errors import TensorFileError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.layout import (
+    ALIGNMENT,
+    ITEM_SIZES,
+    Bucket,
+    ContentHash,
+    Slot,
+    Span,
+    TensorMeta,
+    TransferManifest,
+    spans,
+)
+from trinity_bus.weights.tensor_file import TensorFile
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-DEFAULT_BUCKET_BYTES = 64 << 20
-"""Large, because each bucket costs a round trip."""
-HASHED_AT_ONCE = 4
-"""Buckets that wait for their hashes, where they are used again."""
+_INDEX: Final = "model.safetensors.index.json"
+_WEIGHTS: Final = "model.safetensors"
+
+
+class FileBucket:
+    """One bucket; slices of it are uint8 tensors that are read from the files."""
+
+    def __init__(self, files: "FileBuckets", bucket: Bucket) -> None:
+        self._files = files
+        self._bucket = bucket
+
+    def __len__(self) -> int:
+        return self._bucket.nbytes
+
+    def __getitem__(self, part: slice) -> "torch.Tensor":
+        import torch
+
+        start, end, _ = part.indices(len(self))
+        # Zeros are between tensors.
+        found = torch.zeros(end - start, dtype=torch.uint8)
+        for slot in self._bucket.slots:
+            first, last = max(start, slot.offset), min(end, slot.offset + slot.meta.nbytes)
+            if first < last:
+                self._files.read(slot, first - slot.offset, found[first - start : last - start])
+        return found
+
+    def __array__(self, *_: Any, **__: Any) -> "np.ndarray[Any, Any]":
+        whole: np.ndarray[Any, Any] = self[:].numpy()
+        return whole
+
+
+class FileBuckets(Sequence[FileBucket]):
+    """All buckets of a version, whose tensors ``folder`` has under the same names. May be used from any thread."""
+
+    def __init__(self, folder: Path, layout: Sequence[Bucket]) -> None:
+        self._folder = folder
+        self._buckets = [FileBucket(self, bucket) for bucket in layout]
+        self._lock = threading.Lock()
+        self._open: dict[str, TensorFile] | None = None  # by the name of a tensor
+        self._closing = contextlib.ExitStack()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    @overload
+    def __getitem__(self, index: int) -> FileBucket: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FileBucket]: ...
+    def __getitem__(self, index: int | slice) -> FileBucket | list[FileBucket]:
+        return self._buckets[index]
+
+    def __del__(self) -> None:
+        self._closing.close()
+
+    def open(self) -> "dict[str, TensorFile]":
+        """Open the files, unless they are; each by the names of its tensors."""
+        with self._lock:
+            if self._open is None:
+                names = {_WEIGHTS}
+                with contextlib.suppress(FileNotFoundError):
+                    names = set(json.loads((self._folder / _INDEX).read_bytes())["weight_map"].values())
+                # A name that leads out of the folder is not followed.
+                with contextlib.ExitStack() as opening:
+                    files = [opening.enter_context(TensorFile(self._folder / Path(name).name)) for name in names]
+                    self._open = {meta.name: file for file in files for meta in file.metas}
+                    # Not those of a try that fails: another one opens them anew.
+                    self._closing = opening.pop_all()
+            return self._open
+
+    def read(self, slot: Slot, offset: int, place: "torch.Tensor") -> None:
+        """Fill ``place`` with bytes of a tensor, from ``offset`` on, whole elements as it travels."""
+        import torch
+
+        meta = slot.meta
+        file = self.open().get(meta.name)
+        if file is None or file.meta(meta.name).shape != meta.shape:
+            raise TensorFileError(f"{self._folder} has no tensor {meta.name!r} of shape {meta.shape}")
+        kept = file.meta(meta.name).dtype
+        if kept == meta.dtype:
+            file.read_part(meta.name, offset, memoryview(place.numpy()))
+            return
+        width, kept_width = ITEM_SIZES[meta.dtype], ITEM_SIZES[kept]
+        raw = torch.empty(len(place) // width * kept_width, dtype=torch.uint8)
+        file.read_part(meta.name, offset // width * kept_width, memoryview(raw.numpy()))
+        place.view(getattr(torch, meta.dtype)).copy_(raw.view(getattr(torch, kept)))
+
+
+DEFAULT_BUCKET_BYTES = 64 << 20  # large, because each bucket costs a round trip
+HASHED_AT_ONCE = 4  # buckets that wait for their hashes, where they are used again
 
 
 @dataclass(slots=True)
 class Staged:
-    """A version in buffers."""
-
     manifest: TransferManifest
     layout: list[Bucket]
-    buffers: "Sequence[torch.Tensor] | FileBuckets"
-    """uint8, one for each bucket, of its size."""
+    buffers: "Sequence[torch.Tensor] | FileBuckets"  # uint8, one for each bucket, of its size
+    # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
-    """What the buffers are views of; a bucket need not fill it. Empty where they are in files."""
-    chunk_hashes: bytes = b""
-    """See ``chunks``."""
+    chunk_hashes: bytes = b""  # see ``layout``
     leases: int = 0
-    spoiled: bool = False
-    """A broken link may still read the buffers."""
+    spoiled: bool = False  # a broken link may still read the buffers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buckets."""
         return sum(bucket.nbytes for bucket in self.layout)
 
     def chunks(self) -> list[Span]:
-        """Return how it is cut into chunks."""
         return spans((bucket.nbytes for bucket in self.layout), self.manifest.bucket_bytes)
 
 
@@ -74,7 +164,6 @@ class Staging:
     """Keeps the newest versions. All methods may be called from any thread.
 
     Args:
-        bucket_bytes: Size of one bucket.
         retain: How many of the newest versions can be leased, besides the one that is to be kept.
         dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
         chunks: Whether to hash each chunk, too, for members that pass versions on.
@@ -92,7 +181,6 @@ class Staging:
 
     @property
     def versions(self) -> list[int]:
-        """Versions that can be leased, oldest first."""
         with self._lock:
             return list(self._staged)
 
@@ -102,18 +190,10 @@ class Staging:
         """Copy a version into buffers, or find its hashes alone, replacing what was staged under the same number.
 
         Args:
-            version: Its number.
             named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order. They are
                 looked at one by one, each before the next is asked for.
             folder: Whose files have the very same tensors when the version is first read; None: there are none. Where
                 there is a GPU it is copied in any case: pinned memory is read faster than files.
-
-        Returns:
-            What there is to be said about it; its checksum covers names, dtypes, shapes and bytes.
-
-        Raises:
-            WeightTransferError: There are no tensors.
-            ManifestError: They are too many to be announced.
         """
         is_kept = folder is None or uses_gpu()
         packing = _Packing(self, is_kept=is_kept)
@@ -139,11 +219,7 @@ class Staging:
         return manifest
 
     def open(self, version: int) -> None:
-        """Open the files of a version that is in files: they can be had from now on, even if they are removed.
-
-        Raises:
-            TensorFileError, OSError: They are not there.
-        """
+        """Open the files of a version that is in files: they can be had from now on, even if they are removed."""
         with self._lock:
             staged = self._staged.get(version)
         if staged is not None and isinstance(staged.buffers, FileBuckets):
@@ -162,11 +238,7 @@ class Staging:
 
     @contextlib.contextmanager
     def lease(self, version: int, checksum: str) -> Iterator[Staged]:
-        """Provide a version whose buffers stay as they are within the context.
-
-        Raises:
-            VersionGoneError: It is not staged, or has another checksum.
-        """
+        """Provide a version whose buffers stay as they are within the context, or raise VersionGoneError."""
         with self._lock:
             staged = self._staged.get(version)
             if staged is None:
@@ -182,7 +254,7 @@ class Staging:
                 self._recycle(staged)
 
     def buffer(self, nbytes: int) -> "torch.Tensor":
-        """Memory of this size; used before where there is some, because fresh memory costs page faults."""
+        """Return memory of this size; used before where there is some, because fresh memory costs page faults."""
         with self._lock:
             # The last that came: it is the likeliest to be in a cache.
             for i in reversed(range(len(self._spare))):
@@ -191,17 +263,14 @@ class Staging:
         return host_buffer(nbytes)
 
     def give_back(self, memory: "torch.Tensor") -> None:
-        """Take what :meth:`buffer` gave for the next who asks."""
         with self._lock:
             self._spare.append(memory)
 
     @property
     def bucket_bytes(self) -> int:
-        """Size of one bucket."""
         return self._bucket_bytes
 
     def travelling_dtype(self, tensor: "torch.Tensor") -> "torch.dtype":
-        """As what a tensor travels."""
         import torch
 
         if self._dtype is None or not tensor.is_floating_point():
@@ -210,13 +279,13 @@ class Staging:
         return dtype
 
     def _retire(self) -> None:
-        """With the lock held: let go of versions that are neither among the newest nor to be kept."""
+        # With the lock held: lets go of versions that are neither among the newest nor to be kept.
         for number in list(self._staged)[: -self._retain]:
             if number != self._kept:
                 self._recycle(self._staged.pop(number))
 
     def _recycle(self, staged: Staged) -> None:
-        """With the lock held: give the buffers of a version back if nothing can lease or reads them any more."""
+        # With the lock held: the buffers are used again if nothing can lease or reads them any more.
         if staged.leases == 0 and not staged.spoiled and self._staged.get(staged.manifest.version) is not staged:
             self._spare += staged.memory
 
@@ -224,9 +293,7 @@ class Staging:
 class _Packing:
     """Tensors on their way into buckets: what ``buckets.plan`` says, found while they come.
 
-    Args:
-        staging: Gives memory.
-        is_kept: Whether the bytes are wanted when they are hashed.
+    ``is_kept``: whether the bytes are wanted when they are hashed.
     """
 
     def __init__(self, staging: Staging, *, is_kept: bool) -> None:
@@ -242,7 +309,6 @@ class _Packing:
         self._end = 0
 
     def add(self, name: str, tensor: "torch.Tensor", digest: ContentHash) -> None:
-        """Copy one tensor behind the last."""
         kind = self._staging.travelling_dtype(tensor)
         meta = TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
         self.metas.append(meta)
@@ -258,7 +324,6 @@ class _Packing:
         self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
 
     def close_bucket(self, digest: ContentHash) -> None:
-        """Note that the open bucket is whole: hash it beside what follows."""
         if self._open is None:
             return
         buffer = self._open[: self._end]

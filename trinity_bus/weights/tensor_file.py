@@ -3,38 +3,35 @@
 The library maps the file into memory; a mapping of a file that is cut short, or that a network file system has lost,
 kills the process that touches it. Here every read is a call that can fail. The format is as documented by its makers:
 little-endian u64 length of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from
-the end of the header.
-
-Written, it takes memory for one tensor: the library wants all of them at once. Tensors of larger elements come first,
-so that each can be viewed in place.
+the end of the header. Tensors of larger elements are written first, so that each can be viewed in place, and one is in
+memory at a time: the library wants all of them at once.
 
 Failures: ``TensorFileError`` for a file that is not whole, not of this format, or whose name can be no file's. The
 table is checked as a whole when the file is opened, against the size of the file: what it names can be read.
 """
 
+import hashlib
 import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
 from msgspec import Meta
 
-from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
-from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.errors import TensorFileError, WeightTransferError
+from trinity_bus.weights.layout import ITEM_SIZES, TensorMeta
 
 if TYPE_CHECKING:
     import torch
 
 _LENGTH = struct.Struct("<Q")
-MAX_HEADER_BYTES = 16 << 20
-"""Limit of the table; a hundred bytes a tensor."""
+MAX_HEADER_BYTES = 16 << 20  # of the table; a hundred bytes a tensor
 MAX_DIMENSIONS = 64
-_PIECE = 64 << 20
-"""Bytes of one read."""
+_PIECE = 64 << 20  # of one read
 
 _DTYPES = {
     "F64": "float64",
@@ -67,15 +64,7 @@ _decode_table = msgspec.json.Decoder(dict[str, _Row]).decode
 
 
 class TensorFile:
-    """An open safetensors file. A context manager.
-
-    Args:
-        path: Its place.
-
-    Raises:
-        TensorFileError: It is not of this format.
-        OSError: It cannot be read.
-    """
+    """An open safetensors file. A context manager. TensorFileError, OSError: it is none, or cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,28 +88,17 @@ class TensorFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     @property
     def metas(self) -> list[TensorMeta]:
-        """Every tensor, in the order in which they lie."""
         return [meta for meta, _ in sorted(self._table.values(), key=lambda one: one[1])]
 
     def meta(self, name: str) -> TensorMeta:
-        """Return a tensor as it is in the file.
-
-        Raises:
-            TensorFileError: It is not there.
-        """
         return self._find(name)[0]
 
     def tensor(self, name: str) -> "torch.Tensor":
-        """Return a tensor, in memory of its own. Needs torch.
-
-        Raises:
-            TensorFileError: It is not there, or the file ends before it does.
-        """
+        """Return a tensor, in memory of its own. Needs torch."""
         import torch
 
         meta = self.meta(name)
@@ -129,22 +107,12 @@ class TensorFile:
         return raw.view(getattr(torch, meta.dtype)).view(meta.shape)
 
     def read_into(self, name: str, place: memoryview) -> None:
-        """Read a tensor's bytes.
-
-        Args:
-            name: The tensor.
-            place: As many bytes as it has.
-
-        Raises:
-            TensorFileError: It is not there, has another size, or the file ends before it does.
-        """
         meta, _ = self._find(name)
         if meta.nbytes != len(place):
             raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {len(place)}")
         self.read_part(name, 0, place)
 
     def read_part(self, name: str, offset: int, place: memoryview) -> None:
-        """Read some of a tensor's bytes, from ``offset`` on; raises as :meth:`read_into`."""
         meta, begin = self._find(name)
         if offset + len(place) > meta.nbytes:
             raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {offset + len(place)}")
@@ -178,7 +146,7 @@ class TensorFile:
         return {name: self._tensor(name, row, begin, end) for name, row in table.items() if name != "__metadata__"}
 
     def _tensor(self, name: str, row: _Row, begin: int, end: int) -> tuple[TensorMeta, int]:
-        """Return a tensor and where it lies, in a file whose tensors lie between ``begin`` and ``end``."""
+        # And where it lies, in a file whose tensors lie between ``begin`` and ``end``.
         dtype = _DTYPES.get(row.dtype)
         if dtype is None or row.data_offsets is None:
             raise TensorFileError(f"{self._path}: {name!r} has dtype {row.dtype!r} and lies at {row.data_offsets}")
@@ -196,17 +164,10 @@ def write_tensors(
     tensors: "Callable[[], Iterable[tuple[str, torch.Tensor]]]",
     metadata: Mapping[str, str] | None = None,
 ) -> int:
-    """Write a file; the bytes of its tensors.
+    """Write a file. Return the bytes of its tensors.
 
-    Args:
-        path: Its place.
-        tensors: Gives names and tensors, each looked at before the next is asked for. Called twice: what they are is
-            written before what they hold.
-        metadata: Of the file.
-
-    Raises:
-        OSError: It cannot be written.
-        ValueError: There are two of a name, or other ones the second time.
+    ``tensors`` gives names and tensors, each looked at before the next is asked for. It is called twice: what they are
+    is written before what they hold. ValueError: there are two of a name, or other ones the second time.
     """
     import torch
 
@@ -244,3 +205,24 @@ def _write(descriptor: int, view: memoryview, at: int) -> None:
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done : done + _PIECE], at + done)
+
+
+# An adapter that is published alone means something beside the weights that it was trained beside, and is well formed
+# beside any others. So it travels with their identity, as one more tensor (uint8), which its checksum covers; whoever
+# is to serve it compares that with its own.
+BASE: Final = "base.sha256"
+
+
+def identity(folder: Path) -> bytes:
+    """Return what tells the weights in a Hugging Face folder from others: a digest of its files, in order."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightTransferError(f"{folder} has no safetensors, by which explorers and trainer would know their base")
+    whole = hashlib.sha256()
+    try:
+        for path in files:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise WeightTransferError(f"{folder} cannot be read: {error}") from error
+    return whole.digest()

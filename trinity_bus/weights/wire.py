@@ -1,10 +1,12 @@
 """What members and trainers say to each other about weights: msgspec structs as msgpack; nothing can run code.
 
-::
+``ModelVersion`` carries a secret, new with each announcement, on a topic that nobody but the mesh can read. A member
+and a trainer show each other that they know it, and do not tell it::
 
     member                                                             trainer
-      |<- greeting: PROTOCOL -------------------------------------------|
-      |-- Hello, then both prove themselves: see ``channel`` -----------|
+      |<- greeting: PROTOCOL; challenge: 32 random bytes ---------------|  the same to everybody who connects
+      |-- Hello: who, nonce of 32 random bytes, member's proof -------->|  wrong: closed, without a word
+      |<- trainer's proof ----------------------------------------------|  wrong: closed
       |        one who sends to all itself, or on the same machine      |
       |-- WeightsRequest: version, checksum, what I hold -------------->|
       |<- WeightsAnswer: refused, or manifest and the changes' table ---|
@@ -22,30 +24,66 @@
       |-- StoreEntry: how process groups find each other, both ways ----|
       |<- WeightsAnswer: I live, now and then, while members pass on ---|
 
-They are the messages of ``trinity_bus.runtime.frames``, as maps. The two sides may be of two versions of the program:
-both say the number of their protocol first, and where these differ, nothing else is said (``channel``). Whoever changes
-what is said here, or what it means, in such a way that the other side of before would not understand it, raises the
-number. The greeting and ``Hello`` stay as they are in all protocols, so that the numbers can be told. A channel puts
-them in frames of its own, which carry a code; a delta file begins with one in a plain frame. Whether changes fit a
-manifest is not looked at here.
+A proof is an HMAC-SHA256, keyed by the secret, over its side's name, the member's name, and both random values: it
+holds for one connection and one direction, so what was overheard is worth nothing. Codes of messages are keyed by a key
+of the connection, over the direction, the number of the message, and its bytes.
 
-Every length is looked at before memory is taken. Failures: ``WireError`` for what is too long or no message; whoever
-gets it closes the connection.
+The two sides may be of two versions of the program: where their protocols differ, nothing else is said (``channel``).
+Whoever changes what is said here, or what it means, so that the other side of before would not understand it, raises
+the number. The greeting and ``Hello`` stay as they are in all protocols. A delta file begins with a message in a plain
+frame. Whether changes fit a manifest is not looked at here. Every length is looked at before memory is taken.
+Failures: ``WireError`` for what is too long or no message; whoever gets it closes the connection.
 """
 
-from typing import IO, Annotated, Final
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import IO, Annotated, Final, Literal
 
 import msgspec
 
 from trinity_bus.runtime.frames import Dialect, ProtocolError, read_frame
-from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import WireError
-from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES
-from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES
+from trinity_bus.weights.layout import HASH_BYTES, MAX_CHUNKS, MAX_MANIFEST_BYTES
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+
+type Side = Literal["member", "trainer"]
+
+_DOMAIN = b"trinity-bus weights peer 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    who: str  # ``{trainer_incarnation}/{epoch}/{explorer}``
+    challenge: bytes  # the trainer's random bytes
+    nonce: bytes  # the member's
+
+    def proof(self, secret: bytes, side: Side) -> bytes:
+        return _code(secret, [b"proof", side.encode(), self.who.encode(), self.challenge, self.nonce])
+
+    def key(self, secret: bytes) -> bytes:
+        return _code(secret, [b"key", self.who.encode(), self.challenge, self.nonce])
+
+
+def message_code(key: bytes, sender: Side, number: int, body: bytes) -> bytes:
+    """Return the code of a message; ``number`` is how many that side has sent before."""
+    return _code(key, [b"message", sender.encode(), number.to_bytes(8), body])
+
+
+def _code(key: bytes, parts: Iterable[bytes]) -> bytes:
+    digest = hmac.new(key, _DOMAIN, hashlib.sha256)
+    for part in parts:
+        # With its length, so that no two lists of parts are the same bytes.
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+    return digest.digest()
+
 
 PROTOCOL: Final = 1
-"""Of what members and trainers, and members among each other, say about weights."""
 MAX_TEXT = 512
 MAX_ANSWER_BYTES = 2 * MAX_MANIFEST_BYTES
 
@@ -53,72 +91,49 @@ type _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who wants to be let in."""
-
     who: Annotated[str, msgspec.Meta(max_length=1024)]
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     proof: Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+    # that the member speaks; 0: one of before there were numbers
     protocol: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    """That the member speaks; 0: one of before there were numbers."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True):
-    """What a member asks for."""
-
     version: int
     checksum: _Text
-    held: _Text | None = None
-    """Checksum of the version that it holds, to which a delta may be sent."""
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    """Where it passes on what it takes; 0: it does not."""
-    first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0
-    """How many chunks it has: the rest is wanted."""
-    alone: bool = False
-    """It cannot reach others, and is to be sent the rest by the trainer."""
-    report: bool = False
-    """Nothing is asked for: ``first`` is how far it is."""
+    held: _Text | None = None  # of the version that it holds, to which a delta may be sent
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # where it passes on what it takes; 0: it does not
+    first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0  # How many chunks it has: the rest is wanted
+    alone: bool = False  # It cannot reach others, and is to be sent the rest by the trainer
+    report: bool = False  # nothing is asked for: ``first`` is how far it is
 
 
 class WeightsAnswer(msgspec.Struct, frozen=True):
-    """What the trainer says before the bytes."""
-
-    refusal: _Text
-    """Why nothing follows; empty where something does."""
-    manifest: bytes = b""
-    """As JSON; see ``manifest``."""
+    refusal: _Text  # why nothing follows; empty where something does
+    manifest: bytes = b""  # as JSON; see ``manifest``
+    # Where not None, what follows is the payload of a delta to what the member holds
     changes: tuple[Change, ...] | None = None
-    """Where not None, what follows is the payload of a delta to what the member holds."""
+    # Of all chunks, one after the other. Where there are any, what follows are chunks.
     hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS * HASH_BYTES)] = b""
-    """Of all chunks, one after the other. Where there are any, what follows are chunks."""
+    # Host and port of another member, who is to be asked for the chunks; unset: they follow here
     holder: tuple[_Text, Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
-    """Host and port of another member, who is to be asked for the chunks; unset: they follow here."""
-    reports: bool = False
-    """The trainer wants to know how far the member is, while that takes chunks from another."""
-    leave: bool = False
-    """There is a better holder than the present one: the member is to ask again."""
-    alive: bool = False
-    """Nothing is said but that its sender lives, while it sends over a link."""
+    reports: bool = False  # The trainer wants to know how far the member is, while that takes chunks from another
+    leave: bool = False  # there is a better holder than the present one: the member is to ask again
+    alive: bool = False  # nothing is said but that its sender lives, while it sends over a link
 
     @property
     def is_aside(self) -> bool:
-        """Whether it is no answer to a request."""
         return self.leave or self.alive
 
 
 class StoreEntry(msgspec.Struct, frozen=True):
-    """What one end of a link tells the other's store."""
-
     key: _Text
     value: bytes
 
 
 class DeltaHead(msgspec.Struct, frozen=True):
-    """What a delta file says before its payload."""
-
-    base: str
-    """Checksum of what it is to be applied to."""
-    target: str
-    """Checksum of what it makes."""
+    base: str  # of what it is to be applied to
+    target: str  # of what it makes
     changes: tuple[Change, ...]
 
 
@@ -138,11 +153,7 @@ class _Wire[M](Dialect[M]):
             raise WireError(str(error)) from error
 
     def read(self, file: IO[bytes]) -> M:
-        """Return the message in a plain frame at the beginning of a file.
-
-        Raises:
-            WireError: There is none.
-        """
+        """Return the message in a plain frame at the beginning of a file."""
         try:
             body = read_frame(file, self.limit)
         except ProtocolError as error:

@@ -44,29 +44,14 @@ class BenchError(TrinityError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What to evaluate, and with what."""
-
-    checkpoints: Path
-    """Folder of a trainer's checkpoints."""
-    steps: Sequence[int]
-    """Of the checkpoints."""
+    checkpoints: Path  # Folder of a trainer's checkpoints
+    steps: Sequence[int]  # Of the checkpoints
     evals: Sequence[EvalSet]
-    run_dir: Path
-    """Where results and logs go."""
+    run_dir: Path  # Where results and logs go
 
 
 async def run_bench(settings: Settings, bench: Bench, note: Callable[[str], None]) -> Results:
-    """Evaluate all checkpoints that are not in the results yet.
-
-    Args:
-        settings: Of the mesh.
-        bench: What to do.
-        note: Tells the user what happens.
-
-    Raises:
-        ServiceDiedError: A service ended; the message has the end of its log.
-        BenchError: An evaluation failed, or a checkpoint is gone.
-    """
+    """Evaluate all checkpoints that are not in the results yet."""
     results = read_results(bench.run_dir)
     todo = [step for step in bench.steps if step not in results]
     if not todo:
@@ -100,7 +85,6 @@ async def run_bench(settings: Settings, bench: Bench, note: Callable[[str], None
 
 
 async def _examine(client: Client, supervisor: Supervisor, bench: Bench, step: int, kafka: KafkaSettings) -> Metrics:
-    """Serve one checkpoint, and have it answer all evaluations."""
     name = f"step-{step}"
     metrics: Metrics = {}
     with _kept(bench.checkpoints, step) as folder:

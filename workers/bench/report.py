@@ -15,19 +15,14 @@ from trinity_bus.runtime.plain_files import read_plain, write_plain
 RESULTS: Final = "bench.json"
 PLOT: Final = "bench.png"
 
-type Results = dict[int, Metrics]
-"""Step of a checkpoint to the metrics of all its evaluations."""
+type Results = dict[int, Metrics]  # Step of a checkpoint to the metrics of all its evaluations
 
 _RESULTS: Final = TypeAdapter[Results](dict[int, Metrics])
 _MAX_BYTES: Final = 64 << 20
 
 
 def read_results(folder: Path) -> Results:
-    """Return what an earlier bench in this folder has found out; nothing where there was none.
-
-    Raises:
-        ConfigError: The file is something else.
-    """
+    """Return what an earlier bench in this folder has found out; nothing where there was none."""
     path = folder / RESULTS
     try:
         return _RESULTS.validate_json(read_plain(path, _MAX_BYTES))
@@ -50,7 +45,6 @@ def rewards(results: Results) -> list[str]:
 
 
 def table(results: Results) -> Table:
-    """Rewards by checkpoint."""
     names = rewards(results)
     found = Table("step", *(name.removeprefix("eval/").replace("/reward/", " ") for name in names))
     for step in sorted(results):

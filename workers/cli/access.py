@@ -7,7 +7,7 @@ import typer
 
 from trinity_bus.bus.access import USERS, Kind, Operation, rights, user_name
 from trinity_bus.bus.access_admin import apply_access
-from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
+from trinity_bus.bus.requests import READ, REQUESTS, WRITE
 from trinity_bus.config import Settings
 from trinity_bus.runtime.wording import counted
 from workers.cli.connection import connected_settings

@@ -24,21 +24,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from trinity_bus.runtime.heap import importing
 
-_UNUSABLE = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.ENAMETOOLONG,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
-"""What a machine says of a path that was given, and no program can mend."""
+# What a machine says of a path that was given, and no program can mend
+_UNUSABLE = {errno.EACCES, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _ERROR = 2
 _INTERRUPTED = 130
+# Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import
 CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
-"""Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
 _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
+# Packages that a base installation does not have, and the extras that bring what is needed with them
 EXTRAS = {
     "aiohttp": "console",
     "jinja2": "console",
@@ -56,24 +49,20 @@ EXTRAS = {
     "vllm": "explorer-cpu",
     "wandb": "wandb",
 }
-"""Packages that a base installation does not have, and the extras that bring what is needed with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """A command that is not imported yet."""
-
     module: str
-    help: str
-    """One line for ``trinity-bus --help``."""
-    panel: str = "Commands"
-    """Heading in ``trinity-bus --help``."""
+    help: str  # One line for ``trinity-bus --help``
+    panel: str = "Commands"  # Heading in ``trinity-bus --help``
 
 
 _SEE = "See and try"
 _MESH = "Run the mesh"
 _LOG = "The log"
 
+# In the order of ``trinity-bus --help``
 COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
     "doctor": Lazy("workers.cli.doctor", "Check this machine for everything that a mesh needs.", _SEE),
@@ -111,27 +100,20 @@ COMMANDS: dict[str, Lazy] = {
     "positions": Lazy("workers.cli.positions", "Show and set the coordinator's positions in its inputs.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),
 }
-"""In the order of ``trinity-bus --help``."""
 
 
 class LazyGroup(TyperGroup):
     """A group whose members are known by name and one line of help until one of them is to run."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what a listing needs to know of a command; or None if there is no such one."""
         lazy = COMMANDS.get(cmd_name)
         return None if lazy is None else TyperCommand(cmd_name, help=lazy.help, rich_help_panel=lazy.panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command to run, imported.
-
-        Raises:
-            UsageError: There is no such command; the nearest one is named.
-        """
+        """Return the command to run, imported. Raises UsageError, which names the nearest one, where there is none."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
@@ -145,10 +127,7 @@ class LazyGroup(TyperGroup):
 
 
 def _unwrap(command: Any) -> None:
-    """Join the lines of each paragraph of a command's help, which the terminal wraps anew; of its commands, too.
-
-    What docstrings mark as code with two backticks has one, as everywhere on a terminal.
-    """
+    # Join the lines of each paragraph of help, which the terminal wraps anew; code in two backticks gets one
     if command.help:
         paragraphs = inspect.cleandoc(command.help).split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).replace("``", "`")
@@ -165,8 +144,7 @@ app = typer.Typer(
 )
 
 
-_commands: list[str | None] = []
-"""The one that runs; none while it is not known yet."""
+_commands: list[str | None] = []  # The one that runs; none while it is not known yet
 
 
 def _print_version(wanted: bool) -> None:
@@ -225,7 +203,6 @@ def main() -> None:
 
 
 def _status(error: Exception) -> int:
-    """Return the exit status of an error that is explained."""
     from trinity_bus.errors import AccessDeniedError, ConfigError, SupersededError, TopicMismatchError
     from trinity_bus.runtime.restarts import SETTINGS_STATUS
 
@@ -234,7 +211,6 @@ def _status(error: Exception) -> int:
 
 
 def _explained(error: Exception) -> str | None:
-    """Return the message of an error that is meant for the user; None for one that is a defect."""
     from trinity_bus.errors import TrinityError
 
     if isinstance(error, ModuleNotFoundError):

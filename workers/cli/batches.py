@@ -15,8 +15,7 @@ from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import BatchView, MeshFollower, follow_batches
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
-from workers.cli.live import show_live
+from workers.cli.console import console, show_live
 from workers.watch.render import all_batches_table
 
 app = typer.Typer(add_completion=False, help="List the batches: their states, tasks and rewards.")
@@ -81,7 +80,7 @@ def skip(
 
 
 async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
-    """Return the step that a batch took, or that has gone past it; None if none did in time."""
+    # The step that a batch took, or that has gone past it; None if none did in time
     until = awake.now() + timeout_s
     while (left := until - awake.now()) > 0:
         for received in await events.batch(min(left, 1.0)):
@@ -117,7 +116,6 @@ async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int
 
 
 async def _lines(follower: MeshFollower, *, as_json: bool) -> None:
-    """Print a line for each change, as it comes."""
 
     def print_change(record: object) -> None:
         if isinstance(record, BatchRecord):

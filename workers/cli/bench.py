@@ -1,6 +1,7 @@
 """``trinity-bus bench``: every checkpoint of a run answers the same evaluations."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import run_service
 from trinity_bus.training.checkpoint import steps
 from workers.bench.bench import Bench, run_bench
-from workers.bench.report import PLOT, RESULTS, Results, plot, table
+from workers.bench.report import PLOT, RESULTS, plot, table
 from workers.cli.console import console
 from workers.runs import new_run
 from workers.taskset.dataset import load
@@ -19,16 +20,14 @@ from workers.taskset.dataset import load
 app = typer.Typer(add_completion=False, help="Evaluate every checkpoint of a run on the same task sets.")
 out = console()
 
-_GRACE_S = 40.0
-"""Limit of stopping all services and the broker."""
+_GRACE_S = 40.0  # Limit of stopping all services and the broker
 
 
 @app.command()
 def bench(
     *,
     checkpoints: Annotated[
-        Path | None,
-        typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False),
+        Path | None, typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False)
     ] = None,
     tasks: Annotated[
         Path | None, typer.Option("--tasks", help="A description with evaluation sets. Unset: taskset.path.")
@@ -55,14 +54,10 @@ def bench(
         raise ConfigError(f"there is {what}: nothing to do")
     where = run_dir or new_run(time.strftime("bench-%Y%m%d-%H%M%S"))
     where.mkdir(parents=True, exist_ok=True)
-    done: list[Results] = []
-
-    async def main() -> None:
-        asked = Bench(checkpoints=folder, steps=chosen, evals=evals, run_dir=where)
-        done.append(await run_bench(settings, asked, lambda text: out.print(text, highlight=False)))
-
-    run_service(main, grace_s=_GRACE_S)
-    if done:
-        plot(done[0], where / PLOT)
-        out.print(table(done[0]))
+    asked = Bench(checkpoints=folder, steps=chosen, evals=evals, run_dir=where)
+    note = partial(out.print, highlight=False)
+    done = run_service(lambda: run_bench(settings, asked, note), grace_s=_GRACE_S)
+    if done is not None:
+        plot(done, where / PLOT)
+        out.print(table(done))
         out.print(f"{where / RESULTS}, {where / PLOT}", highlight=False, soft_wrap=True, markup=False)

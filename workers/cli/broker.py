@@ -26,8 +26,7 @@ from workers.cli.console import console, folding_table
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and inspect the embedded Kafka broker.")
 out = console()
 
-_NOT_RUNNING = 3
-"""Exit code of ``status``, as init scripts have it."""
+_NOT_RUNNING = 3  # Exit code of ``status``, as init scripts have it
 
 Port = Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Port on the loopback interface.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the log.", file_okay=False)]
@@ -88,8 +87,7 @@ def status(
 
 @app.command()
 def reset(
-    data_dir: DataDir = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data_dir: DataDir = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
 ) -> None:
     """Delete the broker's data: every topic and every record."""
     settings = _settings(data_dir=data_dir)
@@ -123,7 +121,7 @@ def prepare() -> None:
 
 
 async def _use(kafka: KafkaSettings) -> None:
-    """Do with a broker what services do with theirs: topics, a transaction, a reader at work."""
+    # Do with a broker what services do with theirs: topics, a transaction, a reader at work
     async with Bus(kafka, client_id="prepare") as bus:
         await bus.ensure_topics()
         async with bus.reader(TASKS, start="beginning") as reader, bus.producer(transactional_id="prepare") as producer:

@@ -104,7 +104,6 @@ def push(  # noqa: PLR0917 - options, which have names
 
 
 def _source(given: str, directory: Path | None) -> Path:
-    """Return the folder of a checkpoint, by its step or its path."""
     folder = of_step(_directory(directory), int(given)) if given.isdecimal() else Path(given)
     if folder is None:
         raise CheckpointError(f"there is no checkpoint of step {given}")
@@ -112,7 +111,6 @@ def _source(given: str, directory: Path | None) -> Path:
 
 
 def _described() -> Path | None:
-    """Return where configuration and tokenizer are, by the settings."""
     name = Settings().mesh.model_path
     return None if name is None else hub.model_folder(name, weights=False)
 
@@ -132,7 +130,6 @@ def _show(found: list[Listed], *, as_json: bool) -> None:
 
 
 def table(found: list[Listed]) -> Table:
-    """Return the checkpoints, the newest last."""
     shown = folding_table(
         "step", "version", "written", "sequence", "next offset", "engine", "MiB", "model folder", "state"
     )

@@ -1,14 +1,17 @@
 """Where commands print: as wide as the terminal; as wide as what is printed where there is none."""
 
+import asyncio
 import os
 import sys
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Column, Table
 
+# Columns of a file or a pipe: a table there is for ``grep`` and ``awk``, so that its rows are lines
 UNFOLDED: Final = 10_000
-"""Columns of a file or a pipe: a table there is for ``grep`` and ``awk``, so that its rows are lines."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -18,10 +21,16 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def folding_table(*headers: str, **options: Any) -> Table:
-    """Return a table whose cells are folded where the terminal is narrow, never cut: a name or a path stays whole.
-
-    Args:
-        headers: Of the columns.
-        options: Of ``rich.table.Table``.
-    """
+    """Return a table whose cells are folded where the terminal is narrow, never cut: a name or a path stays whole."""
     return Table(*(Column(header, overflow="fold") for header in headers), **options)
+
+
+_REFRESH_S: Final = 0.5
+
+
+async def show_live(console: Console, draw: Callable[[], Awaitable[RenderableType]]) -> NoReturn:
+    """Show what ``draw`` makes of the mesh, again and again, until cancelled."""
+    with Live(console=console, auto_refresh=False, screen=True) as screen:
+        while True:
+            screen.update(await draw(), refresh=True)
+            await asyncio.sleep(_REFRESH_S)

@@ -21,8 +21,8 @@ from workers.runs import MODEL, RUNS
 app = typer.Typer(add_completion=False, help="Show every rollout in a browser.")
 out = console()
 
+# Settings of "mesh" that a run's topics and records are named by; no other setting of a run is taken as it is
 _READ_OF_A_RUN: Final = ("namespace", "model")
-"""Settings of "mesh" that a run's topics and records are named by; no other setting of a run is taken as it is."""
 
 
 @app.command()
@@ -31,8 +31,7 @@ def look(
         int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")
     ] = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", help="Folder of a finished run of the demo, whose log is opened."),
+        Path | None, typer.Option("--run-dir", help="Folder of a finished run of the demo, whose log is opened.")
     ] = None,
 ) -> None:
     """Show the mesh in a browser, live and at earlier moments, until Ctrl-C. See docs/console.md."""
@@ -52,16 +51,9 @@ def look(
 
 
 def _reopened(run_dir: Path, stack: ExitStack) -> Settings:
-    """Return this user's settings, with a broker over the log of a run, which ends with the stack.
-
-    A run is data that somebody else may have made: of its own settings only what says how its log is to be read is
-    taken, of its broker's folder only what Kafka keeps there.
-
-    Raises:
-        BadParameter: It is no folder of a run.
-        ConfigError: Its settings cannot be read.
-        BrokerError: The broker does not start.
-    """
+    # This user's settings, with a broker over the log of a run, which ends with the stack. A run is data that somebody
+    # else may have made: of its own settings only what says how its log is to be read is taken, of its broker's folder
+    # only what Kafka keeps there.
     from trinity_bus.broker import EmbeddedBroker
 
     mesh_file, data = run_dir / "mesh.toml", run_dir / "broker"
@@ -79,11 +71,7 @@ def _reopened(run_dir: Path, stack: ExitStack) -> Settings:
 
 
 def _of_run(run_dir: Path, mesh_file: Path) -> dict[str, object]:
-    """Return what is taken of the settings of a run: names, and the folder of its model where that is the run's own.
-
-    Raises:
-        ConfigError: They cannot be read, or the model's folder holds links to somewhere else.
-    """
+    # Names, and the folder of the model where that is the run's own, and holds no links to somewhere else
     try:
         found = toml_of(read_plain(mesh_file, MAX_TOML_BYTES)).get("mesh")
     except (OSError, ValueError) as error:

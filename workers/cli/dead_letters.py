@@ -9,20 +9,11 @@ import typer
 from rich.text import Text
 
 from schemas.errors import printable
+from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.headers import (
-    DLQ_DETAIL,
-    DLQ_LAST_OFFSET,
-    DLQ_OFFSET,
-    DLQ_PARTITION,
-    DLQ_REASON,
-    DLQ_SIZE,
-    DLQ_TOPIC,
-    header,
-)
-from trinity_bus.runtime.service import run_service
-from workers.cli.connection import bus_of_mesh, connected_settings
+from trinity_bus.bus.received import header
+from workers.cli.connection import on_mesh
 from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="List the refused records, with the reason.")
@@ -59,13 +50,7 @@ def dead_letters(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
 ) -> None:
     """List the refused records, with the reason."""
-    kafka = connected_settings().kafka
-
-    async def show() -> None:
-        async with bus_of_mesh(kafka, "dead-letters") as bus:
-            await _show(bus, follow=follow, as_json=as_json)
-
-    run_service(show)
+    on_mesh("dead-letters", lambda bus: _show(bus, follow=follow, as_json=as_json))
 
 
 async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
 out = console()
 
-_GRACE_S = 40.0
-"""Limit of stopping all services and the broker."""
+_GRACE_S = 40.0  # Limit of stopping all services and the broker
 
 
 @app.command()
@@ -43,8 +42,7 @@ def demo(
         int | None, typer.Option("--steps", min=1, help="Maximum training steps. Unset: depends on NAME.")
     ] = None,
     explorers: Annotated[
-        int | None,
-        typer.Option("--explorers", min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`."),
+        int | None, typer.Option("--explorers", min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`.")
     ] = None,
     max_staleness: Annotated[
         int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
@@ -59,8 +57,7 @@ def demo(
         ),
     ] = True,
     limit_s: Annotated[
-        float | None,
-        typer.Option("--limit", min=1, help="Time limit in seconds. Unset: enough for two cores."),
+        float | None, typer.Option("--limit", min=1, help="Time limit in seconds. Unset: enough for two cores.")
     ] = None,
 ) -> None:
     """Start a broker, a coordinator, explorers and a trainer, and teach a model something.
@@ -110,11 +107,6 @@ def demo(
 
 
 def _pretrained() -> Path:
-    """Return the folder of the model that is not made of random weights.
-
-    Raises:
-        ConfigError: It has not been fetched.
-    """
     with importing():
         from trinity_bus.config import Settings
         from workers.demo.model import pretrained_folder
@@ -126,7 +118,7 @@ def _pretrained() -> Path:
 
 
 def _run(options: DemoOptions, shared: "Preload") -> "Summary | None":
-    """Run the demo; None where it was told to end. What it needs is imported while others import for it."""
+    # Run the demo; None where it was told to end. What it needs is imported while others import for it.
     with importing():
         from trinity_bus.config import Settings
         from workers.demo import preloads
@@ -143,14 +135,8 @@ def _run_beside(settings: "Settings", options: DemoOptions, begun: "Preloads") -
         from workers.demo.display import make_display
 
     display = make_display(out, options.steps)
-    done: list[Summary] = []
-
-    async def main() -> None:
-        done.append(await run_demo(settings, options, display, begun))
-
     with display.running():
-        run_service(main, grace_s=_GRACE_S)
-    return done[0] if done else None
+        return run_service(lambda: run_demo(settings, options, display, begun), grace_s=_GRACE_S)
 
 
 def _report(summary: "Summary", options: DemoOptions) -> None:
@@ -173,11 +159,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
 
 
 def _begin_folder(options: DemoOptions) -> None:
-    """Make the folder of logs, in a folder that must be empty or absent: a run never mixes with another.
-
-    Raises:
-        ConfigError: There is something in it.
-    """
+    # In a folder that must be empty or absent: a run never mixes with another
     folder = options.run_dir
     refusal = ConfigError(f"--run-dir {folder} is not empty; give a new folder")
     if folder.exists() and any(folder.iterdir()):

@@ -7,8 +7,13 @@ import typer
 
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index import Index, IndexFollower, Store, StoreBusyError, load_texts, store_folder
 from trinity_bus.console.index.export import export as write_files
+from trinity_bus.console.index.files import store_folder
+from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import StoreBusyError
+from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.tokens import load_texts
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table

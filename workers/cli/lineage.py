@@ -17,11 +17,10 @@ from schemas.topics import EXPERIENCES, STEPS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.service import run_service
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
-from workers.cli.connection import bus_of_mesh, connected_settings
+from workers.cli.connection import on_mesh
 from workers.cli.console import console, folding_table
 
 app = typer.Typer(add_completion=False, help="Show a step's samples and results.")
@@ -48,19 +47,13 @@ def lineage(
 
     The log has the last thousand steps of each trainer, and samples as long as their experiences are kept.
     """
-    settings = connected_settings()
-    told: list[StepLineage] = []
-
-    async def ask() -> None:
-        async with bus_of_mesh(settings.kafka, "lineage") as bus:
-            told.append(await _lineage(bus, settings, trainer or settings.trainer.name, step, directory))
-
-    run_service(ask)
-    for one in told:
-        if as_json:
-            typer.echo(json.dumps(asdict(one)))
-        else:
-            _show(one)
+    settings = Settings()
+    name = trainer or settings.trainer.name
+    found = on_mesh("lineage", lambda bus: _lineage(bus, settings, name, step, directory))
+    if found is not None and as_json:
+        typer.echo(json.dumps(asdict(found)))
+    elif found is not None:
+        _show(found)
 
 
 async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, directory: Path | None) -> StepLineage:
@@ -90,7 +83,6 @@ async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
 
 
 async def _experiences(bus: Bus, record: StepBegun) -> Places:
-    """Return what is left of a step's experiences."""
     kept = await bus.beginning_offsets(EXPERIENCES)
     parts = [part for group in (*record.groups, *record.replayed) for part in group.parts]
     left: list[Position] = [at for part in parts if (at := part.position) and at.offset >= kept[at.partition]]
@@ -99,7 +91,7 @@ async def _experiences(bus: Bus, record: StepBegun) -> Places:
 
 
 async def _version(bus: Bus, record: StepBegun) -> PublishedVersion | None:
-    """Return the version that a step has made, where this trainer has published it and it is remembered."""
+    # The version that a step has made, where this trainer has published it and it is remembered
     found: PublishedVersion | None = None
     async with bus.reader(VERSION_HISTORY, start="beginning", key=f"{record.model}/{record.step}") as reader:
         async for received in reader.replay():
@@ -114,7 +106,7 @@ def _published(version: PublishedVersion, record: StepBegun) -> bool:
 
 
 def _checkpoint(directory: Path | None, record: StepBegun) -> tuple[Path, Manifest] | None:
-    """Return the step's checkpoint on this machine; None where it is not kept, or the folder is another run's."""
+    # The step's checkpoint on this machine; None where it is not kept, or the folder is another run's
     folder = None if directory is None else checkpoint.of_step(directory, record.step)
     if folder is None or checkpoint.read_run(folder.parent) != record.run:
         return None

@@ -32,8 +32,7 @@ out = console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
 _LONGEST_PREFIX: Final = 150
-_NAME: Final = "produce"
-"""What tasks are said to be from that do not say it themselves."""
+_NAME: Final = "produce"  # What tasks are said to be from that do not say it themselves
 
 type Kind = Literal["tasks", "demonstrations", "preferences"]
 type _Record = Task | Demonstration | Preference
@@ -103,13 +102,13 @@ def _read(
 
 
 def _id_prefix(file: str) -> str:
-    """Return what ids begin with of examples that have none: the file's name, as far as an id may hold it."""
+    # What ids begin with of examples that have none: the file's name, as far as an id may hold it
     name = "stdin" if file == "-" else Path(file).stem
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in name).lstrip("-")[:_LONGEST_PREFIX] or "line"
 
 
 def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
-    """Return what says why an example cannot be trained on, by the model of the settings."""
+    # What says why an example cannot be trained on, by the model of the settings
     if settings.mesh.model_path is None:
         out.print("The lines are not written as tokens of a model: set mesh.model_path to have that checked too")
         return lambda _: None

@@ -66,16 +66,14 @@ def replay(
     log_to_console(os.environ.get("LOG_LEVEL", "info").upper())
     from workers.trainer.replay import ReplayRequest, replay
 
-    last: list[int] = []
-
-    async def train() -> None:
+    async def train() -> int:
         telemetry = setup_telemetry("trainer", changed.telemetry, namespace=changed.kafka.namespace, instance=called)
         try:
-            last.append(await replay(ReplayRequest(live, changed, called, own, from_step, to_step)))
+            return await replay(ReplayRequest(live, changed, called, own, from_step, to_step))
         finally:
             telemetry.shutdown()
 
-    run_service(train)
-    if last:
-        trained = f"step {from_step} is" if last[0] == from_step else f"steps {from_step} to {last[0]} are"
+    last = run_service(train)
+    if last is not None:
+        trained = f"step {from_step} is" if last == from_step else f"steps {from_step} to {last} are"
         typer.echo(f"{trained} trained: checkpoints and metrics.jsonl are in {own}")

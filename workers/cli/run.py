@@ -29,21 +29,12 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def _level(log_level: str) -> int:
-    """Return the level that was asked for."""
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
     return logging.getLevelNamesMapping()[log_level.upper()]
 
 
 def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None:
-    """Run a service until it ends or is asked to.
-
-    Args:
-        name: The package of ``workers`` that it is in.
-        settings: All of them.
-        log_level: As given.
-        more: What this service alone is told.
-    """
     log_to_terminal(_level(log_level))
     keep_secrets()
     with importing():
@@ -59,7 +50,7 @@ def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None
 
 
 def _with_model(service: str, settings: Settings) -> Settings:
-    """Return settings in which the model that a service needs is a folder; it is fetched where it is on a hub."""
+    # Settings in which the model that a service needs is a folder; it is fetched where it is on a hub
     sections = {"explorer": ("explorer",), "trainer": ("mesh", "trainer"), "gateway": ("gateway",)}.get(service, ())
     weights = service == "trainer" or (service == "explorer" and settings.explorer.engine_url is None)
     return located(settings, *sections, weights=weights)
@@ -99,7 +90,7 @@ def trainer(log_level: LogLevel = "info") -> None:
 
 
 def _follow(launch: Launch, log_level: str) -> int:
-    """Be a rank of the trainer other than the first: it needs no broker, and its health is rank 0's."""
+    # Be a rank of the trainer other than the first: it needs no broker, and its health is rank 0's
     level = _level(log_level)
     settings = _with_model("trainer", Settings())
     keep_secrets()

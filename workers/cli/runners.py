@@ -10,15 +10,14 @@ from trinity_bus import awake
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import MeshFollower, MeshState, follow, runner_values
 from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console
-from workers.cli.live import show_live
+from workers.cli.console import console, show_live
 from workers.watch.render import runners_table
 
 app = typer.Typer(add_completion=False, help="Show every runner of every explorer, live.")
 out = console()
 
+# How long a report is waited for where an explorer is alive and none of its reports is among the newest events
 _REPORT_S: Final = 3.0
-"""How long a report is waited for where an explorer is alive and none of its reports is among the newest events."""
 
 
 @app.command()
@@ -56,5 +55,4 @@ async def _print(follower: MeshFollower, *, as_json: bool) -> None:
 
 
 def _silent(view: MeshState) -> list[str]:
-    """Explorers that are alive and have not told of their runners."""
     return [explorer.name for explorer in view.alive() if not explorer.runners]

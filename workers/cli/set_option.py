@@ -11,14 +11,7 @@ from trinity_bus.config.sections import is_secret
 
 
 def set_option(text: str) -> None:
-    """Take a setting from the command line.
-
-    Args:
-        text: As it was given: ``coordinator.batch_size=32``.
-
-    Raises:
-        BadParameter: There is no such setting, or it is a secret.
-    """
+    """Take a setting such as ``coordinator.batch_size=32``; BadParameter where there is none, or it is a secret."""
     path, equals, value = text.partition("=")
     fields = setting_fields()
     if not equals:

@@ -11,7 +11,7 @@ from rich.text import Text
 from trinity_bus.config import Settings
 from trinity_bus.hub import model_folder
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
-from trinity_bus.sizing.gpus import GPUS
+from trinity_bus.sizing.hardware import GPUS
 from trinity_bus.sizing.models import MODELS
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.families.shape import ModelShape

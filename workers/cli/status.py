@@ -10,8 +10,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import HeldBack, coordinator_lag, follow
 from workers.cli.connection import connected_settings
-from workers.cli.console import console
-from workers.cli.live import show_live
+from workers.cli.console import console, show_live
 from workers.watch.render import mesh
 
 app = typer.Typer(add_completion=False, help="Show batches, explorers, versions and lag, live.")
@@ -19,9 +18,7 @@ out = console()
 
 
 @app.command()
-def status(
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-) -> None:
+def status(once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
     kafka = connected_settings().kafka
 

@@ -34,7 +34,6 @@ def _with_bus(action: Callable[[Bus], Awaitable[None]]) -> None:
 
 
 async def _present(kafka: KafkaSettings) -> set[str]:
-    """Names of the topics on the cluster."""
     async with administrator(kafka, _CLIENT_ID) as admin:
         with kafka_errors("list the topics"):
             return set(await admin.list_topics())

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from trinity_bus.runtime.service import run_service
+from trinity_bus.config import Settings
 from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.tracking import MLflow, Sink, TensorBoard, WeightsAndBiases
 from trinity_bus.tracking.follow import track as follow
-from workers.cli.connection import bus_of_mesh, connected_settings
+from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
+from workers.cli.connection import on_mesh
 from workers.cli.console import console
 
 app = typer.Typer(
@@ -43,10 +43,8 @@ def track(
 
     Killed and restarted at any moment, it continues without gaps or duplicates. See docs/telemetry.md.
     """
-    settings = connected_settings()
-    namespace = settings.kafka.namespace
+    namespace = Settings().kafka.namespace
     log_to_terminal("WARNING")
-    written: list[int] = []
 
     def sinks() -> list[Sink]:
         found: list[Sink] = []
@@ -58,11 +56,7 @@ def track(
             found.append(MLflow(out / "mlflow", mlflow, namespace))
         return found
 
-    async def main() -> None:
-        async with bus_of_mesh(settings.kafka, "track") as bus:
-            written.append(await follow(bus, out, sinks, once=once))
-
-    run_service(main)
-    if written:
-        line = f"{counted(written[0], 'line')} {by_number(written[0], 'is', 'are')} in {out}"
+    written = on_mesh("track", lambda bus: follow(bus, out, sinks, once=once))
+    if written is not None:
+        line = f"{counted(written, 'line')} {by_number(written, 'is', 'are')} in {out}"
         console().print(line, highlight=False, soft_wrap=True)

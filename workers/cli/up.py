@@ -22,8 +22,7 @@ from workers.up import UpOptions, run_up, running
 app = typer.Typer(add_completion=False, help="Run your own mesh on this machine until its training is done.")
 out = console()
 
-_GRACE_S = 60.0
-"""Limit of stopping all services and the broker."""
+_GRACE_S = 60.0  # Limit of stopping all services and the broker
 _POLL_S = 0.1
 
 
@@ -77,11 +76,7 @@ def up(
 
 
 def _detach(folder: Path, explorers: int, *, gateway: bool, with_console: bool) -> None:
-    """Run the same in the background, and return once it has the folder.
-
-    Raises:
-        ConfigError: It has ended at once.
-    """
+    # Run the same in the background, and return once it has the folder
     if (pid := running(folder)) is not None:
         raise ConfigError(
             f"{folder} is run by process {pid}: end it with `{program()} down`, or give another --run-dir"

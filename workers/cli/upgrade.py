@@ -25,8 +25,7 @@ def upgrade() -> None:
 @app.command()
 def finalize(
     level: Annotated[
-        int,
-        typer.Option("--level", min=1, help="Level of the state. Unset: the newest that this program knows."),
+        int, typer.Option("--level", min=1, help="Level of the state. Unset: the newest that this program knows.")
     ] = NEWEST_LEVEL,
 ) -> None:
     """Let the coordinator write its state in the new version's format. Afterwards the version before cannot be used.

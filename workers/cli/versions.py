@@ -30,8 +30,7 @@ _CHECKSUM_CHARS: Final = 12
 
 
 _AskedBy = Annotated[
-    str,
-    typer.Option("--as", metavar="NAME", help="Your name, for the log.", show_default="this machine's user"),
+    str, typer.Option("--as", metavar="NAME", help="Your name, for the log.", show_default="this machine's user")
 ]
 
 
@@ -49,10 +48,7 @@ def versions(
         settings = connected_settings()
         state = MeshState(settings.mesh.model)
         topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
-        async with (
-            bus_of_mesh(settings.kafka, "versions") as bus,
-            follow(bus, topics=topics, state=state) as follower,
-        ):
+        async with bus_of_mesh(settings.kafka, "versions") as bus, follow(bus, topics=topics, state=state) as follower:
             rows = follower.state.versions()
         if as_json:
             for row in rows:
@@ -140,7 +136,7 @@ def rollback(
 
 
 def _person(said: str) -> str | None:
-    """Return who asks; None where the user of this process has no name, as in some containers."""
+    # Who asks; None where the user of this process has no name, as in some containers
     if len(said) > MAX_PERSON_CHARS:
         raise typer.BadParameter(f"--as: a name has {MAX_PERSON_CHARS} characters at most, not {len(said)}")
     if said:

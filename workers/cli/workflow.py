@@ -64,7 +64,7 @@ def run(
     from schemas.task import Task
     from trinity_bus.config import Settings
     from trinity_bus.rollout import get_workflow
-    from trinity_bus.rollout.find import find_workflow
+    from trinity_bus.rollout.registry import find_workflow
     from trinity_bus.telemetry import load_spans, setup_telemetry, tree_of_task
     from trinity_bus.telemetry.conventions import RL_TASK_ID
     from trinity_bus.testing import ScriptedEngine, run_workflow
@@ -93,18 +93,13 @@ def run(
 
 
 class _Traced:
-    """An engine whose requests are spans.
-
-    Args:
-        engine: Any.
-    """
+    # An engine whose requests are spans. Args: engine: Any.
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.tokenizer = engine.tokenizer
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: Any, n: int, traceparent: str | None) -> Any:
-        """See ``Engine.generate``."""
         from opentelemetry import trace
 
         from trinity_bus.telemetry.conventions import GEN_AI_USAGE_INPUT_TOKENS, GEN_AI_USAGE_OUTPUT_TOKENS
@@ -127,7 +122,6 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _typed(prompt: str) -> str:
-    """Return what whoever types is the model says."""
     typer.echo(f"{printable(prompt)}", err=True)
     line = sys.stdin.readline()
     if not line:

@@ -6,7 +6,7 @@ from string import Template
 from typing import Final
 
 from trinity_bus.errors import ConfigError
-from trinity_bus.rollout.find import GROUP
+from trinity_bus.rollout.registry import GROUP
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _PROJECT: Final = Template("""[build-system]
@@ -76,23 +76,11 @@ def test_anything_else_is_wrong():
 
 
 def module_of(name: str) -> str:
-    """Return what the module of a package is called."""
     return name.replace("-", "_")
 
 
 def write_package(name: str, parent: Path) -> Path:
-    """Write a package.
-
-    Args:
-        name: Of it, and of its workflow.
-        parent: Where its folder goes.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ConfigError: It is no name of a package, or there is something of that name.
-    """
+    """Write a package, and return its folder. Raises ConfigError for no name of a package, or one that is there."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name of a package: lower-case letters, digits, - and _, such as my-sums")
     folder, module = parent / name, module_of(name)
@@ -101,10 +89,6 @@ def write_package(name: str, parent: Path) -> Path:
     class_name = "".join(part.capitalize() for part in module.split("_"))
     words = {"name": name, "module": module, "class_name": class_name, "group": GROUP}
     folder.mkdir(parents=True)
-    for file, text in (
-        ("pyproject.toml", _PROJECT),
-        (f"{module}.py", _WORKFLOW),
-        (f"test_{module}.py", _TEST),
-    ):
+    for file, text in (("pyproject.toml", _PROJECT), (f"{module}.py", _WORKFLOW), (f"test_{module}.py", _TEST)):
         (folder / file).write_text(text.substitute(words), encoding="utf-8")
     return folder

@@ -41,10 +41,8 @@ log = logging.getLogger("workers.console")
 
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 COOKIE: Final = "trinity-console"
-PROXY_KEY: Final = "X-Proxy-Key"
-"""Header in which a proxy shows its key."""
-_MAX_FORM_BYTES: Final = 8 << 20
-"""Of an operator: a task that is put back, twice as large as the largest."""
+PROXY_KEY: Final = "X-Proxy-Key"  # Header in which a proxy shows its key
+_MAX_FORM_BYTES: Final = 8 << 20  # Of an operator: a task that is put back, twice as large as the largest
 _OPEN: Final = ("/static/", "/login", "/health")
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -65,16 +63,6 @@ class NotThereError(TrinityError, LookupError):
 
 
 class AccessControl:
-    """Lets visitors in.
-
-    Args:
-        settings: Who may look.
-        namespace: Of the mesh.
-        pages: To tell what went wrong with.
-        trouble: Says why what is shown may be old.
-        clock: Seconds since the epoch, for logins.
-    """
-
     def __init__(
         self,
         settings: ConsoleSettings,
@@ -96,7 +84,6 @@ class AccessControl:
             self._tokens.append((settings.viewer_token.get_secret_value(), "viewer"))
 
     def install(self, app: web.Application) -> None:
-        """Stand in front of an application."""
         app.middlewares.append(self._let_in)
         app.on_response_prepare.append(_say_to_browsers)
         app.router.add_get("/login", self._login_page)
@@ -105,11 +92,9 @@ class AccessControl:
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for a token."""
         return bool(self._tokens)
 
     def visitor(self, request: web.Request) -> Visitor | None:
-        """Return who asks; None where nobody knows."""
         header = self._settings.user_header
         if header is not None and self._is_proxy(request):
             names = request.headers.getall(header, [])
@@ -212,11 +197,7 @@ class AccessControl:
 
 
 def operator(request: web.Request) -> Visitor:
-    """Return who asks.
-
-    Raises:
-        HTTPForbidden: They may look, and change nothing.
-    """
+    """Return who asks. Raises HTTPForbidden for a viewer, who may change nothing."""
     visitor = request[VISITOR]
     if not visitor.may_act:
         raise web.HTTPForbidden(text="Only an operator may do this: log in with console.token.")

@@ -26,17 +26,12 @@ _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Actions:
-    """Handlers of what operators do to versions: serve one, serve the newest again, end the lineage after one.
-
-    Args:
-        context: What handlers make pages of.
-    """
+    """Handlers of what operators do to versions: serve one, serve the newest again, end the lineage after one."""
 
     def __init__(self, context: PageContext) -> None:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/versions/{version}/serve", self._ask)
         app.router.add_post("/versions/{version}/serve", self._serve)
         app.router.add_get("/versions/{version}/go-back", self._ask_back)

@@ -37,8 +37,9 @@ from trinity_bus import awake
 from trinity_bus.console.web.rollouts import turns_of, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
-from trinity_bus.gateway.explorers import Drawing, Explorers
+from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
+from trinity_bus.inference.completion import Completion
 from trinity_bus.view import ExplorerView
 from workers.console.access_control import operator
 from workers.console.forms import form
@@ -48,10 +49,8 @@ from workers.console.rollout_pages import place_of, sample_and_task
 log = logging.getLogger("workers.console")
 
 _TIMEOUT_S: Final = 120.0
-_MOST_TOKENS: Final = 4096
-"""Of an answer: what one page of tokens shows."""
-_AT_ONCE: Final = 2
-"""Answers that are drawn for this console; more wait."""
+_MOST_TOKENS: Final = 4096  # Of an answer: what one page of tokens shows
+_AT_ONCE: Final = 2  # Answers that are drawn for this console; more wait
 _NO_KEY: Final = (
     "explorers are asked over HTTP: set explorer.http_port and explorer.http_key for them, and the key for the console"
 )
@@ -63,29 +62,18 @@ class CannotAskError(TrinityError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """What came of it."""
-
-    drawing: Drawing
-    old: list[float]
-    """How likely each token of the old answer is now; empty where nobody could say."""
-    trouble: str = ""
-    """Why."""
+    drawing: Completion
+    old: list[float]  # how likely each token of the old answer is now; empty where nobody could say
+    trouble: str = ""  # why
 
 
 class AskAgain:
-    """Handlers of a sample's request to ask the model again.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._feed = context.feed
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get(r"/samples/{place:[0-9-]+}/again", self._which)
         app.router.add_post(r"/samples/{place:[0-9-]+}/again", self._ask)
 
@@ -200,11 +188,6 @@ class AskAgain:
         return key.get_secret_value()
 
     def _fleet(self, version: int | None = None) -> ServingFleet:
-        """Return who can be asked; those of one version.
-
-        Raises:
-            CannotAskError: There is no key.
-        """
         model = self._context.settings.mesh.model
         # Who is silent is left out here already, by the clock of the log.
         fleet = ServingFleet(model, model=model, key=self._key(), silence_s=math.inf)
@@ -215,7 +198,6 @@ class AskAgain:
 
 
 def _beat(explorer: ExplorerView) -> ExplorerHeartbeat:
-    """Return what an explorer has said of where it answers."""
     assert explorer.state != "left"  # noqa: S101 - who has left is not alive
     return ExplorerHeartbeat(
         explorer=explorer.name,
@@ -230,11 +212,6 @@ def _beat(explorer: ExplorerView) -> ExplorerHeartbeat:
 
 
 def _sampling(said: Mapping[str, str], drawn_with: SampledWith | None) -> Sampling:
-    """Return how the answer is to be drawn: as the form says, and for the rest as the old one.
-
-    Raises:
-        BadLinkError: The form says what cannot be.
-    """
     limits: dict[str, float] = {}
     if drawn_with is not None and not math.isnan(drawn_with.top_p):
         limits = {"top_p": drawn_with.top_p, "top_k": drawn_with.top_k, "min_p": drawn_with.min_p}
@@ -248,6 +225,6 @@ def _sampling(said: Mapping[str, str], drawn_with: SampledWith | None) -> Sampli
 
 
 def _mean(logprobs: Sequence[float], counts: Sequence[bool]) -> float | None:
-    """Return the mean over the tokens that the model has said; None where there is none."""
+    # The mean over the tokens that the model has said; None where there is none
     own = [value for value, counted in zip(logprobs, counts, strict=True) if counted] if logprobs else []
     return math.fsum(own) / len(own) if own else None

@@ -2,21 +2,26 @@
 
 Indexes lie side by side in one folder, one for each namespace; a run is one of these, or one of the other trainers of a
 namespace that is chosen: ``namespace/replay-12``. Only names that the folder has are opened.
+
+A run has a value of a setting for each service that told it, one for each explorer; those that are the same are one.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from trinity_bus.console.index import Index, Series, SettingsRow, StoreError
+from trinity_bus.console.index.answers import Series, SettingsRow
 from trinity_bus.console.index.files import database
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.settings_table import compared_settings
 from workers.console.page_context import BadLinkError, PageContext
 
 MAX_RUNS: Final = 4
@@ -26,31 +31,19 @@ _MAX_NAME: Final = 200
 
 
 class _Told(NamedTuple):
-    """What the index of a run says."""
-
-    trouble: str
-    """A line for people; empty where there is none."""
+    trouble: str  # A line for people; empty where there is none
     series: Sequence[Series] = ()
-    names: Sequence[str] = ()
-    """Of all metrics."""
+    names: Sequence[str] = ()  # Of all metrics
     settings: Sequence[SettingsRow] = ()
-    others: Sequence[str] = ()
-    """Of its namespace, runs of other trainers than the one that the namespace stands for."""
+    others: Sequence[str] = ()  # Of its namespace, runs of other trainers than the one that the namespace stands for
 
 
 class Compare:
-    """Handlers of the page that compares runs.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._folder = context.feed.index.folder.parent
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/compare", self._compare)
 
     async def _compare(self, request: web.Request) -> web.Response:
@@ -84,7 +77,7 @@ class Compare:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Return the namespaces that have an index, the newest first."""
+    # The namespaces that have an index, the newest first
     found = [path for path in folder.iterdir() if database(path).is_file()] if folder.is_dir() else []
     newest = sorted(found, key=lambda path: database(path).stat().st_mtime, reverse=True)
     return [path.name for path in newest[:_LISTED]]
@@ -95,7 +88,7 @@ def _namespace(run: str) -> str:
 
 
 def _trainer(run: str) -> str | None:
-    """Return whose steps they are; None: those of the live trainer that spoke last."""
+    # Whose steps they are; None: those of the live trainer that spoke last
     return run.partition("/")[2] or None
 
 
@@ -117,7 +110,6 @@ def _told(folder: Path, run: str, metrics: Sequence[str], until: float | None) -
 
 
 def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) -> list[tuple[str, Any]]:
-    """Return a chart for each metric that some run has."""
     lines: dict[str, list[charts.Line]] = {name: [] for name in metrics}
     for run, one in zip(runs, told, strict=True):
         found = {series.name: series.points for series in one.series}
@@ -125,3 +117,41 @@ def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) 
             # Also of a run that has none: the colours go by the order of the runs.
             each.append(charts.Line(run, [(point.x, point.value) for point in found.get(name, ())]))
     return [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]
+
+
+_VALUES: Final = 3  # Of one run that are shown, where its services differ
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSetting:
+    path: str
+    # Of each run, as TOML writes it; empty where it is not set, None where no service of the run has told it
+    values: tuple[str | None, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len({value for value in self.values if value is not None}) > 1
+
+
+def compared_settings(runs: Sequence[Sequence[SettingsRow]]) -> list[ComparedSetting]:
+    """Return every setting that some run has told: first those in which they differ, then by path."""
+    told = [_of_run(run) for run in runs]
+    paths = sorted({path for run in told for path in run})
+    rows = [ComparedSetting(path, tuple(run.get(path) for run in told)) for path in paths]
+    return sorted(rows, key=lambda row: not row.differs)
+
+
+def _of_run(services: Sequence[SettingsRow]) -> dict[str, str]:
+    values: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for service in services:
+        for path, value in service.settings.items():
+            values[path][value] = None
+    return {path: _joined(list(each)) for path, each in values.items()}
+
+
+def _joined(values: list[str]) -> str:
+    if len(values) == 1:
+        return values[0]
+    rest = len(values) - _VALUES
+    shown = [value or "unset" for value in values[:_VALUES]]
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")

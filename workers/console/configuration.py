@@ -7,40 +7,27 @@ looked at, so only those are asked who may act, or sit at a machine whose consol
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.configuration import (
-    EXTRA_FIELDS,
-    QUESTIONS,
-    TASKS,
-    Checked,
-    Checks,
-    PlannedService,
-    RunningSettings,
-    answers_of,
-    changed_values,
-    chart_values,
-    compose_env,
-    compose_mesh_file,
-    differences,
-    draft_of,
-    fields,
-    mesh_file,
-    planned,
-    running_settings,
-    sections_of_fields,
-    tasks_file,
-)
+from trinity_bus.config import values_told
+from trinity_bus.config.given import read_given
+from trinity_bus.config.sections import Sections
+from trinity_bus.console.configuration import files
+from trinity_bus.console.configuration.chart import chart_values
+from trinity_bus.console.configuration.checks import Checked, Checks
+from trinity_bus.console.configuration.fields import fields, sections_of_fields
+from trinity_bus.console.configuration.questions import EXTRA_FIELDS, QUESTIONS, TASKS, answers_of, draft_of
+from trinity_bus.console.index.answers import SettingsRow
 from trinity_bus.console.web.who import host_is_ours
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.hub import NotCachedError, model_folder
 from trinity_bus.runtime.ports import free_port, is_loopback
-from trinity_bus.sizing import GIB
+from trinity_bus.sizing.memory import GIB
 from trinity_bus.training.families import ModelShape, read_shape
 from workers.console.access_control import VISITOR, operator
 from workers.console.forms import form
@@ -63,7 +50,7 @@ def _has_rows(path: str) -> bool:
 
 
 def _shape(path: str) -> ModelShape | None:
-    """Return a model's shape; None of one that is on a hub: who looks at pages has nothing fetched."""
+    # A model's shape; None of one that is on a hub: who looks at pages has nothing fetched
     try:
         return read_shape(model_folder(path, weights=False, fetch=False))
     except NotCachedError:
@@ -73,18 +60,10 @@ def _shape(path: str) -> ModelShape | None:
 _CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
 _FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
-_TELL: Final = ("coordinator", "explorer", "trainer")
-"""Services that tell their settings."""
+_TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings
 
 
 class Configuration:
-    """Handlers of the configuration pages.
-
-    Args:
-        context: What handlers make pages of.
-        mesh: What is started from here.
-    """
-
     def __init__(self, context: PageContext, mesh: LocalMesh) -> None:
         self._context = context
         self._mesh = mesh
@@ -93,7 +72,6 @@ class Configuration:
         self._is_here = is_loopback(own.host) and own.user_header is None
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/configuration", self._begin)
         app.router.add_post("/configuration", self._check)
         for name in _FILES:
@@ -106,7 +84,7 @@ class Configuration:
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
         running = request.query.get("from") == "running"
-        answers = answers_of(changed_values((await self._running()).settings)) if running else {}
+        answers = answers_of(files.changed_values((await self._running()).settings)) if running else {}
         checked = None if not answers else await self._checked(answers, lay_out=False)
         return await self._page(request, answers, checked)
 
@@ -127,17 +105,17 @@ class Configuration:
             raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
         match name:
             case "mesh.toml":
-                text = mesh_file(checked.draft)
+                text = files.mesh_file(checked.draft)
             case "mesh.gpu.toml":
-                text = compose_mesh_file(checked.draft)
+                text = files.compose_mesh_file(checked.draft)
             case "mesh.env":
-                text = compose_env(checked.settings, checked.draft.hardware)
+                text = files.compose_env(checked.settings, checked.draft.hardware)
             case "values.yaml":
                 text = chart_values(checked)
             case _:
                 if checked.draft.rows is None:
                     raise BadLinkError("there are no rows to describe")
-                text = tasks_file(checked.draft.rows)
+                text = files.tasks_file(checked.draft.rows)
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/plain", headers=headers)
 
@@ -209,7 +187,6 @@ class Configuration:
         return await asyncio.to_thread(_CHECKS, draft_of(answers), lay_out=lay_out)
 
     def _prepared(self, checked: Checked) -> LocalRun:
-        """Write the files of a run; return what to start."""
         settings, own, draft = checked.settings, self._context.settings, checked.draft
         assert settings is not None  # noqa: S101 - it is sound
         namespace = settings.mesh.namespace
@@ -222,14 +199,14 @@ class Configuration:
         folder = new_run(time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
         if draft.rows is not None:
             rows = replace(draft.rows, path=str(Path(draft.rows.path).absolute()))
-            (folder / TASKS).write_text(tasks_file(rows), encoding="utf-8")
+            (folder / TASKS).write_text(files.tasks_file(rows), encoding="utf-8")
         servers = settings.kafka.bootstrap_servers or own.kafka.bootstrap_servers
         draft = replace(draft, values={**draft.values, "kafka.bootstrap_servers": servers})
-        (folder / "mesh.toml").write_text(mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
-        plan, address = planned(checked.services, settings, draft.hardware), ""
+        (folder / "mesh.toml").write_text(files.mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
+        plan, address = files.planned(checked.services, settings, draft.hardware), ""
         if not shown_here:
             port = free_port()
-            plan.append(PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
+            plan.append(files.PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
             address = f"http://127.0.0.1:{port}/"
         return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
 
@@ -257,12 +234,12 @@ class Configuration:
         }
         if sound and checked is not None and checked.settings is not None:
             values["running"] = running = await self._running()
-            values["changes"] = differences(running.settings, checked.settings)
-            values["mesh_toml"] = mesh_file(checked.draft)
+            values["changes"] = files.differences(running.settings, checked.settings)
+            values["mesh_toml"] = files.mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
 
-    async def _running(self) -> RunningSettings:
-        """Return the settings of the mesh that is looked at; the console's own where its index cannot be asked."""
+    async def _running(self) -> "RunningSettings":
+        # The settings of the mesh that is looked at; the console's own where its index cannot be asked
         index = self._context.feed.index
         try:
             told = await index.ask(lambda asked: [asked.settings(service=kind) for kind in _TELL])
@@ -280,3 +257,46 @@ def _mode(request: web.Request) -> str:
 
 async def _answers(request: web.Request) -> dict[str, str]:
     return {name: text for name, text in (await form(request)).items() if name != "proof"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSettings:
+    """The settings of the mesh that is looked at: what its services have told, over the console's own.
+
+    Of each kind of service the one counts that told last; names are each one's own. What nobody tells, such as how the
+    broker is reached, is as the console has it. What a service has told that cannot be, or not beside what others told,
+    is left out, and the page says so: it came off the log.
+    """
+
+    settings: Sections
+    # By whom, one of each kind; the others' are the console's own
+    told: list[SettingsRow] = field(default_factory=list)
+    refused: list[tuple[SettingsRow, str]] = field(default_factory=list)  # Whose were left out, and why
+
+
+def running_settings(own: Sections, told: Sequence[SettingsRow]) -> RunningSettings:
+    known = fields()
+    values, settings = dict(files.changed_values(own)), own
+    newest = {row.service: row for row in sorted(told, key=lambda row: row.at)}
+    taken: list[SettingsRow] = []
+    refused: list[tuple[SettingsRow, str]] = []
+    for _, row in sorted(newest.items()):
+        paths = [path for path in row.settings if path in known and not known[path].is_secret]
+        paths = [path for path in paths if not path.endswith(".name")]
+        try:
+            its = values_told(row.settings, paths)
+        except ConfigError as error:
+            refused.append((row, str(error)))
+            continue
+        # What it has not set is not set, whatever the console has.
+        others = {path: value for path, value in values.items() if path not in paths}
+        found, wrong = read_given(others | its)
+        if found is None:
+            refused += [(row, why) for why in wrong.values()]
+            its = {path: value for path, value in its.items() if path not in wrong}
+            found, _ = read_given(others | its)
+        if found is None:
+            continue
+        values, settings = others | its, found
+        taken.append(row)
+    return RunningSettings(settings, taken, refused)

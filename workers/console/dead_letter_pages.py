@@ -16,10 +16,12 @@ from aiohttp import web
 from schemas import Task
 from schemas.codec import decode
 from schemas.errors import DecodeError
+from schemas.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
-from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
-from trinity_bus.console.index import DeadLetterFilter, PageAsk, Place
+from trinity_bus.bus.received import header
+from trinity_bus.console.index.answers import Place
+from trinity_bus.console.index.questions import DeadLetterFilter, PageAsk
 from trinity_bus.console.web.render import Frame
 from workers.console.access_control import operator
 from workers.console.forms import form
@@ -32,17 +34,10 @@ _PATH: Final = r"/dead-letters/{topic:[a-z-]+}/{partition:\d+}/{offset:\d+}"
 
 
 class DeadLetterPages:
-    """Handlers of the dead letters' pages.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/dead-letters", self._list)
         app.router.add_get(_PATH, self._look)
         app.router.add_post(_PATH, self._put_back)
@@ -110,7 +105,7 @@ def _is_task(letter: Received[Any]) -> bool:
 
 
 def _as_json(raw: bytes) -> str:
-    """Return a record as JSON to be mended, where it is JSON or msgpack; else as text."""
+    # A record as JSON to be mended, where it is JSON or msgpack; else as text
     for read in (msgspec.json.decode, msgspec.msgpack.decode):
         try:
             return json.dumps(read(raw), indent=2, ensure_ascii=False, default=repr)

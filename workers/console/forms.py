@@ -12,24 +12,12 @@ from trinity_bus import awake
 
 _FORM: Final = web.RequestKey("form", dict[str, str])
 _MOST_FIELDS: Final = 500
-ANSWERS: Final = 64 << 10
-"""Of a visitor who may not act: every setting, with something in it."""
-SMALL: Final = 4096
-"""Bytes of one with nothing but a token or a proof in it."""
-WHOLE_S: Final = 30.0
-"""In which it has to come."""
+ANSWERS: Final = 64 << 10  # Of a visitor who may not act: every setting, with something in it
+SMALL: Final = 4096  # Bytes of one with nothing but a token or a proof in it
+WHOLE_S: Final = 30.0  # In which it has to come
 
 
 async def form(request: web.Request, most: int = SMALL) -> dict[str, str]:
-    """Return the fields of a form.
-
-    Args:
-        request: That carries it.
-        most: Its bytes.
-
-    Raises:
-        HTTPException: It is none, or too large, or does not come.
-    """
     if _FORM not in request:
         request[_FORM] = _fields(request, await _body(request, most))
     return request[_FORM]

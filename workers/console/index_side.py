@@ -15,17 +15,13 @@ from typing import Final
 from schemas.errors import one_line
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index import (
-    Extent,
-    Index,
-    IndexFollower,
-    ModelTexts,
-    Store,
-    StoreBusyError,
-    StoreError,
-    load_texts,
-    store_folder,
-)
+from trinity_bus.console.index.answers import Extent
+from trinity_bus.console.index.files import store_folder
+from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import StoreBusyError, StoreError
+from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.tokens import ModelTexts, load_texts
 from trinity_bus.errors import TrinityError
 
 log = logging.getLogger("workers.console")
@@ -39,45 +35,25 @@ class NoIndexError(TrinityError, RuntimeError):
 
 
 class IndexSide:
-    """Has the index.
-
-    Args:
-        settings: Where it lies, and where the log is.
-        bus: Makes the connection that it is brought forward over.
-    """
-
     def __init__(self, settings: Settings, bus: Callable[[], Bus]) -> None:
         self._settings = settings
         self._bus = bus
         self._index: Index | None = None
         self.folder = store_folder(settings)
-        self.line = "The index is being opened."
-        """Where it stands, where that is worth a line; else empty."""
-        self.extent: Extent | None = None
-        """How much there is, as far as was looked."""
-        self.texts: ModelTexts | None = None
-        """Makes text of tokens, where there is a tokenizer."""
-        self.no_texts: str | None = None
-        """Why there is none."""
+        self.line = "The index is being opened."  # Where it stands, where that is worth a line; else empty
+        self.extent: Extent | None = None  # How much there is, as far as was looked
+        self.texts: ModelTexts | None = None  # Makes text of tokens, where there is a tokenizer
+        self.no_texts: str | None = None  # Why there is none
 
     async def ask[A](self, question: Callable[[Index], A]) -> A:
-        """Return the answer of the index, which is asked in a thread.
-
-        Raises:
-            NoIndexError: There is none now.
-            TrinityError: What the question raises.
-        """
+        """Ask the index, in a thread. Raises NoIndexError where there is none now."""
         index = self._index
         if index is None:
             raise NoIndexError(self.line)
         return await asyncio.to_thread(question, index)
 
     async def run(self, touch: Callable[[], None]) -> None:
-        """Bring it forward until cancelled.
-
-        Args:
-            touch: Called when there is something new.
-        """
+        """Bring it forward until cancelled; ``touch`` is called when there is something new."""
         loaded = await asyncio.to_thread(load_texts, self._settings.console.model_path)
         if isinstance(loaded, str):
             self.no_texts = loaded

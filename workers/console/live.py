@@ -13,25 +13,17 @@ from workers.console.access_control import VISITOR
 from workers.console.mesh_watcher import MeshWatcher
 
 MAX_STREAMS: Final = 500
+# Streams of one visitor at one address: nobody has as many pages open, and the others keep theirs
 MAX_OF_ONE: Final = 50
-"""Streams of one visitor at one address: nobody has as many pages open, and the others keep theirs."""
-_SILENCE_S: Final = 15.0
-"""After which a word is sent all the same, so that a reader who is gone is noticed."""
+_SILENCE_S: Final = 15.0  # After which a word is sent all the same, so that a reader who is gone is noticed
 
 
 class Live:
-    """Tells open pages.
-
-    Args:
-        feed: Has the news.
-    """
-
     def __init__(self, feed: MeshWatcher) -> None:
         self._feed = feed
         self._streams: Counter[tuple[str, str, str | None]] = Counter()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Tell one page until it is closed."""
         visitor = request[VISITOR]
         who = (visitor.name, visitor.role, request.remote)
         most = MAX_OF_ONE if self._streams[who] >= MAX_OF_ONE else MAX_STREAMS

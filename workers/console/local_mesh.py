@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trinity_bus.console.configuration import PlannedService
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.process import ProcessError
 from trinity_bus.runtime.supervisor import Activity, Supervisor
@@ -36,36 +36,25 @@ class MeshBusyError(TrinityError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """What to start."""
-
     namespace: str
-    folder: Path
-    """Of logs; ``mesh.toml`` lies in it."""
+    folder: Path  # Of logs; ``mesh.toml`` lies in it
     plan: Sequence[PlannedService]
     env: Mapping[str, str]
-    console: str = ""
-    """Address of its own console; empty: it has none."""
+    console: str = ""  # Address of its own console; empty: it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalView:
-    """What there is to see of it."""
-
     state: LocalState
     namespace: str = ""
     folder: str = ""
     console: str = ""
-    why: str = ""
-    """Why it ended."""
+    why: str = ""  # Why it ended
     activities: Sequence[Activity] = ()
 
 
 class LocalMesh:
-    """At most one.
-
-    Args:
-        program: Makes the command line of ``trinity-bus`` with some arguments.
-    """
+    """At most one mesh. ``program`` makes the command line of ``trinity-bus`` with some arguments."""
 
     def __init__(self, program: Callable[..., Sequence[str]] = command) -> None:
         self._program = program
@@ -76,7 +65,6 @@ class LocalMesh:
         self._watching: asyncio.Task[None] | None = None
 
     def view(self) -> LocalView:
-        """Return what there is to see."""
         run, supervisor = self._run, self._supervisor
         if run is None:
             return LocalView(state=self._state)
@@ -95,11 +83,7 @@ class LocalMesh:
         return self._state not in {"idle", "ended"}
 
     def start(self, run: LocalRun) -> None:
-        """Begin to start a mesh.
-
-        Raises:
-            MeshBusyError: One runs already.
-        """
+        """Begin to start a mesh. Raises MeshBusyError: one runs already."""
         if self.is_busy:
             raise MeshBusyError("a mesh that was started from here runs already: stop it first")
         self._run, self._why, self._state = run, "", "starting"
@@ -133,7 +117,7 @@ class LocalMesh:
 
 
 async def _whole(coroutine: object) -> None:
-    """Wait for work in a thread, which cannot be broken off, and be cancelled after it where that was asked."""
+    # Wait for work in a thread, which cannot be broken off, and be cancelled after it where that was asked
     work: asyncio.Future[None] = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
     try:
         await asyncio.shield(work)

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.index import Index, PageAsk
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk
 from trinity_bus.console.web import overview as first_page
 from trinity_bus.console.web.charts import MAX_POINTS
 from trinity_bus.console.web.render import Frame
@@ -16,23 +17,15 @@ from workers.console.training_pages import trainers_of
 _ROWS: Final = 100
 _STEPS: Final = 12
 _CHOICES: Final = 5
-_VERSIONS: Final = 40
-"""Whose transfers are drawn."""
+_VERSIONS: Final = 40  # Whose transfers are drawn
 
 
 class MeshPages:
-    """Handlers of overview and versions.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._feed = context.feed
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/", self._overview)
         app.router.add_get("/versions", self._versions)
 

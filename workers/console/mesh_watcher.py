@@ -21,7 +21,7 @@ from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, VERSION_HISTORY
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index import PastRecords
+from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.errors import BusError, TrinityError, UnknownTopicError
 from trinity_bus.health.process import watching
 from trinity_bus.runtime.service import first_error
@@ -30,24 +30,16 @@ from workers.console.index_side import IndexSide
 
 log = logging.getLogger("workers.console")
 
-TELL_S: Final = 2.0
-"""Open pages are told of news at most once in this time."""
+TELL_S: Final = 2.0  # Open pages are told of news at most once in this time
 _SILENCE_S: Final = 10.0
 _LAG_S: Final = 2.0
 _AGAIN_S: Final = 2.0
-_GATHER_S: Final = 0.4
-"""What pages show may be so old, and ``TELL_S``."""
+_GATHER_S: Final = 0.4  # What pages show may be so old, and ``TELL_S``
 _TOPICS: Final = (BATCHES, MODEL_VERSIONS, VERSION_HISTORY, *EVENTS)
 
 
 class MeshWatcher:
-    """Follows a mesh until cancelled.
-
-    Args:
-        settings: Where the log is.
-        tell_s: The least time between two pieces of news.
-        is_record: Whether the log is that of a run that has ended, opened again.
-    """
+    """Follows a mesh until cancelled."""
 
     def __init__(self, settings: Settings, *, tell_s: float = TELL_S, is_record: bool = False) -> None:
         self.is_record = is_record
@@ -60,12 +52,9 @@ class MeshWatcher:
         self._touched = asyncio.Event()
         self._news = asyncio.Condition()
         self._away = "The console connects to the broker."
-        self.index = IndexSide(settings, lambda: self._connection("console-index"))
-        """The index of the log."""
-        self.lag: dict[str, int] = {}
-        """What the coordinator has still to read, by topic."""
-        self.serial = 0
-        """Goes up when something is new."""
+        self.index = IndexSide(settings, lambda: self._connection("console-index"))  # The index of the log
+        self.lag: dict[str, int] = {}  # What the coordinator has still to read, by topic
+        self.serial = 0  # Goes up when something is new
 
     @property
     def trouble(self) -> str:
@@ -74,32 +63,21 @@ class MeshWatcher:
 
     @property
     def is_away(self) -> bool:
-        """Whether the broker is, so that nobody can be heard."""
         return bool(self._away)
 
     @property
     def state(self) -> MeshState:
-        """The mesh's state, as far as it was read."""
         return self._state if self._follower is None else self._follower.state
 
     @property
     def bus(self) -> Bus:
-        """The connection.
-
-        Raises:
-            BusError: There is none now.
-        """
+        """The connection. Raises BusError where there is none now."""
         if self._bus is None:
             raise BusError(self._away)
         return self._bus
 
     @property
     def records(self) -> PastRecords:
-        """What fetches single records.
-
-        Raises:
-            BusError: There is no connection now.
-        """
         if self._records is None:
             raise BusError(self._away)
         return self._records
@@ -114,7 +92,6 @@ class MeshWatcher:
         return self.serial
 
     async def run(self) -> None:
-        """Follow, and connect anew where the broker was away."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_the_mesh(), name="mesh")
             group.create_task(self.index.run(self._touched.set), name="index")

@@ -13,8 +13,7 @@ from trinity_bus.errors import TrinityError
 from workers.console.access_control import COOKIE, VISITOR, page, theme_of
 from workers.console.mesh_watcher import MeshWatcher
 
-_SHARED: Final = 256
-"""Pages that are kept until something is new."""
+_SHARED: Final = 256  # Pages that are kept until something is new
 
 
 class BadLinkError(TrinityError, ValueError):
@@ -22,15 +21,6 @@ class BadLinkError(TrinityError, ValueError):
 
 
 class PageContext:
-    """What handlers make pages of: templates, index, feed and who asks.
-
-    Args:
-        settings: Of the mesh.
-        feed: What pages are made of.
-        pages: Renders them.
-        clock: Seconds since the epoch.
-    """
-
     def __init__(
         self, settings: Settings, feed: MeshWatcher, pages: Pages, clock: Callable[[], float] = time.time
     ) -> None:
@@ -42,11 +32,6 @@ class PageContext:
         self._made_of = -1
 
     def frame(self, request: web.Request) -> Frame:
-        """Return what is around a page.
-
-        Raises:
-            BadLinkError: The moment is none.
-        """
         if len(request.query_string) > MAX_QUERY:
             raise BadLinkError(f"a link has at most {MAX_QUERY} characters")
         try:
@@ -73,13 +58,7 @@ class PageContext:
     async def show(
         self, request: web.Request, template: str, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]
     ) -> web.Response:
-        """Return a page; those who look at the same at the same time are shown the same.
-
-        Args:
-            request: Of the visitor.
-            template: Of the page.
-            values: Makes what stands in it.
-        """
+        """Return a page; those who look at the same at the same time are shown the same."""
         frame = self.frame(request)
         key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
         if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
@@ -91,11 +70,9 @@ class PageContext:
         return page(await asyncio.shield(made))
 
     def render(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """Return a page that is made anew each time."""
         return page(self.pages.render(template, self.frame(request), **values))
 
     def told(self, request: web.Request, title: str, message: str, back: str, kind: str = "") -> web.Response:
-        """Return a page of one sentence."""
         return self.render(request, "told.html", title=title, message=message, back=back, kind=kind)
 
     async def _make(self, template: str, frame: Frame, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]) -> str:
@@ -104,11 +81,7 @@ class PageContext:
 
 
 def number(frame: Frame, name: str) -> float | None:
-    """Return a number of a link's query; None where it is not there.
-
-    Raises:
-        BadLinkError: It is none.
-    """
+    """Return a number of a link's query; None where it is not there. Raises BadLinkError where it is none."""
     text = frame.query.get(name, "").strip()
     if not text:
         return None
@@ -119,11 +92,6 @@ def number(frame: Frame, name: str) -> float | None:
 
 
 def count(frame: Frame, name: str) -> int | None:
-    """Return a whole number of a link's query, from 0; None where it is not there.
-
-    Raises:
-        BadLinkError: It is none.
-    """
     text = frame.query.get(name, "").strip()
     if not text:
         return None
@@ -131,11 +99,6 @@ def count(frame: Frame, name: str) -> int | None:
 
 
 def whole(text: str, name: str) -> int:
-    """Return a whole number, from 0.
-
-    Raises:
-        BadLinkError: It is none.
-    """
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise BadLinkError(f"{name} = {text[:40]!r} is no whole number")
     return int(text)

@@ -11,31 +11,20 @@ from aiohttp import web
 
 from schemas import ExperienceGroup
 from schemas.token_figures import Float16
-from trinity_bus.console.index import (
+from trinity_bus.console.index.answers import (
     GroupRow,
-    Index,
-    PageAsk,
     SampleDetail,
-    SampleFilter,
     SamplePlace,
     SettingsRow,
     StepName,
     TaskTimeline,
     WholeGroup,
 )
-from trinity_bus.console.web import charts
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
+from trinity_bus.console.web import charts, rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.rollouts import (
-    group_runs,
-    mean_of_runs,
-    sample_json,
-    sample_places,
-    task_spans,
-    task_tree,
-    turns_of,
-    way_of_drawing,
-)
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
@@ -44,10 +33,8 @@ from workers.console.page_context import BadLinkError, PageContext, count, numbe
 from workers.console.training_pages import BINS, histogram_part
 
 _ROWS: Final = 100
-_RUNS: Final = 64
-"""Side by side."""
-_STEPS: Final = 4
-"""That trained on a sample, whose means are shown beside it."""
+_RUNS: Final = 64  # Side by side
+_STEPS: Final = 4  # That trained on a sample, whose means are shown beside it
 _OF_TOKENS: Final = ("entropy", "mismatch_k3")
 _SHADES: Final = (
     ("logprob", "log-probability"),
@@ -63,28 +50,21 @@ _SHADES: Final = (
 class FiguresView:
     """What a trainer has told of a sample's tokens, or why there is nothing."""
 
-    of: StepName | None = None
-    """The step that has."""
+    of: StepName | None = None  # The step that has
     gaps: Float16 | None = None
     entropies: Float16 | None = None
-    updates: int = 0
-    """Of that step, before."""
-    others: Sequence[tuple[StepName, int]] = ()
-    """Other steps that have told of it, and by which number to ask for what."""
+    updates: int = 0  # Of that step, before
+    others: Sequence[tuple[StepName, int]] = ()  # Other steps that have told of it, and by which number to ask for what
     trouble: str = ""
-    again: int | None = None
-    """A step of a live trainer to be trained once more."""
+    again: int | None = None  # A step of a live trainer to be trained once more
 
     @property
     def told(self) -> bool:
-        """Whether there is something."""
         return self.gaps is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is searched for, as the form has it."""
-
     text: str = ""
     task: str = ""
     batch: str = ""
@@ -97,29 +77,20 @@ class Asked:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything."""
         return any(getattr(self, name) for name in self.__slots__)
 
     @classmethod
     def of(cls, frame: Frame) -> "Asked":
-        """Return what a link asks."""
         return cls(**{name: frame.query.get(name, "").strip() for name in cls.__slots__})
 
 
 class RolloutPages:
-    """Handlers of the pages on tasks, groups and samples.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._index = context.feed.index
         self._jaeger = (context.settings.console.jaeger_url or "").rstrip("/")
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/samples", self._samples)
         app.router.add_get(r"/samples/{place:[0-9-]+}.json", self._json)
         app.router.add_get(r"/samples/{place:[0-9-]+}", self._sample)
@@ -210,12 +181,7 @@ class RolloutPages:
         return await self._context.show(request, "sample.html", values)
 
     async def _figures(self, sample: SampleDetail, wanted: int | None) -> FiguresView:
-        """Return what a step has told of a sample's tokens.
-
-        Args:
-            sample: Which.
-            wanted: The offset of the record; of another sample's page, or None, that of the first step that has told.
-        """
+        # ``wanted`` is the offset of a record; where that is not of this sample, the first step that has told counts
         told = [(use.step, use.figures) for use in sample.fates if use.figures is not None]
         if not told:
             trained = (use.step for use in sample.fates if use.left_out is None and use.step.follows is None)
@@ -262,10 +228,10 @@ class RolloutPages:
             "prompt": []
             if texts is None
             else prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
-            "turns": turns_of(sample, texts, texts.read) if texts is not None else [],
+            "turns": rollouts.turns_of(sample, texts, texts.read) if texts is not None else [],
             "figures": figures,
             "missing": missing,
-            "sampled_with": way_of_drawing(sample.sampling),
+            "sampled_with": rollouts.way_of_drawing(sample.sampling),
             "more": first + PAGE_TOKENS < len(sample.tokens),
         }
 
@@ -273,11 +239,10 @@ class RolloutPages:
         place, frame = place_of(request), self._context.frame(request)
         found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         record = await self._context.feed.records.group([found.group])
-        body = await asyncio.to_thread(sample_json, record, place.number, self._index.texts)
+        body = await asyncio.to_thread(rollouts.sample_json, record, place.number, self._index.texts)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _advantage(self, sample: SampleDetail, until: float | None) -> Mapping[str, Any]:
-        """Return what a sample's trainer makes of it among the others, or why that is not known."""
         place = sample.row.place
         whole, settings = await self._index.ask(lambda index: group_and_settings(index, sample.group, until))
         try:
@@ -318,8 +283,10 @@ class RolloutPages:
         texts = self._index.texts
         read = None if texts is None else texts.read
         comparison = compare(whole, record, told)
-        prompt, runs = group_runs(record, sample_places(whole.parts), comparison, texts=texts, most=_RUNS, read=read)
-        return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": mean_of_runs(record)}
+        prompt, runs = rollouts.group_runs(
+            record, rollouts.sample_places(whole.parts), comparison, texts=texts, most=_RUNS, read=read
+        )
+        return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": rollouts.mean_of_runs(record)}
 
     async def _task(self, request: web.Request) -> web.Response:
         task_id = request.match_info["task_id"]
@@ -328,18 +295,14 @@ class RolloutPages:
             task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
             if task is None:
                 raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
-            timeline = charts.timeline("the way of the task", task_spans(task))
-            return {"task": task, "tree": task_tree(task), "jaeger": self._jaeger, "chart": timeline}
+            timeline = charts.timeline("the way of the task", rollouts.task_spans(task))
+            return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger, "chart": timeline}
 
         return await self._context.show(request, "task.html", values)
 
 
 def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tuple[WholeGroup, list[SettingsRow]]:
-    """Return the group that a record is of, and what trainers had told of their settings when they first took it.
-
-    Raises:
-        NotThereError: The record is not there any more.
-    """
+    """Return the group that a record is of, and what trainers had told of their settings when they first took it."""
     whole = index.whole_group(part.partition, part.offset, until=until)
     if whole is None:
         raise NotThereError(f"group {part.partition}-{part.offset} is not on the log")
@@ -348,11 +311,6 @@ def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tup
 
 
 def place_of(request: web.Request) -> SamplePlace:
-    """Return which sample a link names.
-
-    Raises:
-        BadLinkError: None.
-    """
     try:
         return SamplePlace.parse(request.match_info["place"])
     except ValueError as error:
@@ -365,7 +323,6 @@ def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:
 
 
 def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> list[tuple[StepName, str, float]]:
-    """Return what is known of the tokens of the steps that trained on a sample: (step, metric, mean)."""
     steps = [fate.step for fate in sample.fates if fate.left_out is None][:_STEPS]
     details = ((step, index.step(step.step, trainer=step.trainer, until=until)) for step in steps)
     return [
@@ -378,11 +335,6 @@ def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> l
 
 
 def sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[SampleDetail, TaskTimeline | None]:
-    """Return a sample, and its task where that is known.
-
-    Raises:
-        NotThereError: There is no such sample.
-    """
     found = index.sample(place, until=until)
     if found is None:
         raise NotThereError(f"sample {place} is not on the log" + ("" if until is None else " at this moment"))

@@ -56,16 +56,7 @@ _DRAIN_S: Final = 1.0
 
 
 async def run(settings: Settings, listens: Callable[[str], None] | None = None, *, is_record: bool = False) -> None:
-    """Show what the log tells until it is cancelled.
-
-    Args:
-        settings: Where the log is, and who may look.
-        listens: Told ``host:port`` once it listens.
-        is_record: Whether the log is that of a run that has ended, opened again.
-
-    Raises:
-        ConfigError: It cannot start with these settings.
-    """
+    """Show what the log tells until cancelled; ``listens`` is told ``host:port``."""
     ensure("console", settings)
     freeze_gc()
     telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
@@ -76,29 +67,16 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None, 
 
 
 class Console:
-    """A console over one mesh.
-
-    Args:
-        settings: Where the log is, and who may look.
-        feed: What pages are made of; absent: its own.
-        listens: Told ``host:port`` once it listens.
-    """
-
     def __init__(
         self, settings: Settings, feed: MeshWatcher | None = None, *, listens: Callable[[str], None] | None = None
     ) -> None:
         self._settings = settings
         self.feed = MeshWatcher(settings) if feed is None else feed
         self._listens = listens
-        self.address = ""
-        """``host:port``, once it listens."""
+        self.address = ""  # ``host:port``, once it listens
 
     async def run(self) -> None:
-        """Answer until cancelled.
-
-        Raises:
-            ConfigError: The port cannot be listened on.
-        """
+        """Answer until cancelled. Raises ConfigError where the port cannot be listened on."""
         own = self._settings.console
         async with AsyncExitStack() as stack:
             self.address = await stack.enter_async_context(
@@ -111,7 +89,6 @@ class Console:
             await self.feed.run()
 
     def app(self) -> web.Application:
-        """Return what answers."""
         app = web.Application()
         pages = Pages()
         door = AccessControl(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
@@ -133,6 +110,5 @@ class Console:
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Say whether the broker is there."""
         del request
         return web.Response(text=f"{self.feed.trouble or 'ok'}\n")

@@ -7,7 +7,9 @@ from typing import Any, Final
 from aiohttp import web
 from markupsafe import Markup
 
-from trinity_bus.console.index import Histogram, Index, PageAsk, SampleFilter
+from trinity_bus.console.index.answers import Histogram
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.render import Frame
 from workers.console.access_control import NotThereError
@@ -18,18 +20,11 @@ BINS: Final = 24
 
 
 class TrainingPages:
-    """Handlers of the pages on batches and steps.
-
-    Args:
-        context: What handlers make pages of.
-    """
-
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._ask = context.feed.index.ask
 
     def install(self, app: web.Application) -> None:
-        """Answer in an application."""
         app.router.add_get("/batches", self._batches)
         app.router.add_get("/batches/{batch_id:.+}", self._batch)
         app.router.add_get("/steps", self._steps)
@@ -103,7 +98,6 @@ class TrainingPages:
 
 
 def histogram_part(context: PageContext, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
-    """Return rewards as bars that lead to their samples."""
     bars = []
     for number, one in enumerate(found.bins):
         # A bar counts from its low end to below the next one's.
@@ -114,7 +108,6 @@ def histogram_part(context: PageContext, frame: Frame, found: Histogram, query: 
 
 
 def trainers_of(index: Index, frame: Frame) -> Mapping[str, Any]:
-    """Return who has steps, and whose are shown."""
     known = index.trainers(until=frame.until)
     return {"trainers": known, "trainer": frame.query.get("trainer") or next((one.trainer for one in known), None)}
 

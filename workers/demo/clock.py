@@ -21,16 +21,13 @@ class Clock:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start of this process."""
         return time.perf_counter() - self._began
 
     def saw(self, view: "MeshState") -> None:
-        """Note when the first reward is seen."""
         if self.first_reward_s is None and any(batch.reward is not None for batch in view.batches.values()):
             self.first_reward_s = self.elapsed_s
 
     def stage(self, name: str) -> "_Stage":
-        """Return what measures a block as this stage."""
         return _Stage(self, name)
 
     def begin(self, name: str) -> float:
@@ -40,8 +37,6 @@ class Clock:
 
 
 class _Stage:
-    """Measures the block."""
-
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock, self._name, self._began = clock, name, 0.0
 

@@ -16,16 +16,11 @@ from workers.demo.subjects import DemoSubject
 
 HELD_OUT = "held-out"
 CHECK = "check"
-CHECK_EVERY = 2
-"""Of the tasks to learn from, the share that a check asks is one in so many."""
+CHECK_EVERY = 2  # Of the tasks to learn from, the share that a check asks is one in so many
 
 
 def load_tasks(subject: DemoSubject, name: Literal["train", "held_out"]) -> list[Task]:
-    """Return a subject's tasks: those to learn from, or those to be tested with.
-
-    Raises:
-        DecodeError: A line is no task.
-    """
+    """Return a subject's tasks: those to learn from, or those to be tested with."""
     text = resources.files("workers.demo.tasks").joinpath(f"{subject.tasks}{name}.jsonl").read_text(encoding="utf-8")
     return [decode(line.encode(), Task) for line in text.splitlines()]
 
@@ -48,13 +43,7 @@ def check_tasks(subject: DemoSubject) -> list[Task]:
 
 
 def eval_tasks(tasks: Sequence[Task], label: str, name: str = HELD_OUT) -> list[Task]:
-    """Return a named eval batch of all these tasks: one run each, greedy.
-
-    Args:
-        tasks: What to ask.
-        label: Tells this evaluation from others of the same tasks.
-        name: Of the tasks.
-    """
+    """Return a named eval batch of all these tasks: one run each, greedy."""
     return [
         task.model_copy(
             update={
@@ -71,5 +60,4 @@ def eval_tasks(tasks: Sequence[Task], label: str, name: str = HELD_OUT) -> list[
 
 
 def eval_batch_id(label: str, name: str = HELD_OUT) -> str:
-    """Return the batch id of an evaluation."""
     return f"{label}/{name}"

@@ -40,19 +40,7 @@ class DemoTimeoutError(TrinityError):
 
 
 async def run_demo(settings: Settings, options: DemoOptions, display: Display, preloads: Preloads) -> "Summary":
-    """Run the whole demo, while others import for its services.
-
-    Args:
-        settings: The user's.
-        options: The user's.
-        display: Shows what goes on.
-        preloads: What services are forked from.
-
-    Raises:
-        ServiceDiedError: A service ended; the message has the end of its log.
-        DemoTimeoutError: It took longer than ``options.limit_s``.
-        TrinityError: The broker, the model or a setting is at fault; the message says what to do.
-    """
+    """Run the whole demo, while others import for its services."""
     clock = Clock(display)
     try:
         async with awake.timeout(options.limit_s) as limit:
@@ -91,7 +79,7 @@ async def _run(
 
 @contextlib.asynccontextmanager
 async def _prepared(options: DemoOptions) -> AsyncIterator[asyncio.Task[None]]:
-    """Provide a task that does beside the broker's start what can be done without it."""
+    # Provide a task that does beside the broker's start what can be done without it
     preparing = asyncio.create_task(asyncio.to_thread(_prepare, options), name="prepare")
     try:
         yield preparing

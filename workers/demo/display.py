@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from trinity_bus.view import MeshState
 
 _REFRESH_S: Final = 0.25
-_WORTH_S: Final = 0.1
-"""How long something must have taken for a line to say so."""
-_SILENT_S: Final = 3.0
-"""After which a line says what goes on, without a terminal."""
+_WORTH_S: Final = 0.1  # How long something must have taken for a line to say so
+_SILENT_S: Final = 3.0  # After which a line says what goes on, without a terminal
 
 
 class Display(Protocol):
@@ -32,13 +30,9 @@ class Display(Protocol):
         """Hold the terminal for as long as the block lasts."""
         ...
 
-    def stage(self, name: str) -> None:
-        """Note that the next stage begins."""
-        ...
+    def stage(self, name: str) -> None: ...
 
-    def note(self, text: str) -> None:
-        """Something worth a line that stays."""
-        ...
+    def note(self, text: str) -> None: ...
 
     def update(self, view: "MeshState") -> None:
         """There may be news. Called often."""
@@ -50,12 +44,6 @@ class Display(Protocol):
 
 
 def make_display(console: Console, steps: int | None) -> Display:
-    """Return the one that suits the console.
-
-    Args:
-        console: Where to.
-        steps: Most steps of training, for the bar. None: nobody knows.
-    """
     return LiveDisplay(console, steps) if console.is_terminal else PlainDisplay(console, steps)
 
 
@@ -63,11 +51,6 @@ class PlainDisplay:
     """A line for each stage, each step and each held-out test: for pipes, files and continuous integration.
 
     What has ended is said with how long it took, and after some seconds without a line what goes on, and for how long.
-
-    Args:
-        console: Where to.
-        steps: Most steps of training.
-        clock: Seconds, rising.
     """
 
     def __init__(self, console: Console, steps: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -80,23 +63,20 @@ class PlainDisplay:
         self._stage = ""
 
     def running(self) -> AbstractContextManager[object]:
-        """See ``Display``."""
         return nullcontext()
 
     def stage(self, name: str) -> None:
-        """See ``Display``."""
         now, before = self._clock(), self._stage
         self.note(f"{name} ..." + (f" ({before} took {now - self._stage_began:.1f} s)" if before else ""))
         self._stage, self._stage_began = name, now
         self._doing.clear()
 
     def note(self, text: str) -> None:
-        """See ``Display``."""
         self._said = self._clock()
         self._console.print(f"{self._said - self._began:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def starting(self, activities: Sequence[Activity]) -> None:
-        """See ``Display``: a line for each that has begun something else, with how long after its line before."""
+        # A line for each that has begun something else, with how long after its line before
         for activity in activities:
             before = self._doing.get(activity.name)
             self._doing[activity.name] = activity
@@ -105,7 +85,6 @@ class PlainDisplay:
                 self.note(f"{activity.name}: {activity.what}{took}")
 
     def update(self, view: "MeshState") -> None:
-        """See ``Display``."""
         for step in view.trained[self._shown :]:
             reward = view.reward(step)
             if reward is None:
@@ -129,8 +108,6 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """The demo's progress as a picture, drawn anew a few times a second."""
-
     def __init__(self, console: Console, steps: int | None) -> None:
         self._console = console
         self._progress = Progress(
@@ -143,25 +120,20 @@ class LiveDisplay:
         self._activities: Sequence[Activity] = ()
 
     def running(self) -> AbstractContextManager[object]:
-        """See ``Display``."""
         return self._live
 
     def stage(self, name: str) -> None:
-        """See ``Display``."""
         self._progress.update(self._bar, description=f"[bold]{name}[/]")
         self._activities = ()
         self._draw()
 
     def note(self, text: str) -> None:
-        """See ``Display``."""
         self._console.print(Text(text))
 
     def starting(self, activities: Sequence[Activity]) -> None:
-        """See ``Display``."""
         self._activities = activities
 
     def update(self, view: "MeshState") -> None:
-        """See ``Display``."""
         self._view = view
         if time.perf_counter() - self._drawn >= _REFRESH_S:
             self._draw()

@@ -31,9 +31,10 @@ from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1
+# What is shown may be so old: to fetch each record by itself would take time from those that work
 _GATHER_S: Final = 0.1
-"""What is shown may be so old: to fetch each record by itself would take time from those that work."""
 _TASKS_KEY: Final = "demo"
+# Where the model has them
 _MODEL_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -42,7 +43,6 @@ _MODEL_FILES: Final = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-"""Where the model has them."""
 
 
 class DemoError(TrinityError):
@@ -53,7 +53,6 @@ class DemoError(TrinityError):
 async def connected(
     settings: Settings, kafka: KafkaSettings, options: DemoOptions, display: Display, clock: Clock
 ) -> AsyncIterator["Lesson"]:
-    """Provide a lesson that is connected to the mesh."""
     own = settings.telemetry.model_copy(update={"run_dir": options.run_dir})
     telemetry = setup_telemetry("demo", own, namespace=settings.kafka.namespace)
     try:
@@ -72,24 +71,10 @@ async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFol
 
 
 class Lesson:
-    """What is done with the mesh once it is launched.
-
-    Args:
-        options: The user's.
-        display: Shows what goes on.
-        clock: Measures stages.
-        producer: Of tasks.
-        follower: Of the mesh.
-    """
+    """What is done with the mesh once it is launched."""
 
     def __init__(
-        self,
-        options: DemoOptions,
-        display: Display,
-        clock: Clock,
-        *,
-        producer: Producer,
-        follower: MeshFollower,
+        self, options: DemoOptions, display: Display, clock: Clock, *, producer: Producer, follower: MeshFollower
     ) -> None:
         self._options = options
         self._display = display
@@ -101,12 +86,6 @@ class Lesson:
         self._first_task: str | None = None
 
     async def run(self, checks: Sequence[Callable[[], None]], activities: Callable[[], Sequence[Activity]]) -> Summary:
-        """Teach.
-
-        Args:
-            checks: What raises where something has ended that is needed.
-            activities: What services do until all serve.
-        """
         clock, self._checks = self._clock, checks
         with clock.stage("start the services"):
             while not self._all_serve(0):
@@ -149,25 +128,25 @@ class Lesson:
         return summary
 
     async def _examine(self, label: str) -> tuple[float, float]:
-        """Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault."""
+        # Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault.
         reward, exact = await self._ask(self._held_out, label, HELD_OUT)
         self._display.note(f"held-out reward {label} training: {reward:.3f} ({exact:.1%} without a fault)")
         return reward, exact
 
     async def _ask(self, tasks: Sequence[Task], label: str, name: str) -> tuple[float, float]:
-        """Have tasks answered greedily. Returns mean reward and share without a fault."""
+        # Have tasks answered greedily. Returns mean reward and share without a fault.
         await self._send(eval_tasks(tasks, label, name))
         metrics = (await self._finalized(eval_batch_id(label, name))).metrics
         return metrics[f"eval/{name}/reward/mean@1"], metrics[f"eval/{name}/exact/mean@1"]
 
     async def _check(self, steps: int) -> float:
-        """Ask prompts that the model is trained on; held-out ones stay unseen until the end."""
+        # Ask prompts that the model is trained on; held-out ones stay unseen until the end
         _, exact = await self._ask(check_tasks(self._options.subject), f"step-{steps}", CHECK)
         self._display.note(f"after step {steps}: {exact:.1%} of prompts trained on without a fault")
         return exact
 
     async def _train(self) -> StepView:
-        """Train until the model has learned or the steps are used up; returns the last step, once its weights serve."""
+        # Train until the model has learned or the steps are used up; returns the last step, once its weights serve
         stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
         course = StoppingRule(
             self._options.steps, reward_up=self._options.subject.reward_up if self._options.early_stop else None
@@ -195,17 +174,11 @@ class Lesson:
         await self._send(tasks)
 
     async def _send(self, tasks: Sequence[Task]) -> None:
-        """Produce tasks, as any client would, and wait until they are durable."""
         # To one partition: what a batch has, and in which order it is trained on, is then the same in every run.
         sent = [await self._producer.send(TASKS, _TASKS_KEY, task) for task in tasks]
         await asyncio.gather(*sent)
 
     async def _finalized(self, batch_id: str) -> BatchView:
-        """Return a batch, once it is finalized with a reward.
-
-        Raises:
-            DemoError: It was aborted, or all its tasks failed.
-        """
 
         def done() -> bool:
             batch = self._view.batches.get(batch_id)
@@ -233,7 +206,6 @@ class Lesson:
             await self._next()
 
     async def _next(self) -> None:
-        """Look at the services, take what is new on the topics, show it."""
         for check in self._checks:
             check()
         await self._follower.changed(_UPDATE_S)
@@ -247,7 +219,7 @@ class Lesson:
         return self._view.serving(version) == sorted(self._options.explorer_names)
 
     def _keep_model(self, step: StepView) -> None:
-        """Copy the trained model out of the trainer's checkpoint, which has much beside it."""
+        # Copy the trained model out of the trainer's checkpoint, which has much beside it
         if step.checkpoint is None:
             raise DemoError(f"step {step.step} has no checkpoint")
         target = self._options.run_dir / MODEL

@@ -10,10 +10,9 @@ from typing import Any, Final
 from schemas.sampling import Sampling
 from trinity_bus.chat import EndingTokenizer
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 
-MAX_TOKENS: Final = 256
-"""Of a response, where nothing else is said."""
+MAX_TOKENS: Final = 256  # Of a response, where nothing else is said
 _KNOWN: Final = {"temperature", "max_tokens", "top_p", "top_k", "seed", "stop"}
 
 
@@ -26,14 +25,7 @@ class UnknownWishError(TrinityError, ValueError):
 
 
 class LocalEngine:
-    """Draws from a model's folder.
-
-    Args:
-        folder: A Hugging Face folder.
-
-    Raises:
-        NotAModelError: The folder cannot be loaded.
-    """
+    """Draws from a Hugging Face folder. Raises NotAModelError where it cannot be loaded."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "config.json").is_file():
@@ -54,18 +46,14 @@ class LocalEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
-        """Draw ``n`` responses, as version 0.
-
-        Raises:
-            UnknownWishError: This engine cannot draw so.
-        """
+    ) -> list[Completion]:
+        """Draw ``n`` responses, as version 0. Raises UnknownWishError where this engine cannot draw so."""
         del traceparent
         if unknown := {*sampling.model_dump(exclude_none=True)} - _KNOWN:
             raise UnknownWishError(f"the local engine cannot do {', '.join(sorted(unknown))}; an explorer's can")
         return self._draw(list(prompt_token_ids), sampling, n)
 
-    def _draw(self, prompt: list[int], sampling: Sampling, n: int) -> list[EngineCompletion]:
+    def _draw(self, prompt: list[int], sampling: Sampling, n: int) -> list[Completion]:
         import torch
 
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
@@ -88,10 +76,10 @@ class LocalEngine:
         logprobs = scores.gather(2, tokens[:, :, None])[:, :, 0]
         return [self._completion(*row, sampling) for row in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
-    def _completion(self, tokens: list[int], logprobs: list[float], sampling: Sampling) -> EngineCompletion:
+    def _completion(self, tokens: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
         ends = self._network.generation_config.eos_token_id
         marks = {ends} if isinstance(ends, int) else set(ends or ())
         # What has ended before others is filled up.
         length = next((place + 1 for place, token in enumerate(tokens) if token in marks), len(tokens))
         ended = length < (sampling.max_tokens or MAX_TOKENS) or tokens[length - 1] in marks
-        return EngineCompletion(tokens[:length], logprobs[:length], "stop" if ended else "length", [(0, 0)])
+        return Completion(tokens[:length], logprobs[:length], "stop" if ended else "length", [(0, 0)])

@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from trinity_bus.config import Settings
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
-from workers.demo.settings import (
-    available_cores,
-    explorer_options,
-)
-from workers.runs import command
+from workers.demo.settings import available_cores, explorer_options
+from workers.local import spec_of
 from workers.service_environment import service_environment
 
 _GRACE_S = 10.0
@@ -25,27 +23,11 @@ _POLL_S = 0.1
 
 
 def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> list[ServiceSpec]:
-    """Return what to run. Explorers and trainer are the last to start and the first to stop.
-
-    Args:
-        options: The user's.
-        env: Of all services.
-        preloads: What they are forked from.
-    """
+    """Return what to run. Explorers and trainer are the last to start and the first to stop."""
 
     def spec(name: str, forked_from: Preload, *arguments: str, stage: int) -> ServiceSpec:
-        told = ["--config", str(options.mesh_file), *arguments]
-        return ServiceSpec(
-            name=name,
-            command=command(*told),
-            forked_from=forked_from,
-            forked_with=told,
-            env=env,
-            again=True,
-            work_ends=name == "trainer",
-            grace_s=_GRACE_S,
-            stage=stage,
-        )
+        one = PlannedService(name, arguments, stage=stage, work_ends=name == "trainer")
+        return replace(spec_of(one, options.mesh_file, env, forked_from=forked_from), grace_s=_GRACE_S)
 
     def explorer(index: int, name: str) -> ServiceSpec:
         arguments = [*explorer_options(options, index, available_cores()), "run", "explorer"]
@@ -66,7 +48,7 @@ def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> l
 
 
 def _fork_server(runners: Preload, env: Mapping[str, str], name: str, log: Path) -> socket.socket:
-    """Have a fork server forked for an explorer; returns the explorer's end of the channel to it."""
+    # Have a fork server forked for an explorer; returns the explorer's end of the channel to it
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     runners.start([], name=f"runners of {name}", env=env, output=log, passed=theirs)
     return ours

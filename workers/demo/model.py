@@ -20,14 +20,9 @@ PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """What a model reads and writes."""
-
-    words: tuple[str, ...]
-    """Beside the marks. Those that are no such word are ``<unk>``."""
-    chat_template: str
-    """How messages are written."""
-    ends: tuple[str, ...] = ()
-    """Words that end a response, beside the mark for it."""
+    words: tuple[str, ...]  # Beside the marks. Those that are no such word are ``<unk>``.
+    chat_template: str  # How messages are written
+    ends: tuple[str, ...] = ()  # Words that end a response, beside the mark for it
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -35,10 +30,8 @@ class Language:
         return (PAD, BOS, EOS, UNKNOWN, *self.words)
 
 
-SMOLLM2: Final = "SmolLM2-135M-Instruct"
-"""What is taught where the weights are not random."""
-MAX_LENGTH: Final = 64
-"""Most tokens of prompt and response together."""
+SMOLLM2: Final = "SmolLM2-135M-Instruct"  # What is taught where the weights are not random
+MAX_LENGTH: Final = 64  # Most tokens of prompt and response together
 DIGITS: Final = Language(
     words=("=", "copy", *"0123456789"),
     chat_template="{{ bos_token }}{% for message in messages %} {{ message.content }}"
@@ -49,16 +42,7 @@ _INIT_STD: Final = 0.02
 
 
 def make_model(folder: Path, seed: int, language: Language = DIGITS) -> Path:
-    """Write a model of about 0.3 M float32 parameters, with random weights, and its tokenizer.
-
-    Args:
-        folder: Made if absent; files in it are overwritten.
-        seed: Of the weights.
-        language: What it reads and writes.
-
-    Returns:
-        ``folder``.
-    """
+    """Write a model of about 0.3 M float32 parameters, with random weights, and its tokenizer; return ``folder``."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +58,7 @@ def make_model(folder: Path, seed: int, language: Language = DIGITS) -> Path:
 
 def pretrained_folder(settings: "Settings") -> Path:
     """Return where ``SMOLLM2`` is kept, which ``tools/smollm2.sh`` makes."""
-    from trinity_bus.broker.folders import cache_dir
+    from trinity_bus.broker.layout import cache_dir
 
     return cache_dir(settings.broker) / "models" / SMOLLM2
 
@@ -105,7 +89,7 @@ def _config(language: Language) -> dict[str, Any]:
 
 
 def _weights(rng: np.random.Generator, vocabulary: int) -> dict[str, NDArray[np.float32]]:
-    """Draw from a normal distribution with a standard deviation of 0.02, as Qwen3 starts; norms are ones."""
+    # Draw from a normal distribution with a standard deviation of 0.02, as Qwen3 starts; norms are ones
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(_INIT_STD)
@@ -134,7 +118,7 @@ def _weights(rng: np.random.Generator, vocabulary: int) -> dict[str, NDArray[np.
 
 
 def _write_tokenizer(folder: Path, language: Language) -> None:
-    """Words at blanks; a beginning-of-sequence token in front, as most language models have it."""
+    # Words at blanks; a beginning-of-sequence token in front, as most language models have it
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     places = {word: i for i, word in enumerate(language.vocabulary)}

@@ -39,41 +39,32 @@ _CONSOLE_NICENESS: Final = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preloads:
-    """What services are forked from; see the module."""
-
     shared: Preload
     torch: Preload
     explorers: Preload
     trainer: Preload
     console: Preload
+    # And their environment. Unset: explorers start fork servers of their own, since the user has named a Python for
+    # runners, or modules.
     runners: tuple[Preload, Mapping[str, str]] | None
-    """And their environment. Unset: explorers start fork servers of their own, since the user has named a Python for
-    runners, or modules."""
     broker_is_up: threading.Event
 
     def broker_serves(self) -> None:
-        """Have those begin who let the broker go first."""
         self.broker_is_up.set()
         self.look()
 
     def look(self) -> None:
-        """Have forked what can be by now."""
         for _, preload in self._named():
             preload.look()
 
     def check(self, options: DemoOptions) -> None:
-        """Look whether services can be forked, or could be.
-
-        Raises:
-            ServiceDiedError: What they are forked from has ended.
-        """
+        """Look whether services can be forked, or could be. Raises ServiceDiedError where a preload has ended."""
         for name, preload in self._named():
             # What was forked from one that has ended since is started anew by the supervisor.
             if not preload.loaded and (code := preload.process.poll()) is not None:
                 raise ServiceDiedError(name, f"ended with status {code}", options.log(name))
 
     def activities(self, options: DemoOptions) -> list[Activity]:
-        """Return what those do that still import."""
         return [activity_of(name, options.log(name)) for name, preload in self._named() if not preload.loaded]
 
     @contextmanager
@@ -106,11 +97,7 @@ class Preloads:
 
 
 class Queue:
-    """Who may begin beside vLLM's import: in the order in which they stand here.
-
-    Args:
-        at_once: How many may be under way.
-    """
+    """Who may begin beside vLLM's import, ``at_once`` of them: in the order in which they stand here."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -122,7 +109,6 @@ class Queue:
         return lambda: may_begin([done() for done in before], self._at_once)
 
     def stand(self, done: Callable[[], bool]) -> None:
-        """Add one, by what tells whether it has ended what it begins."""
         self._done.append(done)
 
 
@@ -133,13 +119,7 @@ def may_begin(before: Sequence[bool], at_once: int) -> bool:
 
 @contextmanager
 def begun(settings: Settings, options: DemoOptions, shared: Preload) -> Iterator[Preloads]:
-    """Provide them; they end with the block.
-
-    Args:
-        settings: The user's.
-        options: The user's.
-        shared: The first one, see ``first_preload``.
-    """
+    """Provide them; they end with the block."""
     # That it is there says that nothing is to be looked up on a model hub.
     options.model_dir.mkdir(parents=True, exist_ok=True)
     env = {
@@ -189,22 +169,18 @@ def _runners(
 
 
 def import_shared() -> None:
-    """Import what all services need: the coordinator, which is little more."""
     import workers.coordinator.service  # noqa: F401
 
 
 def import_torch() -> None:
-    """Import what explorers and trainer need."""
     import torch  # noqa: F401
 
 
 def import_explorer() -> None:
-    """Import the explorer's own code."""
     import workers.explorer.service  # noqa: F401
 
 
 def import_trainer() -> None:
-    """Import the trainer's own code, and Megatron."""
     import trinity_bus.training.megatron_engine  # noqa: F401
     import workers.trainer.service  # noqa: F401
 
@@ -215,5 +191,4 @@ def yield_to_others() -> None:
 
 
 def import_console() -> None:
-    """Import the console's own code."""
     import workers.console.service  # noqa: F401

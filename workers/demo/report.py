@@ -22,15 +22,12 @@ class StepSummary:
     reward: float | None
     loss: float | None
     staleness: float | None
-    rewarded_at: float | None
-    """When its batch was finalized, seconds since the Unix epoch."""
+    rewarded_at: float | None  # When its batch was finalized, seconds since the Unix epoch
+    # From the moment at which its tasks could be handed out (the batch's turn, and weights new enough) to its
+    # manifest
     rollout_s: float | None
-    """From the moment at which its tasks could be handed out (the batch's turn, and weights new enough) to its
-    manifest."""
-    train_s: float
-    """The trainer's part: fetching, choosing and training; not what it takes to save and publish."""
-    sync_s: float | None
-    """From the news of the step until every explorer served its weights."""
+    train_s: float  # The trainer's part: fetching, choosing and training; not what it takes to save and publish
+    sync_s: float | None  # From the news of the step until every explorer served its weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,36 +39,26 @@ class Summary:
     seed: int
     explorers: int
     max_staleness: int
-    model_version: int
-    """Of the weights that the second evaluation was taken with."""
-    reward_before: float
-    """Mean over held-out tasks: share of words in their place."""
+    model_version: int  # Of the weights that the second evaluation was taken with
+    reward_before: float  # Mean over held-out tasks: share of words in their place
     reward_after: float
-    exact_before: float
-    """Share of held-out tasks that were answered without a fault."""
+    exact_before: float  # Share of held-out tasks that were answered without a fault
     exact_after: float
     held_out_tasks: int
     train_seconds: float
-    time_to_first_reward_s: float
-    """From the start of the run to the first reward of any batch."""
-    total_seconds: float
-    """Without stopping the services."""
-    tokens: int
-    """Response tokens of all accepted rollouts and others."""
+    time_to_first_reward_s: float  # From the start of the run to the first reward of any batch
+    total_seconds: float  # Without stopping the services
+    tokens: int  # Response tokens of all accepted rollouts and others
     stages: dict[str, float]
     steps: list[StepSummary] = field(default_factory=list)
-    model: str
-    """Folder of the trained model."""
-    trace_task: str
-    """A task whose trace goes all the way to a gradient."""
+    model: str  # Folder of the trained model
+    trace_task: str  # A task whose trace goes all the way to a gradient
 
     def write(self, path: Path) -> None:
-        """As JSON, in one rename."""
         write_plain(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def step_summaries(view: MeshState) -> list[StepSummary]:
-    """Return the summaries of all trained steps, in order."""
     return [_step(view, step) for step in view.trained]
 
 
@@ -104,7 +91,6 @@ def _rollout_s(view: MeshState, step: StepView) -> float | None:
 
 
 def results_table(summary: Summary) -> Table:
-    """Before, after, and where the time went."""
     table = Table("", "before", "after", title=f"Held out: {summary.held_out_tasks} prompts that were never trained on")
     table.add_row("reward", f"{summary.reward_before:.3f}", f"[bold green]{summary.reward_after:.3f}[/]")
     table.add_row("answered exactly", f"{summary.exact_before:.1%}", f"{summary.exact_after:.1%}")
@@ -112,7 +98,6 @@ def results_table(summary: Summary) -> Table:
 
 
 def stages_table(summary: Summary) -> Table:
-    """Where the time went."""
     table = Table("stage", "seconds", title="Where the time went", show_footer=False)
     for name, seconds in summary.stages.items():
         table.add_row(name, f"{seconds:.1f}")
@@ -147,10 +132,7 @@ def plot(summary: Summary, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
     axes.plot([step.step for step in steps], [step.reward for step in steps], label="train batches, sampled")
     axes.plot(
-        [0, summary.model_version],
-        [summary.reward_before, summary.reward_after],
-        "o",
-        label="held-out prompts, greedy",
+        [0, summary.model_version], [summary.reward_before, summary.reward_after], "o", label="held-out prompts, greedy"
     )
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title=f"Reward, seed {summary.seed}")
     axes.grid(alpha=0.3)

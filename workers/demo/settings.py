@@ -34,15 +34,12 @@ from workers.demo.model import MAX_LENGTH
 from workers.demo.options import DemoOptions
 from workers.runs import program
 
-GROUP_SIZE: Final = 16
-"""Samples a task."""
+GROUP_SIZE: Final = 16  # Samples a task
 LEARNING_RATE: Final = 7e-4
-_ENGINES_SHARE: Final = 0.6
-"""Of a GPU's memory, all engines together."""
+_ENGINES_SHARE: Final = 0.6  # Of a GPU's memory, all engines together
 
 
 def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:
-    """Return what the demo decides for all services, by the places of the settings."""
     # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
     subject = options.subject
     slots = math.ceil(subject.batch_size / options.explorers)
@@ -111,15 +108,7 @@ def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
 
 
 def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
-    """Return what one explorer alone is told: its name and, on a CPU, a core of its own while there are enough.
-
-    A single one is not bound to any.
-
-    Args:
-        options: The user's.
-        index: Which explorer, from 0.
-        cores: The cores that this process may use.
-    """
+    """Return what one explorer is told: its name and, where several are on CPUs, a core while there are enough."""
     name, core = options.explorer_names[index], cores[index % len(cores)]
     bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() and options.explorers > 1 else ()
     own = (f"explorer.name={name}", *bound, "explorer.http_port=0")
@@ -135,7 +124,6 @@ def with_http_key(settings: Settings) -> Settings:
 
 
 def available_cores() -> list[int]:
-    """Return the cores that this process may use, in order."""
     return sorted(os.sched_getaffinity(0))
 
 

@@ -20,13 +20,10 @@ from enum import Enum, auto
 from typing import Final
 
 STEADY_STEPS: Final = 4
-AHEAD: Final = 2
-"""Batches in the log beyond those that are trained."""
+AHEAD: Final = 2  # Batches in the log beyond those that are trained
 
 
 class DemoTurn(Enum):
-    """What is to be done next."""
-
     PRODUCE = auto()
     WAIT = auto()
     CHECK = auto()
@@ -34,12 +31,7 @@ class DemoTurn(Enum):
 
 
 class StoppingRule:
-    """Says what is next, and what checks mean.
-
-    Args:
-        steps: Most steps.
-        reward_up: From which on a check is worth its while. None: all steps are taken.
-    """
+    """Says what is next. Without ``reward_up``, from which on a check is worth its while, all steps are taken."""
 
     def __init__(self, steps: int, *, reward_up: float | None) -> None:
         self._steps = steps
@@ -48,13 +40,6 @@ class StoppingRule:
         self._learned = False
 
     def turn(self, produced: int, trained: int, rewards: Sequence[float]) -> DemoTurn:
-        """Return what is to be done.
-
-        Args:
-            produced: Batches so far.
-            trained: Of them.
-            rewards: Of all steps so far.
-        """
         if self._learned or trained == self._steps:
             return DemoTurn.END
         if self._is_due(rewards):
@@ -62,12 +47,7 @@ class StoppingRule:
         return DemoTurn.PRODUCE if produced < min(trained + AHEAD, self._steps) else DemoTurn.WAIT
 
     def checked(self, exact: float, steps: int) -> None:
-        """Take note of a check.
-
-        Args:
-            exact: Share of its prompts that were answered exactly.
-            steps: Trained before it.
-        """
+        """Take note of a check, of whose prompts the share ``exact`` was answered exactly."""
         self._steps_checked = steps
         self._learned = exact == 1.0
 

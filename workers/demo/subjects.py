@@ -17,12 +17,12 @@ from typing import Final
 
 from workers.demo.model import DIGITS, Language
 
-BATCH_SIZE: Final = 64
-"""Tasks a step."""
+BATCH_SIZE: Final = 64  # Tasks a step
 MAX_STEPS: Final = 100
 OPEN: Final = "<tool_call><function=look><parameter=drawer>"
+# With ``OPEN`` what surrounds the number of a drawer: to the demo's model a token each, and this one ends its turn
 CLOSE: Final = "</parameter></function></tool_call>"
-"""With ``OPEN`` what surrounds the number of a drawer: to the demo's model a token each, and this one ends its turn."""
+# Schemas of tools are left out: a model that knows no word cannot read them
 _TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %} <{{ message.role }}>"
     "{% if message.content %} {{ message.content }}{% endif %}"
@@ -32,38 +32,26 @@ _TEMPLATE: Final = (
     "{% if message.role == 'assistant' %} {{ eos_token }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %} <assistant>{% endif %}"
 )
-"""Schemas of tools are left out: a model that knows no word cannot read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSubject:
-    """What one demo teaches."""
-
     name: str
-    language: Language | None = None
-    """Of a model of random weights. None: ``SMOLLM2`` is taught."""
-    tasks: str
-    """What the names of the files of its tasks begin with."""
-    max_tokens: int
-    """Of a response."""
+    language: Language | None = None  # Of a model of random weights. None: ``SMOLLM2`` is taught.
+    tasks: str  # What the names of the files of its tasks begin with
+    max_tokens: int  # Of a response
     entropy_coef: float = 0.0
+    # Of batches, from which on it is worth a check whether the model has learned it, see ``stopping``. None: it is
+    # taught for all its steps.
     reward_up: float | None = None
-    """Of batches, from which on it is worth a check whether the model has learned it, see ``stopping``. None: it is
-    taught for all its steps."""
     batch_size: int = BATCH_SIZE
     explorers: int = 2
-    steps: int = MAX_STEPS
-    """Most steps of training."""
-    learned: float = 0.99
-    """Share of held-out prompts that a trained model answers exactly, at least."""
-    limit_s: float = 300.0
-    """What the whole may take, on two cores."""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    """In place of those that demos have in common."""
-    module: str | None = None
-    """Registers its workflow, where that is not one of the project's."""
-    try_it: str
-    """A command that asks the trained model, with places for ``program`` and ``model``."""
+    steps: int = MAX_STEPS  # Most steps of training
+    learned: float = 0.99  # Share of held-out prompts that a trained model answers exactly, at least
+    limit_s: float = 300.0  # What the whole may take, on two cores
+    settings: Mapping[str, object] = field(default_factory=dict)  # In place of those that demos have in common
+    module: str | None = None  # Registers its workflow, where that is not one of the project's
+    try_it: str  # A command that asks the trained model, with places for ``program`` and ``model``
 
 
 COPY: Final = DemoSubject(

@@ -20,8 +20,7 @@ from trinity_bus.chat import ModelReply
 from trinity_bus.rollout.conversations import OtherSide
 from workers.demo.subjects import CLOSE, OPEN
 
-DIGITS: Final = 3
-"""Of a drawer's number."""
+DIGITS: Final = 3  # Of a drawer's number
 
 
 def contents(drawer: str) -> str:
@@ -55,7 +54,6 @@ class Trail(ToolWorkflow):
             yield until_the_end
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
-        """See ``ToolWorkflow.reward``."""
         del task
         before = [one for one in conversation.messages if one["role"] != "assistant"]
         rewards = [

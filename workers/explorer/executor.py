@@ -11,9 +11,7 @@
                                                     +----------------> RolloutFinished durable: ANSWERED
 
 The result is sent only when the experiences are durable, so nobody ever sees a result whose experiences cannot be read.
-
-An attempt that is out of time, or cancelled, ends at once, whatever its workflow does: a runner that does not let go of
-it is the affair of the runners.
+An attempt that is out of time, or cancelled, ends at once, whatever its workflow does.
 
 Failures: what a workflow raises is the attempt's typed failure, and so is what cannot be trained on or cannot be sent.
 A broken connection to the log is the explorer's own end, told through ``fatal``.
@@ -38,17 +36,15 @@ from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.rollout.answer import decode_answer
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
-from trinity_bus.runners.errors import WorkflowRaisedError
-from trinity_bus.runners.service import AttemptResult, Runners
+from trinity_bus.runners.service import AttemptKey, AttemptResult, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
 from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
 from workers.explorer.turns import TurnKeeper
+from workers.explorer.weights import ServedVersion
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
@@ -60,25 +56,17 @@ IDLE = "idle"
 WAITING = "waiting_for_version"
 ROLLING_OUT = "rolling_out"
 PUBLISHING = "publishing"
-"""States of a slot."""
 
 
 class AttemptTimeoutError(TrinityError, TimeoutError):
-    """An attempt was not done within its limit."""
+    pass
 
 
 class RolloutExecutor:
     """Runs attempts.
 
     Args:
-        runners: Started.
-        producer: Connected.
-        who: Whose answers these are.
-        bounds: What the model can be trained on.
-        served: The version that the engine serves.
-        slots: Told what the attempts are waiting for.
         max_group_bytes: Of one record of experiences; a larger group is split over several.
-        turns: Keeps completed turns, and finds those of earlier attempts.
         on_ended: Told of every attempt that has ended, however.
         record_content: Whether spans may tell what workflows say in their errors.
     """
@@ -108,24 +96,19 @@ class RolloutExecutor:
         self._on_ended = on_ended
         self._record_content = record_content
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
-        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what ends the explorer."""
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the explorer
 
     @property
     def running(self) -> list[RunningAttempt]:
-        """What is worked on."""
         return [
             RunningAttempt(task_id=task_id, attempt=attempt, turns=self._turns.first((task_id, attempt)))
             for task_id, attempt in self._running
         ]
 
     def start(self, order: Dispatch, raw: bytes, parent: str | None) -> None:
-        """Begin an attempt.
+        """Begin an attempt, which is not known yet.
 
-        Args:
-            order: What to do; the attempt is not known yet.
-            raw: The same, as it came off the log.
-            parent: Trace context of the dispatch.
+        ``raw`` is the order as it came off the log; ``parent`` its trace context.
         """
         attempt = key_of(order)
         task = asyncio.create_task(self._run_attempt(order, raw, parent), name=f"attempt {attempt}")
@@ -133,7 +116,6 @@ class RolloutExecutor:
         task.add_done_callback(lambda ended: self._ended(attempt, ended))
 
     def cancel(self, order: Cancel) -> None:
-        """Stop an attempt; it is not answered."""
         task = self._running.get(key_of(order))
         if task is not None:
             _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)
@@ -207,7 +189,7 @@ class RolloutExecutor:
             await durable
 
     async def _answer(self, order: Dispatch, result: RolloutFinished) -> tuple[RolloutFinished, Awaitable[Position]]:
-        """Send a result; one that no record can hold is a failure, and that is sent instead."""
+        # A result that no record can hold is a failure, and that is sent instead.
         try:
             return result, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result)
         except (SchemaError, RecordTooLargeError) as error:
@@ -218,7 +200,7 @@ class RolloutExecutor:
             return failure, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, failure)
 
     def _tells(self, error: Exception | None) -> bool:
-        """Whether a span may have an error's text: a workflow's may quote what the model has answered."""
+        # A workflow's may quote what the model has answered.
         return self._record_content or not isinstance(error, WorkflowRaisedError)
 
     def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
@@ -226,13 +208,6 @@ class RolloutExecutor:
         ATTEMPTS.add(1, attributes if error_type is None else {**attributes, names.ERROR_TYPE: error_type})
 
     async def _roll_out(self, order: Dispatch, raw: bytes, slot: Unit) -> AttemptResult:
-        """Run the workflow within the attempt's limit.
-
-        Raises:
-            AttemptTimeoutError: It took too long.
-            WorkflowRaisedError: The workflow raised something.
-            RunnerDiedError: It took its runner with it.
-        """
         try:
             async with awake.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
@@ -246,12 +221,7 @@ class RolloutExecutor:
             raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
 
     async def _publish(self, order: Dispatch, yielded: AttemptResult, began: float) -> RolloutFinished:
-        """Make the experiences durable, where there are any; only then is there a result.
-
-        Raises:
-            WorkflowError, SchemaError: The runner's answer is none, or a sample of it is larger than a record.
-            UntrainableSampleError: No model can be trained on it.
-        """
+        # Only when experiences are durable is there a result.
         group = decode_answer(order, yielded.group, self._who.model)
         position, pieces = None, []
         if order.batch_type == "train":
@@ -274,7 +244,7 @@ class RolloutExecutor:
         return result
 
     async def _publish_pieces(self, groups: list[ExperienceGroup]) -> list[ExperiencePiece]:
-        """Make the pieces of one group durable; whoever dies amid them has told nobody where they lie."""
+        # Whoever dies amid them has told nobody where they lie.
         sent = [await self._producer.send(EXPERIENCES, group.task_id, group) for group in groups]
         positions = await asyncio.gather(*sent)
         return [
@@ -284,14 +254,11 @@ class RolloutExecutor:
 
 
 def _kind(error: str) -> str:
-    """Return the type that an error's text begins with.
-
-    A workflow may claim any, and each would be a metric of its own.
-    """
+    # A workflow may claim any, and each would be a metric of its own.
     kind = error.partition(":")[0]
     return kind if _TYPE_NAME.fullmatch(kind) else WorkflowRaisedError.__name__
 
 
 def _ends_the_explorer(error: Exception) -> bool:
-    """Whether an error is the explorer's own rather than the attempt's: its log is gone."""
+    # Rather than the attempt's: its log is gone.
     return isinstance(error, BusError) and not isinstance(error, RecordTooLargeError)

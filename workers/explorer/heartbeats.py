@@ -15,13 +15,9 @@ from trinity_bus.bus import Producer
 
 
 class Heartbeats:
-    """Sends heartbeats.
+    """Sends heartbeats. ``interval_s`` is the longest silence, unless the coordinator has set a longer one.
 
-    Args:
-        producer: Connected.
-        interval_s: Longest silence, unless the coordinator has set a longer one.
-        make: Makes the next heartbeat for a state, all but its time.
-        settings: That the first one tells.
+    ``make`` makes the next heartbeat for a state, all but its time. The first one has ``settings``.
     """
 
     def __init__(
@@ -41,17 +37,14 @@ class Heartbeats:
         self.state: ExplorerState = "ready"
 
     def set_state(self, state: ExplorerState) -> None:
-        """Enter a state and say so at once."""
         self.state = state
         self._changed.set()
 
     def set_pace(self, pace_s: float) -> None:
-        """Keep to the pace that the coordinator has set, and say so at once."""
         self._pace_s = pace_s
         self._changed.set()
 
     def tell(self) -> None:
-        """Say at once what has changed."""
         self._changed.set()
 
     async def send(self) -> None:
@@ -62,7 +55,6 @@ class Heartbeats:
         await (await self._producer.send(EXPLORER_EVENTS, record.explorer, record))
 
     async def run(self) -> None:
-        """Send them until cancelled."""
         while True:
             self._changed.clear()
             await self.send()

@@ -48,15 +48,12 @@ from trinity_bus.inference.errors import EngineDeadError, GenerationError, Reque
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
 from trinity_bus.runtime.http import Room, in_thread, listening, read_body, shows_key
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 
-_CLOSE_S: Final = 0.1
-"""How long requests may still take when it is closed; 0 would be without end."""
+_CLOSE_S: Final = 0.1  # how long requests may still take when it is closed; 0 would be without end
 
-_BODY_S: Final = 60.0
-"""In which the body of a request must come: a peer that has vanished amid one would keep its room."""
-_FEW: Final = 1 << 16
-"""Tokens that are left to the engine to refuse."""
+_BODY_S: Final = 60.0  # In which the body of a request must come: a peer that has vanished amid one would keep its room
+_FEW: Final = 1 << 16  # tokens that are left to the engine to refuse
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 
 type _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,12 +62,7 @@ type _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpSide:
     """Answers gateways. An async context manager: it is open within.
 
-    Args:
-        settings: Where it listens, and its key.
-        engine: Started.
-        served: Which version it serves.
-        bearable: How much the engine bears.
-        tokenizer: Loads the model's, when the first conversation comes.
+    ``tokenizer`` loads the model's, when the first conversation comes.
     """
 
     def __init__(
@@ -88,7 +80,6 @@ class HttpSide:
         self._bearable = bearable
         self._load = tokenizer
         self._presence: Presence | None = None
-        """What was told of this one last."""
         self._renderer: Renderer | None = None
         self._writing = asyncio.Lock()
         self._room = Room(2 * wire.MAX_ASK_BYTES)
@@ -106,12 +97,10 @@ class HttpSide:
             setting="explorer.http_host and http_port",
             shutdown_s=_CLOSE_S,
         )
-        self.address = ""
-        """``host:port``, as gateways reach it."""
+        self.address = ""  # ``host:port``, as gateways reach it
 
     @property
     def requests(self) -> int:
-        """How many are under way."""
         return len(self._under_way)
 
     def told(self, beat: ExplorerHeartbeat) -> ExplorerHeartbeat:
@@ -137,7 +126,7 @@ class HttpSide:
             await awake.wait(self._under_way, limit_s)
 
     def _guarded(self, answer: _Answer) -> _Answer:
-        """Return what answers a request of one kind, or says why not."""
+        # What answers a request of one kind, or says why not.
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             if (refusal := self._refusal(request)) is not None:
@@ -170,7 +159,7 @@ class HttpSide:
         return None
 
     async def _prove(self, request: web.Request) -> web.Response:
-        """Say who this is, to one who has not shown the key yet: they give it to nobody who cannot say so."""
+        # Who has not shown the key yet gives it to nobody who cannot say who they are.
         if self._presence is None:
             return web.Response(status=503, text="nobody was told of this explorer yet")
         try:
@@ -192,7 +181,7 @@ class HttpSide:
         return _body(wire.SaidFrame(text=said.content))
 
     async def _opened(self, request: web.Request) -> tuple[Session, Prompt, Sampling]:
-        """Return a conversation as tokens; nothing keeps what it came as."""
+        # As tokens; nothing keeps what it came as.
         with await self._room.take(request, "", wire.MAX_ASK_BYTES):
             ask = wire.CHATS.decode(await _body_of(request))
             sampling = Sampling.model_validate(ask.sampling)
@@ -213,11 +202,7 @@ class HttpSide:
             return await _body_of(request)
 
     def _check(self, tokens: bytes) -> None:
-        """Refuse what is longer than any prompt, before there is an object for each token.
-
-        Raises:
-            RequestRefusedError: It is.
-        """
+        # Refused before there is an object for each token.
         if (count := len(tokens) // 4) > max(self._longest, _FEW):
             raise RequestRefusedError(f"{count} tokens, and the model takes {self._longest}")
 

@@ -8,20 +8,12 @@ from collections import OrderedDict
 from typing import Any
 
 from schemas import Cancel, Dispatch, SetPace, Superseded
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
+from trinity_bus.runners.service import AttemptKey, key_of
 
-REMEMBERED = 65_536
-"""Attempts that are remembered, to know an order that comes twice."""
+REMEMBERED = 65_536  # attempts that are remembered, to know an order that comes twice
 
 
 class OrderFilter:
-    """Tells orders to carry out from orders to pass over.
-
-    Args:
-        explorer: This explorer's name.
-        incarnation: This incarnation of it.
-    """
-
     def __init__(self, explorer: str, incarnation: str) -> None:
         self._explorer = explorer
         self._incarnation = incarnation
@@ -67,5 +59,4 @@ class OrderFilter:
         )
 
     def ended(self, attempt: AttemptKey) -> None:
-        """Note that an attempt has ended; cancelling it has no meaning any more."""
         self._open.discard(attempt)

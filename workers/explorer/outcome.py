@@ -8,7 +8,7 @@ from schemas.record import Metrics
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME, aggregate_run_level_metrics
-from trinity_bus.runners.errors import WorkflowRaisedError
+from trinity_bus.runners.service import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
 
@@ -23,19 +23,13 @@ class UntrainableSampleError(TrinityError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplorerIdentity:
-    """Who answers."""
-
     explorer: str
     incarnation: str
     model: str
 
 
 def check_trainable(group: ExperienceGroup, bounds: Bounds) -> None:
-    """Refuse samples that could end a training step, or spoil it; see ``schemas.trainable``.
-
-    Raises:
-        UntrainableSampleError: There is one.
-    """
+    """Refuse samples that could end a training step, or spoil it; see ``schemas.trainable``."""
     found = flaws(group, bounds)
     if found:
         more = f", and {len(found) - 1} other samples are no better" if len(found) > 1 else ""
@@ -53,13 +47,7 @@ def finished(
 ) -> RolloutFinished:
     """Return the result of an attempt that yielded something: completed, or partial where runs are missing.
 
-    Args:
-        order: What was asked for.
-        group: What it yielded.
-        experience: Where it lies in the log, where it is one record.
-        pieces: Where it lies, where it is several.
-        seconds: How long it took.
-        error: The first error, where the workflow told one.
+    ``error`` is the first one, where the workflow told one.
     """
     versions = group.versions[:, 2].tolist()
     steps: dict[int, list[Metrics]] = {}
@@ -110,7 +98,7 @@ def failed(order: Dispatch, error: BaseException, who: ExplorerIdentity, *, seco
 
 
 def _text(error: BaseException) -> str:
-    """Return an error with its type; that of a workflow carries its own. What no record can hold is escaped."""
+    # That of a workflow carries its own type. What no record can hold is escaped.
     text = str(error) if isinstance(error, WorkflowRaisedError) else f"{type(error).__name__}: {error}"
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -74,9 +74,8 @@ from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.http_side import HttpSide
 from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
 from workers.explorer.turns import TurnKeeper
-from workers.explorer.weights import WeightFollower
+from workers.explorer.weights import ServedVersion, WeightFollower
 from workers.preconditions import ensure
 
 _log = logging.getLogger(__name__)
@@ -85,11 +84,7 @@ _POLL_S = 1.0
 
 
 async def run(settings: Settings, runners: socket.socket | None = None) -> None:
-    """Explores until it is cancelled.
-
-    Args:
-        settings: All of them.
-        runners: To a fork server of runners that is there already. Unset: one is started.
+    """Explores until it is cancelled. ``runners`` leads to a fork server that is there already; unset: one is started.
 
     Raises:
         ConfigError: It cannot start with these settings, or they name workflows that cannot be imported.
@@ -159,14 +154,7 @@ def _engine(settings: Settings) -> InferenceEngine | ServerEngine:
 
 
 class ExplorerService:
-    """One incarnation of an explorer, over a connected bus, a started engine and a fork server of runners.
-
-    Args:
-        settings: The sections ``explorer``, ``telemetry`` and ``coordinator`` (the model's name) are used.
-        bus: Connected.
-        engine: Started; not stopped here.
-        fork_server: Not closed here; its runners are.
-    """
+    """One incarnation of an explorer, over a connected bus, a started engine and a fork server, all left open."""
 
     def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, fork_server: ForkServer) -> None:
         self._settings = settings.explorer
@@ -188,11 +176,7 @@ class ExplorerService:
     async def run(self) -> None:
         """Work until cancelled, then drain and say goodbye.
 
-        Raises:
-            EngineDeadError: The engine has died.
-            RunnersError: Runners cannot be started any more.
-            SupersededError: Another explorer has this one's name.
-            BusError: The log is gone.
+        EngineDeadError, RunnersError, BusError, or SupersededError: another explorer has this one's name.
         """
         workflows = await self._fork_server.ready()
         async with AsyncExitStack() as stack:
@@ -377,7 +361,7 @@ class ExplorerService:
 
 
 async def _drain(heartbeats: Heartbeats, executor: RolloutExecutor, http: HttpSide | None, drain_s: float) -> None:
-    """Say that nothing new is begun, and let what runs end within so many seconds."""
+    # Nothing new is begun.
     heartbeats.state = "draining"
     await heartbeats.send()
     drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]

@@ -23,23 +23,16 @@ from schemas.turn import Turn, chain
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.rollout import WorkflowError
-from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.messages import MAX_TURNS_BYTES
+from trinity_bus.runners.service import AttemptKey, key_of
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE = 4
-"""Attempts that look for their turns at the same time: each reads a part of a partition, by a connection of its own."""
+_AT_ONCE = 4  # Each reads a part of a partition, by a connection of its own
 
 
 class TurnKeeper:
-    """Keeps turns.
-
-    Args:
-        bus: Connected.
-        producer: Connected.
-        on_first: Called when an attempt has completed its first turn.
-    """
+    """Keeps turns. ``on_first`` is called when an attempt has completed its first turn."""
 
     def __init__(self, bus: Bus, producer: Producer, on_first: Callable[[], None]) -> None:
         self._bus = bus
@@ -50,21 +43,14 @@ class TurnKeeper:
         self._looking = asyncio.Semaphore(_AT_ONCE)
 
     def first(self, attempt: AttemptKey) -> Position | None:
-        """Where the first turn lies that an attempt has completed."""
         return self._first.get(attempt)
 
     def forget(self, attempt: AttemptKey) -> None:
-        """Note that an attempt has ended."""
         self._first.pop(attempt, None)
         self._bytes.pop(attempt, None)
 
     async def keep(self, order: Dispatch, raw: bytes) -> None:
-        """Make a turn durable.
-
-        Raises:
-            WorkflowError: It is not one of this order's, or they are too large together.
-            schemas.errors.DecodeError: It is none.
-        """
+        """Make a turn durable; WorkflowError where it is not of this order, or they are too large together."""
         turn = decode(raw, Turn)
         said = (turn.task_id, turn.attempt, turn.workflow, turn.explorer, turn.incarnation)
         asked = (order.task.task_id, order.attempt, order.task.workflow, order.explorer, order.incarnation)
@@ -100,7 +86,7 @@ class TurnKeeper:
         return kept
 
     async def _find(self, order: Dispatch, since: Position) -> dict[tuple[int, int, int], tuple[Turn, bytes]]:
-        """Return the turns of an order's runs, by run, number and attempt, as many as an attempt may have."""
+        # By run, number and attempt, as many as an attempt may have.
         # Where they lie was told by another explorer: of a place that there is not, no broker tells anything.
         if since.offset >= (await self._bus.end_offsets(TURNS)).get(since.partition, 0):
             raise RecordGoneError(f"{TURNS.name}/{since.partition} ends before {since.offset}")

@@ -13,8 +13,9 @@ it. Those members may take the version from here, where it is the one that the e
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -27,10 +28,56 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context
 from trinity_bus.telemetry.metrics import WEIGHT_SYNC_DURATION, WEIGHT_SYNC_PAUSE
 from trinity_bus.weights.errors import WeightTransferError
-from workers.explorer.announcements import membership, newest, supersedes
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import MAX_ERROR_CHARS, ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
+
+
+def newest(records: Iterable[Any], model: str) -> ModelVersion | None:
+    """Return the last announcement of ``model``: the topic is compacted, the last record is the present."""
+    found = None
+    for record in records:
+        if isinstance(record, ModelVersion) and record.model == model:
+            found = record
+    return found
+
+
+def membership(announced: ModelVersion, explorer: str, incarnation: str) -> Member | None:
+    """Return this incarnation of the explorer among the members, if it is one. Who is not named does not move."""
+    for member in announced.members:
+        if (member.explorer, member.incarnation) == (explorer, incarnation):
+            return member
+    return None
+
+
+def supersedes(announced: ModelVersion, under_way: ModelVersion) -> bool:
+    """Whether an announcement ends a transfer that is under way: every one that is not its mere repetition does."""
+    what = (announced.trainer_incarnation, announced.epoch, announced.version)
+    return what != (under_way.trainer_incarnation, under_way.epoch, under_way.version)
+
+
+class ServedVersion:
+    """A version that only its owner changes, and anybody can wait for; -1 for none."""
+
+    def __init__(self, version: int = -1, *, fixed: bool = False) -> None:
+        self._version = version
+        self._fixed = fixed
+        self._changed = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def set(self, version: int) -> None:
+        """Another version is served. It may be older: a trainer that starts anew may go back."""
+        self._version = version
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for(self, at_least: int) -> None:
+        """Return as soon as a version of at least this is served; at once where it stays as it is."""
+        while self._version < at_least and not self._fixed:
+            await self._changed.wait()
+
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
@@ -39,16 +86,6 @@ _POLL_S = 1.0
 
 
 class WeightFollower:
-    """Keeps an engine at the announced version.
-
-    Args:
-        engine: Started.
-        producer: Connected.
-        who: This explorer.
-        served: Set whenever another version is served.
-        heartbeats: Told of state and version.
-    """
-
     def __init__(
         self,
         engine: ExplorerEngine,
@@ -68,11 +105,7 @@ class WeightFollower:
 
     @asynccontextmanager
     async def beside(self, announcements: Reader) -> AsyncIterator[asyncio.Task[None]]:
-        """Provide a task that follows; it ends with the block. That it has failed before is then a line in the log.
-
-        Args:
-            announcements: As for ``run``.
-        """
+        """Provide a task that follows; it ends with the block. That it has failed before is then a line in the log."""
         following = asyncio.create_task(self.run(announcements), name="weights")
         try:
             yield following
@@ -84,15 +117,7 @@ class WeightFollower:
                 _log.warning("versions were not followed to the end: %s", error)
 
     async def run(self, announcements: Reader) -> None:
-        """Follow until cancelled.
-
-        Args:
-            announcements: Of ``model-versions``, from the beginning.
-
-        Raises:
-            EngineDeadError: The engine died over a transfer.
-            BusError: The log is gone.
-        """
+        """Follow ``model-versions``, from the beginning, until cancelled; EngineDeadError, BusError."""
         try:
             while True:
                 await self._take(await self._next(announcements))
@@ -100,7 +125,7 @@ class WeightFollower:
             await self._end_sync()
 
     async def _next(self, announcements: Reader) -> list[Received[ModelVersion]]:
-        """Return the next announcements; meanwhile, what the transfer under way raises is raised here."""
+        # What the transfer under way raises meanwhile is raised here.
         reading = asyncio.ensure_future(announcements.batch(_POLL_S))
         try:
             if self._sync is not None:

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: OpenAI's."""
+"""``/v1/chat/completions`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -6,6 +6,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from trinity_bus.chat import ModelReply
+from trinity_bus.chat.anthropic import MessageShape, read_messages_request
 from trinity_bus.chat.completions import (
     CompletionRequest,
     CompletionShape,
@@ -13,10 +14,11 @@ from trinity_bus.chat.completions import (
     text_of_completion,
 )
 from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_body, read_request, token_texts
+from trinity_bus.chat.renderer import DrawnTurn
 from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
-from trinity_bus.gateway.explorers import Drawing
+from trinity_bus.inference.completion import Completion
 from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
 from workers.gateway.request_run import Events, RequestContext, RequestRun
 
@@ -24,29 +26,21 @@ _DONE: Final = b"[DONE]"
 
 
 class OpenAI:
-    """Answers OpenAI's clients.
-
-    Args:
-        context: What requests need.
-    """
-
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer a conversation."""
         asked, request_run, prompt = await self._context.opened(request, "chatcmpl-", read_request)
         if asked.stream:
             return await self._stream_chat(request, request_run, asked, prompt)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        drawings = await request_run.draw(prompt.token_ids, sampling, asked.n)
+        drawings = await self._context.explorers.draw(prompt.token_ids, sampling, asked.n)
         said = request_run.said(prompt, sampling, drawings)
         choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
         answer = ChatAnswer(request_run.id, request_run.created, self._context.model, len(prompt.token_ids), choices)
         return json_response(answer.body())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer a prompt."""
         body, context = request.pop(BODY), self._context
         asked = await context.written(len(body), read_completion_request, body, context.sampling, context.tokenizer)
         del body
@@ -56,7 +50,7 @@ class OpenAI:
         shape = CompletionShape(request_run.id, request_run.created, self._context.model, len(asked.prompt))
         if asked.stream:
             return await self._stream_completions(request, request_run, asked, shape)
-        drawings = await request_run.draw(asked.prompt, asked.sampling, asked.n)
+        drawings = await self._context.explorers.draw(asked.prompt, asked.sampling, asked.n)
         request_run.completed(asked.prompt, drawings)
         choices = [(self._text(asked, one), one.finish_reason) for one in drawings]
         return json_response(shape.body(choices, _drawn(drawings)))
@@ -79,11 +73,11 @@ class OpenAI:
             if text := speeches[index].hear(token_ids):
                 yield stream.more(index, text)
 
-        def last(index: int, said: ModelReply, drawing: Drawing) -> Iterable[Any]:
+        def last(index: int, said: ModelReply, drawing: Completion) -> Iterable[Any]:
             yield from first(index)
             yield from stream.last(index, said, speeches[index].end(said.content), self._logprobs(asked, drawing))
 
-        events = Events(request, _failed)
+        events = Events(request, _failed_as_openai)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
         drawings = await request_run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear)
         if drawings is None:
@@ -104,7 +98,7 @@ class OpenAI:
             if text := speeches[index].hear(token_ids):
                 yield shape.chunk(index, text)
 
-        events = Events(request, _failed)
+        events = Events(request, _failed_as_openai)
         drawings = await request_run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
@@ -116,18 +110,71 @@ class OpenAI:
             ends.append(shape.usage(_drawn(drawings)))
         return await events.send([*ends, _DONE])
 
-    def _text(self, asked: CompletionRequest, drawing: Drawing) -> str:
+    def _text(self, asked: CompletionRequest, drawing: Completion) -> str:
         return text_of_completion(self._context.tokenizer, drawing.token_ids, asked.sampling.stop or ())
 
-    def _logprobs(self, asked: ChatRequest, drawing: Drawing) -> list[tuple[str, float]] | None:
+    def _logprobs(self, asked: ChatRequest, drawing: Completion) -> list[tuple[str, float]] | None:
         if not asked.logprobs:
             return None
         return token_texts(self._context.tokenizer, drawing.token_ids, drawing.logprobs)
 
 
-def _drawn(drawings: Iterable[Drawing]) -> int:
+class Anthropic:
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        asked, request_run, prompt = await self._context.opened(request, "msg_", read_messages_request)
+        stop = asked.sampling.stop or ()
+        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
+        shape = MessageShape(request_run.id, self._context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
+        if not asked.stream:
+            (said,) = request_run.said(
+                prompt, sampling, await self._context.explorers.draw(prompt.token_ids, sampling, 1)
+            )
+            return json_response(shape.body(said))
+        speech = request_run.session.speech(prompt, stop)
+        events = Events(request, _failed_as_anthropic, name=lambda event: str(event["type"]))
+
+        drawn: list[int] = []
+
+        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
+            del index
+            drawn.extend(token_ids)
+            if not events.begun:
+                yield shape.start()
+            if text := speech.hear(token_ids):
+                if shape.silent:
+                    # What is shown comes after the reasoning, which is whole by now.
+                    so_far = prompt.renderer.read(DrawnTurn(prompt.token_ids, drawn, ended=False), asked.tools)
+                    yield from shape.begin(so_far.reasoning)
+                yield shape.more(text)
+
+        drawings = await request_run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear)
+        if drawings is None:
+            return await events.send([])
+        begun = events.begun
+        (said,) = request_run.said(prompt, sampling, drawings)
+        ends = [*(() if begun else [shape.start()]), *shape.last(said, speech.end(said.content))]
+        return await events.send(ends)
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        body = request.pop(BODY)
+        asked = read_messages_request(body, self._context.sampling)
+        self._context.check_model(asked.model)
+        prompt = await self._context.written(
+            len(body), self._context.sessions.renderer.prompt, asked.messages, asked.tools
+        )
+        return json_response({"input_tokens": len(prompt)})
+
+
+def _drawn(drawings: Iterable[Completion]) -> int:
     return sum(len(one.token_ids) for one in drawings)
 
 
-def _failed(error: TrinityError) -> dict[str, Any]:
+def _failed_as_openai(error: TrinityError) -> dict[str, Any]:
     return error_body(str(error), status_of(error)[1])
+
+
+def _failed_as_anthropic(error: TrinityError) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": status_of(error)[1], "message": str(error)}}

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from schemas.codec import encode
 from schemas.errors import SchemaError
-from schemas.experience import build_group
+from schemas.grouping import build_group
 from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from schemas.topic import ROOM
@@ -40,24 +40,17 @@ from trinity_bus.rollout.answer import with_routes_of_all
 from workers.gateway.request_gate import BODY, OWNER, json_response, log
 from workers.gateway.turn_finder import TurnFinder
 
-WORKFLOW: Final = "gateway"
-"""What stands in experiences and turns of sessions."""
-MAX_ANSWERS: Final = 1024
-"""Of one feedback."""
-_AGAIN: Final = frozenset({"over_limit", "timeout"})
-"""Refusals that another try may not meet."""
+WORKFLOW: Final = "gateway"  # what stands in experiences and turns of sessions
+MAX_ANSWERS: Final = 1024  # of one feedback
+_AGAIN: Final = frozenset({"over_limit", "timeout"})  # refusals that another try may not meet
 
 type _Id = Annotated[str, msgspec.Meta(pattern=IDENTIFIER_PATTERN, max_length=MAX_ID_LENGTH)]
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A reward for answers."""
-
     reward: float
-    msg_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ANSWERS)] = []
-    """Ids of answers."""
-    session: str | None = None
-    """All of a session that has no reward."""
+    msg_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ANSWERS)] = []  # ids of answers
+    session: str | None = None  # all of a session that has no reward
     task_id: _Id | None = None
     run_id: Annotated[int, msgspec.Meta(ge=0, lt=MAX_REPEAT_TIMES)] | None = None
 
@@ -69,16 +62,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contributor:
-    """Takes feedback, and contributes.
-
-    Args:
-        sessions: What was said.
-        producer: Started.
-        channel: Open; contributions are in its name.
-        recall: Finds what other gateways have answered.
-        model: That is trained.
-        max_record_bytes: Of experiences.
-    """
+    """Takes feedback, and contributes: in the name of its channel."""
 
     def __init__(
         self,
@@ -96,15 +80,12 @@ class Contributor:
         self._recall = recall
         self._model = model
         self._max_bytes = max_record_bytes - ROOM
+        # of each client; there are as many as keys
         self._committing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Of each client; there are as many as keys."""
-        self.contributed = 0
-        """Samples that were accepted."""
-        self.refused: Counter[str] = Counter()
-        """Contributions by the reason for which they were refused."""
+        self.contributed = 0  # samples that were accepted
+        self.refused: Counter[str] = Counter()  # contributions by the reason for which they were refused
 
     async def feedback(self, request: web.Request) -> web.StreamResponse:
-        """Give answers a reward."""
         said = read_said(request[BODY], Feedback)
         session = request.match_info.get("session", said.session)
         if not math.isfinite(said.reward):
@@ -123,11 +104,7 @@ class Contributor:
         return json_response({"status": "success", "counted": counted})
 
     async def _take(self, owner: str, answers: Sequence[str]) -> None:
-        """Take in what other gateways have answered of these, as far as it is on the log.
-
-        Raises:
-            BusError: It could not be looked for.
-        """
+        """Take in what other gateways have answered of these, as far as it is on the log."""
         missing = self._sessions.missing(owner, answers)
         recalled = await self._recall.requests(owner, missing)
         for answer_id in missing:
@@ -184,11 +161,7 @@ class Contributor:
 
 
 def read_said[R](body: bytes, kind: type[R]) -> R:
-    """Return what a client has sent as JSON.
-
-    Raises:
-        ChatError: It is no such thing.
-    """
+    """Return what a client has sent as JSON; raises ChatError where it is no such thing."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

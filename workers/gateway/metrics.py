@@ -15,20 +15,11 @@ from workers.gateway.request_run import RequestContext
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatewayFigures(Collector):
-    """Counted anew at each question, of who counts.
-
-    Args:
-        door: Requests.
-        context: Explorers, tokens, conversations and turns.
-        contributions: Rewards.
-    """
-
     door: RequestGate
     context: RequestContext
     contributions: Contributor
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
         answered = CounterMetricFamily("gateway_requests", "Requests that were answered.", labels=["path", "status"])
         for (path, status), count in sorted(self.door.answered.items()):
             answered.add_metric([path, str(status)], count)
@@ -68,7 +59,6 @@ class GatewayFigures(Collector):
         yield _gauge("explorer_requests", "Requests that each explorer works on.", loads)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer Prometheus."""
         del request
         registry = CollectorRegistry()
         registry.register(self)

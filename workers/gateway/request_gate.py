@@ -43,14 +43,12 @@ from trinity_bus.runtime.http import Room, TakenRoom, read_body
 
 log = logging.getLogger("workers.gateway")
 
-OWNER: Final = web.RequestKey("owner", str)
-"""By which name the client of a request is known."""
-BODY: Final = web.RequestKey("body", bytes)
-"""What it says, for who answers it to take."""
+OWNER: Final = web.RequestKey("owner", str)  # by which name the client of a request is known
+BODY: Final = web.RequestKey("body", bytes)  # what it says, for who answers it to take
+# Its room, which is free at its end, or before: once it is written as tokens.
 PLACE: Final = web.RequestKey("place", TakenRoom)
-"""Its room, which is free at its end, or before: once it is written as tokens."""
+# Between the buckets of durations: from what needs no engine to what no client waits for.
 BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
-"""Between the buckets of durations: from what needs no engine to what no client waits for."""
 _RETRY_S: Final = 1
 _REFUSED: Final = "invalid_request_error"
 
@@ -59,14 +57,11 @@ type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class Durations:
-    """How long requests took."""
-
     total_s: float = 0.0
+    # Of those that took longer than the bound before, and no longer than this one.
     counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS_S))
-    """Of those that took longer than the bound before, and no longer than this one."""
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         self.total_s += seconds
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
 
@@ -112,19 +107,15 @@ class RequestGate:
         self._body_timeout_s = body_timeout_s
         self._room = Room(max_waiting_mib << 20)
         self._requests: Counter[str] = Counter()
-        self.answered: Counter[tuple[str, int]] = Counter()
-        """Requests by path and status."""
-        self.durations: dict[str, Durations] = {}
-        """How long requests took, by path."""
+        self.answered: Counter[tuple[str, int]] = Counter()  # by path and status
+        self.durations: dict[str, Durations] = {}  # how long requests took, by path
 
     @property
     def requests(self) -> int:
-        """How many are under way."""
         return self._requests.total()
 
     @web.middleware
     async def let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, or say why not."""
         began = time.perf_counter()
         response = await self._answer(request, handler)
         resource = request.match_info.route.resource
@@ -207,7 +198,6 @@ def told(error: Exception) -> str:
 
 
 def json_response(body: Any, status: int = 200) -> web.Response:
-    """Return a response of JSON."""
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 

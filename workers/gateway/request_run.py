@@ -22,9 +22,9 @@ from trinity_bus import awake
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.openai import ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
-from trinity_bus.gateway.answer_ids import new_answer_id
-from trinity_bus.gateway.explorers import Drawing, Explorers
-from trinity_bus.gateway.sessions import Dialogue, Sessions
+from trinity_bus.gateway.explorers import Explorers
+from trinity_bus.gateway.sessions import Dialogue, Sessions, new_answer_id
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.http import in_thread
 from workers.gateway.request_gate import BODY, OWNER, PLACE
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder
@@ -32,39 +32,27 @@ from workers.gateway.turns import TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
+# Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds.
 LARGE: Final = 32 << 10
-"""Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds."""
 
-type Hear = Callable[[int, list[int]], Iterable[Any]]
-"""Returns the events of new tokens of a response."""
+type Hear = Callable[[int, list[int]], Iterable[Any]]  # returns the events of new tokens of a response
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What all requests need."""
-
-    model: str
-    """What its clients call it."""
+    model: str  # what its clients call it
     tokenizer: Tokenizer
     explorers: Explorers
     sessions: Sessions
-    sampling: Sampling
-    """How all is drawn."""
+    sampling: Sampling  # how all is drawn
     turns: TurnLog
     recall: TurnFinder
-    tokens: Counter[str] = field(default_factory=Counter)
-    """Of prompts, and of responses."""
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a large one is written."""
+    tokens: Counter[str] = field(default_factory=Counter)  # of prompts, and of responses
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large one is written
+    # Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read.
     flaws: Counter[str] = field(default_factory=Counter)
-    """Of what clients send and the model says: rewritten histories, branches, tool calls that cannot be read."""
 
     def check_model(self, asked: str) -> None:
-        """Refuse another model than that which is served.
-
-        Raises:
-            UnknownModelError: It is another.
-        """
         if asked not in ("", self.model):
             raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self.model!r} is")
 
@@ -78,13 +66,7 @@ class RequestContext:
     async def opened(
         self, request: web.Request, kind: str, read: Callable[[bytes, Sampling], ChatRequest]
     ) -> tuple[ChatRequest, "RequestRun", Prompt]:
-        """Begin to answer a conversation: return what is asked for, its messages aside, and its prompt.
-
-        Raises:
-            ChatError: It cannot be read, or written.
-            UnknownModelError: It is for another model.
-            ConversationFullError: Its session has as many answers as it may have.
-        """
+        """Begin to answer a conversation: return what is asked for, its messages aside, and its prompt."""
         body = request.pop(BODY)
         asked = read(body, self.sampling)
         self.check_model(asked.model)
@@ -94,12 +76,7 @@ class RequestContext:
         return replace(asked, messages=()), request_run, prompt
 
     def begin(self, request: web.Request, kind: str) -> "RequestRun":
-        """Begin to answer a request; its id begins with ``kind``.
-
-        Raises:
-            ChatError: It is of a session that cannot be.
-            ConversationFullError: Its session has as many answers as it may have.
-        """
+        """Begin to answer a request; its id begins with ``kind``."""
         now = time.time()
         answer_id = new_answer_id(kind, now)
         name = request.match_info.get("session")
@@ -113,26 +90,14 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request under way."""
-
     context: RequestContext
-    id: str
-    """Of the answer."""
+    id: str  # of the answer
     created: int
     conversation: Dialogue
-    session: Session
-    """The conversation's, when the request came."""
+    session: Session  # the conversation's, when the request came
 
     async def prompt(self, size: int, asked: ChatRequest) -> Prompt:
-        """Return what the engine is asked with; what another gateway has answered of it is recalled first.
-
-        Args:
-            size: Of the request, in bytes.
-            asked: The whole conversation.
-
-        Raises:
-            ChatError: They cannot be written as tokens.
-        """
+        """Return what the engine is asked with; what another gateway has answered of it is recalled first."""
         of, context = self.conversation, self.context
         messages, tools, options = asked.messages, asked.tools, asked.options
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
@@ -143,18 +108,10 @@ class RequestRun:
                     context.sessions.answered(of, self.session, one.id, [one.place])
         return await context.written(size, self.session.prompt, messages, tools, options)
 
-    async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
-        """Return ``n`` responses; see ``Explorers.draw``."""
-        return await self.context.explorers.draw(prompt, sampling, n)
-
     async def stream(
         self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
-    ) -> list[Drawing] | None:
-        """Draw, and send events as tokens come; None where it failed amid it, and the client has been told.
-
-        Raises:
-            TrinityError: It failed before anything was sent.
-        """
+    ) -> list[Completion] | None:
+        """Draw, and send events as tokens come; None where it failed amid it, and the client has been told."""
 
         async def on_drawn(index: int, token_ids: list[int]) -> None:
             if new := list(hear(index, token_ids)):
@@ -168,8 +125,7 @@ class RequestRun:
             await events.send([events.failure(error)])
             return None
 
-    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[ModelReply]:
-        """Take the answers to a prompt into the conversation."""
+    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion]) -> list[ModelReply]:
         session = self.session
         before = session.rewrites, session.branches
         said = [session.add(prompt, one, sampling.stop or (), sampling) for one in drawings]
@@ -180,15 +136,14 @@ class RequestRun:
         self._note(prompt.token_ids, drawings, places, kept=not sampling.altered_by)
         return said
 
-    def completed(self, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
-        """Take the completions of a prompt that is no conversation."""
+    def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:
         places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]
         self._note(prompt, drawings, places)
 
     def _note(
         self,
         prompt: Sequence[int],
-        drawings: Sequence[Drawing],
+        drawings: Sequence[Completion],
         places: Iterable[tuple[int, int]],
         *,
         kept: bool = True,
@@ -225,11 +180,9 @@ class Events:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was sent."""
         return self._response is not None
 
     async def send(self, events: Iterable[Any]) -> web.StreamResponse:
-        """Send events."""
         if self._response is None:
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
             self._response = web.StreamResponse(headers=headers)

@@ -41,7 +41,7 @@ from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
 from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
-from trinity_bus.chat.renderer import PromptsOnly
+from trinity_bus.chat.template import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
 from trinity_bus.gateway.explorers import Explorers
@@ -51,9 +51,8 @@ from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
-from workers.gateway.chat import OpenAI
+from workers.gateway.chat import Anthropic, OpenAI
 from workers.gateway.contributions import WORKFLOW, Contributor
-from workers.gateway.messages import Anthropic
 from workers.gateway.metrics import GatewayFigures
 from workers.gateway.request_gate import RequestGate, json_response
 from workers.gateway.request_run import RequestContext
@@ -64,8 +63,7 @@ from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_mo
 log = logging.getLogger("workers.gateway")
 
 _OPEN: Final = frozenset({"/health", "/metrics"})
-_DRAIN_S: Final = 10.0
-"""How long requests may still take when it ends."""
+_DRAIN_S: Final = 10.0  # how long requests may still take when it ends
 
 
 async def run(settings: Settings) -> None:
@@ -95,21 +93,12 @@ async def run(settings: Settings) -> None:
 
 
 class Gateway:
-    """One gateway over a connected bus.
-
-    Args:
-        settings: The sections ``gateway`` and ``explorer`` (the key) are used.
-        bus: Connected.
-        tokenizer: The model's.
-    """
-
     def __init__(self, settings: Settings, bus: Bus, tokenizer: Tokenizer) -> None:
         own = self._own = settings.gateway
         self._bus = bus
         key = explorer_key(settings)
         self._fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
         self.explorers = Explorers(self._fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
-        """Whom it asks."""
         sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
         self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)
@@ -123,15 +112,10 @@ class Gateway:
             body_timeout_s=own.body_timeout_s,
         )
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.address = ""
-        """``host:port``, once it listens."""
+        self.address = ""  # ``host:port``, once it listens
 
     async def run(self) -> None:
-        """Answer until cancelled.
-
-        Raises:
-            ConfigError: The port cannot be listened on.
-        """
+        """Answer until cancelled; raises ConfigError where the port cannot be listened on."""
         async with AsyncExitStack() as stack:
             follower = TopicFollower(
                 lambda start: self._bus.reader(EXPLORER_EVENTS, start=start), self._hear, self._lost.set_exception
@@ -191,7 +175,6 @@ class Gateway:
         return json_response(model_body(asked))
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Say whether there is an explorer to ask, and of which version each is."""
         del request
         usable = self.explorers.usable
         body = {"status": "ok" if usable else "no explorer", "explorers": {one.name: one.version for one in usable}}

@@ -33,32 +33,26 @@ from trinity_bus.bus import Bus, partition_of
 from trinity_bus.chat import Completion, Session
 from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.errors import BusError
-from trinity_bus.gateway.answer_ids import asked_at
+from trinity_bus.gateway.sessions import asked_at
 from trinity_bus.gateway.wire import tokens_of
-from trinity_bus.rollout.turns import KeptCompletion, kept_completion
+from trinity_bus.rollout.turns import kept_completion
 from workers.gateway.turns import question_of
 
 log = logging.getLogger("workers.gateway")
 
 MOST_LOOKS: Final = 3
-MOST_BYTES: Final = 64 << 20
-"""Of the turns of one session."""
+MOST_BYTES: Final = 64 << 20  # of the turns of one session
 MOST_HANGING: Final = 16
-LIMIT_S: Final = 0.5
-"""Of both looks: by so much a broker can delay an answer."""
-REQUEST_LIMIT_S: Final = 10.0
-"""Of a look for what has feedback, which no agent waits for."""
-MOST_REQUESTS: Final = 4
-"""Partitions that are read at once for feedback."""
-MOST_OF_ONE: Final = 2
-"""Feedbacks of one client that are looked for at once."""
-_CLOCKS_S: Final = 60.0
-"""By so much the clocks of two gateways, or of one and a broker, may differ."""
+LIMIT_S: Final = 0.5  # of both looks: by so much a broker can delay an answer
+REQUEST_LIMIT_S: Final = 10.0  # of a look for what has feedback, which no agent waits for
+MOST_REQUESTS: Final = 4  # partitions that are read at once for feedback
+MOST_OF_ONE: Final = 2  # feedbacks of one client that are looked for at once
+_CLOCKS_S: Final = 60.0  # by so much the clocks of two gateways, or of one and a broker, may differ
 _AGAIN_S: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found(KeptCompletion):
+@dataclass(slots=True, kw_only=True)
+class _Found(Completion):
     answer_id: str | None
 
 
@@ -67,46 +61,30 @@ class RecalledRequest:
     """A request that was a conversation by itself, at another gateway."""
 
     prompt: list[int]
-    responses: Sequence[KeptCompletion]
+    responses: Sequence[Completion]
 
 
 @dataclass(frozen=True, slots=True)
 class RecalledAnswer:
-    """What another gateway has answered."""
-
-    id: str | None
-    """None: its gateway has not told it."""
-    place: tuple[int, int]
-    """Sample and turn, of the response that the agent has gone on with."""
+    id: str | None  # None: its gateway has not told it
+    place: tuple[int, int]  # sample and turn, of the response that the agent has gone on with
 
 
 class TurnFinder:
-    """Looks for turns.
-
-    Args:
-        bus: Connected.
-        workflow: What stands in turns of gateways.
-        keep_s: How old they may be.
-    """
+    """Looks for turns of gateways that are no older than ``keep_s``."""
 
     def __init__(self, bus: Bus, *, workflow: str, keep_s: float) -> None:
         self._bus = bus
         self._workflow = workflow
         self._keep_s = keep_s
         self._requests = asyncio.Semaphore(MOST_REQUESTS)
+        # of each client; there are as many as keys
         self._of_one: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOST_OF_ONE))
-        """Of each client; there are as many as keys."""
-        self._looks: set[asyncio.Task[Any]] = set()
-        """Under way, those among them that nobody waits for any more."""
-        self.recalled = 0
-        """Answers of other gateways that were found."""
+        self._looks: set[asyncio.Task[Any]] = set()  # under way, those among them that nobody waits for any more
+        self.recalled = 0  # answers of other gateways that were found
 
     async def into(self, session: Session, task_id: str, asked: ChatRequest) -> list[RecalledAnswer] | None:
-        """Take into a session what others have answered of a history; return it, or None if it could not be looked for.
-
-        Raises:
-            ChatError: The history cannot be written as tokens.
-        """
+        """Take what others have answered of a history into a session; return it, None if it cannot be looked for."""
         recalled: list[RecalledAnswer] = []
         failed = False
         until = awake.now() + LIMIT_S
@@ -159,12 +137,7 @@ class TurnFinder:
         return found
 
     async def _look[T](self, find: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Return what is found in time; a reader that cannot even be closed is not waited for.
-
-        Raises:
-            BusError: The broker refuses.
-            TimeoutError: It is slow.
-        """
+        """Return what is found in time; a reader that cannot even be closed is not waited for."""
         if len(self._looks) >= MOST_HANGING:
             find.close()
             raise TimeoutError("the broker answers none of those who look")
@@ -186,7 +159,6 @@ class TurnFinder:
             look.exception()
 
     async def _find(self, task_id: str) -> dict[str, Sequence[_Found]]:
-        """Return what was drawn in a session, by the question of its prompt."""
         found: defaultdict[str, list[_Found]] = defaultdict(list)
         partition = partition_of(task_id, TURNS.partitions)
         async with aclosing(self._turns({task_id}, time.time() - self._keep_s, partition)) as turns:

@@ -16,21 +16,19 @@ from typing import Final
 from schemas.errors import SchemaError
 from schemas.sampling import Sampling
 from schemas.topics import TURNS
-from schemas.turn import Answer, DrawnResponse, Turn
+from schemas.turn import Answer, Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError
 from trinity_bus.gateway import wire
-from trinity_bus.gateway.explorers import Drawing
-from trinity_bus.rollout.turns import question_of_prompt
+from trinity_bus.inference.completion import Completion
+from trinity_bus.rollout.turns import drawn_response, question_of_prompt
 
 log = logging.getLogger("workers.gateway")
 
-MOST: Final = 1000
-"""Turns that wait to be sent."""
+MOST: Final = 1000  # turns that wait to be sent
 _TOKEN_BYTES: Final = INT32.itemsize + FLOAT32.itemsize
-MOST_BYTES: Final = 64 << 20
-"""Of their tokens and log-probabilities."""
+MOST_BYTES: Final = 64 << 20  # of their tokens and log-probabilities
 
 
 def question_of(prompt: Sequence[int]) -> str:
@@ -39,15 +37,6 @@ def question_of(prompt: Sequence[int]) -> str:
 
 
 class TurnLog:
-    """Sends turns.
-
-    Args:
-        producer: Started.
-        gateway: Its name.
-        incarnation: Of this process.
-        workflow: What stands in them.
-    """
-
     def __init__(self, producer: Producer, *, gateway: str, incarnation: str, workflow: str) -> None:
         self._producer = producer
         self._gateway = gateway
@@ -55,15 +44,14 @@ class TurnLog:
         self._workflow = workflow
         self._waiting: asyncio.Queue[tuple[Turn, int]] = asyncio.Queue(MOST)
         self._bytes = 0
-        self.passed_over = 0
-        """Turns that are not on the log."""
+        self.passed_over = 0  # turns that are not on the log
 
     def keep(
         self,
         task_id: str,
         number: int,
         prompt: Sequence[int],
-        drawings: Sequence[Drawing],
+        drawings: Sequence[Completion],
         *,
         answer_id: str,
         alone: bool,
@@ -86,15 +74,7 @@ class TurnLog:
             answers=[
                 Answer(
                     question=question_of(prompt),
-                    responses=[
-                        DrawnResponse(
-                            token_ids=wire.token_bytes(one.token_ids),
-                            logprobs=wire.logprob_bytes(one.logprobs),
-                            finish_reason=one.finish_reason,
-                            versions=[[start, version] for start, version in one.versions],
-                        )
-                        for one in drawings
-                    ],
+                    responses=[drawn_response(one) for one in drawings],
                 )
             ],
             answer_id=answer_id,
@@ -104,7 +84,6 @@ class TurnLog:
         self._bytes += size
 
     async def run(self) -> None:
-        """Send what is kept, until cancelled."""
         while True:
             turn, size = await self._waiting.get()
             try:

@@ -32,19 +32,15 @@ import pyarrow as pa
 from pyarrow import parquet
 
 OUT_OF_MEMORY: Final = 77
-MEMORY_BYTES: Final = 1 << 30
-"""Of addresses, beside the file: a third of a GiB is taken by pyarrow itself."""
-BATCH_S: Final = 60.0
-"""Of computing."""
+MEMORY_BYTES: Final = 1 << 30  # of addresses, beside the file: a third of a GiB is taken by pyarrow itself
+BATCH_S: Final = 60.0  # of computing
 MAX_ROW_BYTES: Final = 8 << 20
 _HEAD: Final = struct.Struct(">I")
-_BATCH: Final = 64
-"""Rows at a time."""
+_BATCH: Final = 64  # rows at a time
 _WHY_CHARS: Final = 500
 
 
 def main() -> None:
-    """Read what comes, file by file, until there is no more."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Where a machine or a container has too little, it is this process that ends, and not who has started it; where
     # that may not be said, the limits below hold all the same.

@@ -29,53 +29,40 @@ from workers.taskset.gym import Gym
 from workers.taskset.orders import Order, PassRates, make_order, turns
 from workers.taskset.reading import Lines, read
 
-_LONGEST_USE = 20
-"""Digits and slashes between the names of taskset and row."""
+_LONGEST_USE = 20  # digits and slashes between the names of taskset and row
 
 
 class TaskStream(Protocol):
-    """What has its turn among others."""
-
     @property
     def size(self) -> int | None:
         """How many rows there are; None: without end."""
-        ...
 
     def use(self, place: int) -> tuple[int, Task]:
         """Return what tells this use of a row from every other, and its task."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Tasks that were read, in an order."""
-
     tasks: Sequence[Task]
     order: Order
 
     @property
     def size(self) -> int:
-        """How many."""
         return len(self.tasks)
 
     def use(self, place: int) -> tuple[int, Task]:
-        """See ``TaskStream.use``."""
         line, use = self.order(place)
         return use, self.tasks[line]
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What to train on."""
-
-    parts: Sequence[TaskStream]
-    """That take turns."""
-    shares: Sequence[int]
-    """How often each has its turn in a round."""
+    parts: Sequence[TaskStream]  # that take turns
+    shares: Sequence[int]  # how often each has its turn in a round
+    # Of files, seed and description: two of the same give the same tasks in the same order.
     fingerprint: str
-    """Of files, seed and description: two of the same give the same tasks in the same order."""
+    # Where the results of a row are noted, by its id; empty where the order does not go by results.
     lines: Mapping[str, tuple[PassRates, int]]
-    """Where the results of a row are noted, by its id; empty where the order does not go by results."""
 
     @property
     def size(self) -> int | None:
@@ -84,12 +71,7 @@ class Dataset:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     def task(self, taskset: str, place: int) -> Task:
-        """Return the train task at a place.
-
-        Args:
-            taskset: Stands in front of the id.
-            place: 0, 1, 2 ... over all epochs.
-        """
+        """Return the train task at a place, 0, 1, 2 ... over all epochs; ``taskset`` stands in front of the id."""
         round_, turn = divmod(place, sum(self.shares))
         order = turns(tuple(self.shares))
         chosen = order[turn]
@@ -97,7 +79,6 @@ class Dataset:
         return task.model_copy(update={"task_id": f"{taskset}/{use}/{task.task_id}"})
 
     def saw(self, row_id: str, reward: float) -> None:
-        """Note the mean reward of a row's runs."""
         if (found := self.lines.get(row_id)) is not None:
             rates, line = found
             rates.saw(line, reward)
@@ -105,18 +86,11 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """What versions are evaluated with."""
-
     name: str
     tasks: tuple[Task, ...]
 
     def of_version(self, taskset: str, version: int) -> list[Task]:
-        """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so.
-
-        Args:
-            taskset: Stands in front of the ids.
-            version: That is examined.
-        """
+        """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so."""
         return [
             task.model_copy(
                 update={
@@ -135,8 +109,6 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True)
 class TaskSets:
-    """All that a path stands for."""
-
     train: Dataset | None
     evals: tuple[EvalSet, ...]
 
@@ -209,7 +181,6 @@ def _ordered(lines: Lines, seed: int, order: OrderName, rates: PassRates) -> Ord
 
 
 def _ranks(difficulties: Sequence[Any]) -> Sequence[float | str]:
-    """Return numbers where all are, else text."""
     try:
         return [float(value) for value in difficulties]
     except (TypeError, ValueError):

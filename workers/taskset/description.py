@@ -46,48 +46,35 @@ class RowTemplate(string.Template):
 
 
 class RowSource(Section):
-    """Rows, and how they become tasks."""
-
     path: Annotated[str, Field(min_length=1)] | None = None
     """A file (``.jsonl``, ``.csv``, either with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
     ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description."""
+    # Instead of a path: a task of reasoning-gym, which makes rows without end.
     gym: Annotated[str, Field(min_length=1)] | None = None
-    """Instead of a path: a task of reasoning-gym, which makes rows without end."""
-    options: PlainMap = Field(default_factory=dict)
-    """Of that task, as reasoning-gym names them."""
-    size: Count | None = None
-    """How many of its rows there are. Unset: without end."""
+    options: PlainMap = Field(default_factory=dict)  # of that task, as reasoning-gym names them
+    size: Count | None = None  # how many of its rows there are; unset: without end
+    # How many rows the path has. Another number is an error: it is not the data set that is meant.
     rows: Count | None = None
-    """How many rows the path has. Another number is an error: it is not the data set that is meant."""
+    # Stands in task ids, and in the metrics of evaluations. Of several sets each needs one.
     name: Identifier | None = None
-    """Stands in task ids, and in the metrics of evaluations. Of several sets each needs one."""
+    # How often its turn comes, beside the others. All sets have a share, or none: then all their rows are one set.
     share: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """How often its turn comes, beside the others. All sets have a share, or none: then all their rows are one set."""
+    # What makes a task of a row: one that an installed package registers. Unset: what follows; and where there is no
+    # ``workflow`` either, rows are tasks already, field by field.
     formatter: Identifier | None = None
-    """What makes a task of a row: one that an installed package registers. Unset: what follows; and where there is no
-    ``workflow`` either, rows are tasks already, field by field."""
     workflow: Identifier | None = None
+    # What to ask, with columns in it, or parts of them: ``${question}``, ``${question.text}``. A dollar sign is ``$$``.
     prompt: str | None = None
-    """What to ask, with columns in it, or parts of them: ``${question}``, ``${question.text}``. A dollar sign is
-    ``$$``."""
-    system: str | None = None
-    """What stands before it, as a message of the system."""
-    chat: bool = True
-    """Whether the model's chat template is put around the prompt."""
-    messages: str | None = None
-    """Instead of a prompt: the column that has a conversation."""
-    answer: str | None = None
-    """The reference answer, with columns in it."""
-    id: str | None = None
-    """What tells a row from the others, with columns in it. Unset: its number."""
-    data: tuple[str, ...] = ()
-    """Columns that the workflow gets as they are."""
+    system: str | None = None  # what stands before it, as a message of the system
+    chat: bool = True  # whether the model's chat template is put around the prompt
+    messages: str | None = None  # instead of a prompt: the column that has a conversation
+    answer: str | None = None  # the reference answer, with columns in it
+    id: str | None = None  # what tells a row from the others, with columns in it; unset: its number
+    data: tuple[str, ...] = ()  # columns that the workflow gets as they are
+    # The column of how difficult a row is, numbers or text, for the order ``easy_to_hard``.
     difficulty: str | None = None
-    """The column of how difficult a row is, numbers or text, for the order ``easy_to_hard``."""
-    repeat_times: Count | None = None
-    """Runs of each task that names no number."""
-    sampling: Sampling | None = None
-    """How to draw, of each task; what it says itself counts more."""
+    repeat_times: Count | None = None  # runs of each task that names no number
+    sampling: Sampling | None = None  # how to draw, of each task; what it says itself counts more
     pool: Identifier | None = None
     timeout_s: Annotated[float, Field(gt=0)] | None = None
 
@@ -113,7 +100,6 @@ class RowSource(Section):
 
     @property
     def templates(self) -> list[str]:
-        """All that it has."""
         return [one for one in (self.prompt, self.system, self.answer, self.id) if one is not None]
 
     @property
@@ -126,10 +112,7 @@ class RowSource(Section):
 
 
 class EvalRows(RowSource):
-    """Rows to evaluate versions with."""
-
-    name: Identifier
-    """What the evaluation is called in batch ids and metrics: ``eval/<name>/...``."""
+    name: Identifier  # in batch ids and metrics: ``eval/<name>/...``
     share: None = None
     gym: str | None = None
 
@@ -141,8 +124,6 @@ class EvalRows(RowSource):
 
 
 class Description(Section):
-    """What to train on, and what to evaluate with."""
-
     train: tuple[RowSource, ...] = ()
     eval: tuple[EvalRows, ...] = ()
 
@@ -160,11 +141,6 @@ class Description(Section):
 
 
 def describe(path: Path) -> Description:
-    """Return what a path stands for.
-
-    Raises:
-        DatasetError: It is a description that cannot be read, or is wrong.
-    """
     if path.suffix != SUFFIX:
         return Description(train=(RowSource(path=path.name),))
     try:

@@ -36,27 +36,14 @@ class FormatError(TrinityError):
 
 
 def formatter_of(source: RowSource) -> Formatter:
-    """Return what makes fields of a task from a row of this source.
-
-    Raises:
-        FormatError: No package registers the formatter that it names, or it cannot be imported.
-    """
+    """Return what makes fields of a task from a row; FormatError where that is not registered or importable."""
     if source.formatter is not None:
         return _registered(source.formatter)
     return (lambda row: _columns(source, row)) if source.workflow is not None else _as_it_is
 
 
 def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Task:
-    """Return the task that these fields make, with what the source says of all its tasks.
-
-    Args:
-        source: Where they are from.
-        fields: Of the task.
-        default_id: Where the fields have no id.
-
-    Raises:
-        FormatError: They make none, or one that no record can hold.
-    """
+    """Return the task that these fields make, completed; FormatError where they make none that a record can hold."""
     try:
         task = completed(source, Task(**{"task_id": default_id, **in_one_shape(fields)}))
         encode(task)
@@ -137,11 +124,7 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
 
 
 def value_at(path: str, row: Row) -> Any:
-    """Return the value of a column, or of a part of it: ``answers.text.0``.
-
-    Raises:
-        FormatError: There is no such column, or nothing in it.
-    """
+    """Return the value of a column, or of a part of it: ``answers.text.0``; FormatError where there is nothing."""
     name, _, inner = (path, "", "") if path in row else path.partition(".")
     if name not in row:
         raise FormatError(f"there is no column {name!r}; there are {', '.join(map(repr, row))}")

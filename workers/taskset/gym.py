@@ -18,15 +18,7 @@ _SYSTEM = "Think about the question, and then give your answer between <answer> 
 
 
 class Gym:
-    """The puzzles of a name. The one at a place is always the same.
-
-    Args:
-        source: With a ``gym``.
-        seed: Of the puzzles.
-
-    Raises:
-        DatasetError: There are none.
-    """
+    """The puzzles of a name; DatasetError where there are none. The one at a place is always the same."""
 
     size = None
 
@@ -44,7 +36,6 @@ class Gym:
         return 0, self._task(place)
 
     def lines(self, count: int) -> Lines:
-        """Return so many of them, as a set that ends."""
         return Lines([self._task(place) for place in range(count)], digest=self.digest)
 
     def _task(self, place: int) -> Task:

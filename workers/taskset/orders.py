@@ -24,12 +24,12 @@ import numpy as np
 
 from trinity_bus.config.taskset import OrderName
 
+# Place to the line, and what tells this use of the line from every other: its epoch, or where lines are drawn anew each
+# time, the place.
 type Order = Callable[[int], tuple[int, int]]
-"""Place to the line, and what tells this use of the line from every other: its epoch, or where lines are drawn anew
-each time, the place."""
 
+# Of a line whose runs all did equally well, beside 1 of one of which half the runs did well: it may change.
 LEAST_WEIGHT: Final = 0.05
-"""Of a line whose runs all did equally well, beside 1 of one of which half the runs did well: it may change."""
 
 
 class PassRates:
@@ -38,9 +38,6 @@ class PassRates:
     A group of runs that all earn the same teaches nothing (its advantages are zero), and one with as many good ones as
     bad ones the most: with ``p`` the mean reward, the variance of a reward of 0 or 1 is ``p (1 - p)``. A line is drawn
     in proportion to ``max(4 p (1 - p), LEAST_WEIGHT)``; one that was not answered yet counts as a half.
-
-    Args:
-        lines: How many.
     """
 
     def __init__(self, lines: int) -> None:
@@ -63,15 +60,7 @@ class PassRates:
 
 
 def make_order(name: OrderName, count: int, seed: int, difficulties: Sequence[float | str], rates: PassRates) -> Order:
-    """Return an order of so many lines.
-
-    Args:
-        name: Of the table above.
-        count: Lines.
-        seed: Of what is shuffled or drawn.
-        difficulties: Of each line, for ``easy_to_hard``.
-        rates: For ``by_difficulty``.
-    """
+    """Return an order of so many lines; ``difficulties`` for ``easy_to_hard``, ``rates`` for ``by_difficulty``."""
 
     def by_epoch(lines: Callable[[int], Sequence[int]]) -> Order:
         def order(place: int) -> tuple[int, int]:
@@ -99,7 +88,6 @@ def make_order(name: OrderName, count: int, seed: int, difficulties: Sequence[fl
 
 @lru_cache(maxsize=32)
 def shuffled(count: int, seed: int, epoch: int) -> Sequence[int]:
-    """Return all lines once, in the order of an epoch."""
     order = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - likewise
     return order

@@ -17,16 +17,13 @@ from schemas import Position, TasksetPosition
 from workers.taskset.dataset import Dataset
 from workers.taskset.description import DatasetError
 
-type Offsets = dict[int, int]
-"""Partition to the offset to read next."""
+type Offsets = dict[int, int]  # partition to the offset to read next
 
 
 class TasksetProgress:
     """The state of one taskset.
 
     Args:
-        name: Of the taskset.
-        dataset: Train tasks.
         ahead: Train tasks that may be unanswered.
         epochs: How often each line is used; None: without end.
         eval_interval: Versions from one evaluation to the next.
@@ -66,22 +63,18 @@ class TasksetProgress:
 
     @property
     def room(self) -> int:
-        """How many train tasks to produce now."""
         free = max(0, self._ahead - (self.produced - self.ended))
         return free if self._total is None else min(free, self._total - self.produced)
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are produced and every task has ended."""
         return self._total is not None and self.ended >= self._total
 
     def is_ours(self, task_id: str | None) -> bool:
-        """Whether a train task of this taskset has this id."""
         prefix = f"{self._name}/"
         return task_id is not None and task_id.startswith(prefix) and task_id[len(prefix) :].partition("/")[0].isdigit()
 
     def read_result(self, task_id: str, partition: int, offset: int, reward: float | None = None) -> None:
-        """Note that a result was read, with the mean reward of its runs if it has one."""
         self.results[partition] = offset + 1
         self.ended += self.is_ours(task_id)
         self.learn(task_id, reward)
@@ -97,11 +90,9 @@ class TasksetProgress:
         self.ended += self.is_ours(key)
 
     def is_eval_due(self, version: int) -> bool:
-        """Whether this version is to be examined."""
         return version > self.examined and version % self._eval_interval == 0
 
     def position(self) -> TasksetPosition:
-        """Return what to commit."""
         return TasksetPosition(
             taskset=self._name,
             fingerprint=self._dataset.fingerprint,

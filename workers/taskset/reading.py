@@ -19,33 +19,22 @@ from workers.taskset.description import DatasetError, RowSource
 from workers.taskset.formatters import FormatError, completed, formatter_of, task_of, value_at
 from workers.taskset.rows import Row, RowError, RowReader, files, unpacked
 
-_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9._:/@#-]+")
-"""What no id has."""
+_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9._:/@#-]+")  # what no id has
 _LONGEST_NAME: Final = 150
 
 
 @dataclass(slots=True)
 class Lines:
-    """Tasks that were read."""
-
     tasks: list[Task] = field(default_factory=list)
-    difficulties: list[Any] = field(default_factory=list)
-    """Of each, where there is a column of them; else nothing."""
-    digest: bytes = b""
-    """Of the bytes that they come from."""
+    difficulties: list[Any] = field(default_factory=list)  # of each, where there is a column of them; else nothing
+    digest: bytes = b""  # of the bytes that they come from
 
     def joined(self, other: "Lines") -> "Lines":
-        """Return both, one after the other."""
         return Lines(self.tasks + other.tasks, self.difficulties + other.difficulties, self.digest + other.digest)
 
 
 def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
-    """Return all tasks of a source that has files.
-
-    Args:
-        source: With a path.
-        folder: Where it counts from.
-        longest_id: That leaves room for what stands before it.
+    """Return all tasks of a source that has files; ``longest_id`` leaves room for what stands before an id.
 
     Raises:
         DatasetError: It cannot be read, has no row, or one that is no task.

@@ -53,25 +53,18 @@ _SPLITS: Final = "dataset_dict.json"
 _PACKED: Final = ".gz"
 _COLUMNAR: Final = (".parquet", ".arrow")
 _MAIN: Final = Path(__file__).with_name("columns_main.py")
-_OUT_OF_MEMORY: Final = 77
-"""The same as in ``columns_main``, which is not imported here: it brings pyarrow."""
+_OUT_OF_MEMORY: Final = 77  # the same as in ``columns_main``, which is not imported here: it brings pyarrow
 MAX_ROW_BYTES: Final = 8 << 20
-_TASK_BYTES: Final = 1 << 10
-"""That a row takes at least, whatever it has."""
+_TASK_BYTES: Final = 1 << 10  # that a row takes at least, whatever it has
 _FEW_BYTES: Final = 128 << 20
+# What packs best of what people train on, hundreds of thousands of sums, takes 200 times its size.
 _PER_BYTE: Final = 256
-"""What packs best of what people train on, hundreds of thousands of sums, takes 200 times its size."""
 _MOST_BYTES: Final = 8 << 30
 _WIDE: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class RowError(TrinityError):
-    """A row cannot be read.
-
-    Args:
-        number: Of the row; None: of the whole file.
-        reason: Why.
-    """
+    """A row cannot be read; ``number`` None: the whole file."""
 
     def __init__(self, number: int | None, reason: str) -> None:
         super().__init__(reason)
@@ -79,11 +72,7 @@ class RowError(TrinityError):
 
 
 def files(path: Path) -> list[Path]:
-    """Return the files that make up a path: itself, all that a pattern matches, or those of a saved dataset.
-
-    Raises:
-        RowError: There is none.
-    """
+    """Return the files of a path: itself, what a pattern matches, or a saved dataset's; RowError where none is."""
     if path.is_dir():
         return _saved(path)
     if path.exists():
@@ -135,12 +124,9 @@ class RowReader:
         self._end()
 
     def rows(self, name: str, raw: bytes, paths: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
-        """Return the rows of one file with their numbers.
+        """Return the rows of one file, whose name's end tells its format, with their numbers.
 
-        Args:
-            name: Of the file; its end tells its format.
-            raw: All of it.
-            paths: The columns that are wanted, or parts of them; None: all. Others may be there as well.
+        ``paths`` are the columns that are wanted, or parts of them, None all; others may be there as well.
 
         Raises:
             RowError: It has a format that is not known, or a row that cannot be read.

@@ -45,8 +45,7 @@ from workers.taskset.progress import TasksetProgress
 
 log = logging.getLogger("workers.taskset")
 
-_MOST_TASKS: Final = 500
-"""Train tasks of one transaction."""
+_MOST_TASKS: Final = 500  # train tasks of one transaction
 _POLL_S: Final = 1.0
 
 
@@ -72,16 +71,7 @@ async def run(settings: Settings) -> None:
 
 
 class Taskset:
-    """One taskset over a connected bus.
-
-    Args:
-        settings: The sections ``taskset`` and ``coordinator`` (the model's name) are used.
-        bus: Connected.
-        sets: What to train on, and what to evaluate versions with.
-
-    Raises:
-        DatasetError: There is nothing to train on.
-    """
+    """One taskset over a connected bus; DatasetError where there is nothing to train on."""
 
     def __init__(self, settings: Settings, bus: Bus, sets: TaskSets) -> None:
         if sets.train is None:
@@ -91,15 +81,10 @@ class Taskset:
         self._bus = bus
         self._train = sets.train
         self._evals = sets.evals
-        self._newest = -1
-        """The newest model version."""
+        self._newest = -1  # the newest model version
 
     async def run(self) -> None:
-        """Work until done or cancelled.
-
-        Raises:
-            ProducerFencedError: Another taskset of this name has started.
-        """
+        """Work until done or cancelled; ProducerFencedError where another taskset of this name has started."""
         name = self._settings.name
         try:
             # Its start fences an earlier incarnation, so that the position is the last one when it is read.
@@ -182,7 +167,6 @@ class Taskset:
             self._newest = record.version
 
     async def _produce(self, producer: Producer, progress: TasksetProgress) -> None:
-        """Commit one transaction, where there is anything to produce."""
         count = min(progress.room, _MOST_TASKS)
         evaluate = bool(self._evals) and self._newest >= 0 and progress.is_eval_due(self._newest)
         if not count and not evaluate:

@@ -16,10 +16,9 @@ from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE, folder_of
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.weights.base import BASE, identity
-from trinity_bus.weights.checkpoint.published import WEIGHTS
+from trinity_bus.weights.checkpoint import WEIGHTS
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.tensor_file import TensorFile
+from trinity_bus.weights.tensor_file import BASE, TensorFile, identity
 from workers.preconditions import pull_certificate
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class Publisher(Server, Protocol):
 
 def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
     """ConfigError where the certificate or key of pulls cannot be used, LinkError where nothing can listen there."""
-    from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+    from trinity_bus.weights.checkpoint import CheckpointPublisher
     from trinity_bus.weights.pull.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s

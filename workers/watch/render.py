@@ -14,8 +14,8 @@ from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.view import BatchView, MeshState, runner_values, unserved_line
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_RECENT: Final = 6
-"""Batches shown."""
+_RECENT: Final = 6  # Batches shown
+_WIDTH: Final = 40  # Of the rewards' bars
 _COLOURS: Final = {
     "pending": "dim",
     "running": "yellow",
@@ -34,8 +34,8 @@ _COLOURS: Final = {
 }
 
 
-def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float = 1.0) -> str:
-    """Values as bars of eight heights; neighbours are averaged where there are more than ``width``.
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values from 0 to 1 as bars of eight heights; neighbours are averaged where there are more than ``width``.
 
     >>> sparkline([0.0, 0.5, 1.0], 10)
     '▁▅█'
@@ -44,8 +44,7 @@ def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float
         bounds = [round(i * len(values) / width) for i in range(width + 1)]
         parts = [values[begin:end] for begin, end in pairwise(bounds)]
         values = [sum(part) / len(part) for part in parts]
-    span = (high - low) or 1.0
-    heights = [min(max((value - low) / span, 0.0), 1.0) for value in values]
+    heights = [min(max(value, 0.0), 1.0) for value in values]
     return "".join(_BARS[min(int(height * len(_BARS)), len(_BARS) - 1)] for height in heights)
 
 
@@ -100,7 +99,6 @@ def all_batches_table(view: MeshState, last: int) -> Table:
 
 
 def runners_table(view: MeshState) -> Table:
-    """Every runner of the explorers that are alive, and what it is at."""
     table = Table("runner", "state", "pid", "at", "version", "for", "done", "replaced", "memory", title="runners")
     for runner in view.runners():
         values = runner_values(runner)
@@ -122,7 +120,6 @@ def runners_table(view: MeshState) -> Table:
 
 
 def coordinator_line(view: MeshState) -> Text | None:
-    """Return the coordinator that works, by its own word; None before it was heard."""
     beat = view.coordinator
     if beat is None:
         return None
@@ -134,13 +131,11 @@ def coordinator_line(view: MeshState) -> Text | None:
 
 
 def unserved_lines(view: MeshState) -> list[Text]:
-    """Return a line for each pool that tasks wait for and nobody serves, by the coordinator's word."""
     unserved = view.coordinator.unserved if view.coordinator is not None else []
     return [Text(f"! {unserved_line(one)}", "red") for one in unserved]
 
 
 def batches_table(view: MeshState) -> Table:
-    """Return the newest batches."""
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
     newest = list(view.batches.values())[-_RECENT:]
     for batch in newest:
@@ -181,8 +176,7 @@ def explorers_table(view: MeshState) -> Table:
     return table
 
 
-def training_line(view: MeshState, width: int = 40) -> Text:
-    """Return the newest step and the rewards up to it, on one line."""
+def training_line(view: MeshState) -> Text:
     steps = view.trained
     if not steps:
         return Text("no step is trained yet", "dim")
@@ -191,7 +185,7 @@ def training_line(view: MeshState, width: int = 40) -> Text:
     text = Text(f"step {newest.step}  version {newest.version}")
     if rewards:
         text.append(f"  reward {rewards[-1]:.3f} ")
-        text.append(sparkline(rewards, width), "green")
+        text.append(sparkline(rewards, _WIDTH), "green")
     for name, label in (("loss", "loss"), ("entropy", "entropy"), ("staleness_mean", "staleness")):
         if name in newest.metrics:
             text.append(f"  {label} {newest.metrics[name]:.3g}")
@@ -199,13 +193,6 @@ def training_line(view: MeshState, width: int = 40) -> Text:
 
 
 def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
-    """Everything, for ``status``.
-
-    Args:
-        view: Of the mesh.
-        lag: Of the coordinator, by topic.
-        held: What waits on the log for somebody's transaction, a line each.
-    """
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
     coordinator = coordinator_line(view)
     if coordinator is not None:

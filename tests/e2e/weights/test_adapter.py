@@ -13,14 +13,14 @@ from schemas import Sampling
 from tests.support.fakes.experiences import make_group
 from tests.support.faults.transfers import announcement
 from trinity_bus.config import ExplorerSettings, TrainerSettings
-from trinity_bus.inference.completion import EngineCompletion, completion_of
+from trinity_bus.inference.completion import Completion, completion_of
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.training.adapters import FOLDER
 from trinity_bus.training.torch_engine import TorchEngine
-from trinity_bus.weights.base import BASE
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
+from trinity_bus.weights.tensor_file import BASE
 from workers.trainer.published_tensors import AdapterAlone
 
 pytestmark = [
@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 type Named = Iterator[tuple[str, torch.Tensor]]
 
 
-def logprobs(folder: Path, completion: EngineCompletion) -> torch.Tensor:
+def logprobs(folder: Path, completion: Completion) -> torch.Tensor:
     """Of the tokens of a response, as transformers computes them with the weights in a folder."""
     from transformers import AutoModelForCausalLM
 
@@ -46,7 +46,7 @@ def logprobs(folder: Path, completion: EngineCompletion) -> torch.Tensor:
     return found
 
 
-def distance(folder: Path, completion: EngineCompletion) -> float:
+def distance(folder: Path, completion: Completion) -> float:
     return float((logprobs(folder, completion) - torch.tensor(completion.logprobs)).abs().max())
 
 
@@ -68,7 +68,7 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
         announced = announcement(publisher, version, checksum, "explorer-0", epoch=version)
         return (await engine.sync_weights(announced, announced.members[0])).nbytes
 
-    async def drawn() -> EngineCompletion:
+    async def drawn() -> Completion:
         (found,) = await engine.generate(PROMPT, Sampling(max_tokens=16, ignore_eos=True))
         return found
 
@@ -76,7 +76,7 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
         for name, tensor in published.now():
             yield name, torch.zeros_like(tensor) if name == BASE else tensor
 
-    async def exported() -> EngineCompletion:
+    async def exported() -> Completion:
         from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
 

@@ -25,7 +25,7 @@ from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, RequestRefusedError
@@ -94,11 +94,11 @@ class Rig:
     def sync(self, model: int) -> SyncOutcome:
         return self.run(self.transfer(self.announce(model)))
 
-    def generate(self, prompt: Sequence[int] = PROMPT, n: int = 2, **sampling: Any) -> list[EngineCompletion]:
+    def generate(self, prompt: Sequence[int] = PROMPT, n: int = 2, **sampling: Any) -> list[Completion]:
         return self.run(self.engine.generate(prompt, Sampling(**{"max_tokens": 24} | sampling), n))
 
     def mismatch(
-        self, model: int, completion: EngineCompletion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
+        self, model: int, completion: Completion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
     ) -> torch.Tensor:
         """[tokens] how far the engine's logprobs are from those that transformers computes with a model's weights."""
         token_ids = torch.tensor([[*prompt, *completion.token_ids]])
@@ -108,7 +108,7 @@ class Rig:
         drawn = reference[range(len(completion.token_ids)), completion.token_ids]
         return (drawn - torch.tensor(completion.logprobs)).abs()
 
-    def assert_draws_from(self, model: int, completions: Sequence[EngineCompletion], **how: Any) -> None:
+    def assert_draws_from(self, model: int, completions: Sequence[Completion], **how: Any) -> None:
         for completion in completions:
             assert self.mismatch(model, completion, **how).max() < TOLERANCE
 
@@ -189,7 +189,7 @@ def test_a_synced_version_is_the_trainers_bytes_and_draws_as_they_do(rig: Rig) -
     assert [completion.versions for completion in completions] == [[(0, announced.version)]] * 2
 
 
-async def across_a_version(rig: Rig) -> list[EngineCompletion]:
+async def across_a_version(rig: Rig) -> list[Completion]:
     """Responses that begin with one version, and end with another."""
     # Many more tokens than a transfer takes.
     sampling = Sampling(max_tokens=480)
@@ -260,7 +260,7 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
         port = trainer.getsockname()[1]
         silent = rig.announce(1, lambda version: version.model_copy(update={"master_port": port}))
 
-        async def sync_beside_generation() -> list[EngineCompletion]:
+        async def sync_beside_generation() -> list[Completion]:
             syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
             completions = await rig.engine.generate(PROMPT, Sampling(max_tokens=24), 4)
             assert not syncing.done()
@@ -362,9 +362,9 @@ def test_what_the_cache_has_no_room_for_is_preempted_and_asked_for_no_more(rig: 
     prompts = [[3 + (number * 7 + place) % 500 for place in range(250)] for number in range(36)]
     limits: list[int] = []
 
-    async def work() -> list[EngineCompletion]:
-        running: set[asyncio.Task[list[EngineCompletion]]] = set()
-        done: list[EngineCompletion] = []
+    async def work() -> list[Completion]:
+        running: set[asyncio.Task[list[Completion]]] = set()
+        done: list[Completion] = []
         while prompts or running:
             limit = controller.observe(rig.engine.load, len(running), asyncio.get_running_loop().time())
             limits.append(limit)

@@ -12,7 +12,7 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training import checkpoint
@@ -83,7 +83,7 @@ class Rig:
     def sync(self, method: str, model: int, explorer: str) -> SyncOutcome:
         return self.runner.run(self.transfer(method, self.announce(method, model, explorer), explorer))
 
-    def mismatch(self, model: int, completion: EngineCompletion) -> float:
+    def mismatch(self, model: int, completion: Completion) -> float:
         """How far the engine's logprobs are from those that transformers computes with a model's weights."""
         token_ids = torch.tensor([[*PROMPT, *completion.token_ids]])
         with torch.no_grad():
@@ -91,7 +91,7 @@ class Rig:
         drawn = torch.log_softmax(logits, -1)[range(len(completion.token_ids)), completion.token_ids]
         return float((drawn - torch.tensor(completion.logprobs)).abs().max())
 
-    async def generate(self, explorer: str, tokens: int = 24) -> list[EngineCompletion]:
+    async def generate(self, explorer: str, tokens: int = 24) -> list[Completion]:
         return await self.engines[explorer].generate(PROMPT, Sampling(max_tokens=tokens), 2)
 
 

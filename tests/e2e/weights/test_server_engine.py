@@ -22,7 +22,7 @@ from trinity_bus.runtime.process import Child
 from trinity_bus.training import checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.companions import write_companions
-from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import WeightTransferError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

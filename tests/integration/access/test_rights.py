@@ -30,7 +30,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ADMIN, ROLES, USERS, user_name
 from trinity_bus.bus.access_admin import apply_access
 from trinity_bus.bus.connection import client_options
-from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
+from trinity_bus.bus.requests import READ, REQUESTS, WRITE
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError

@@ -21,9 +21,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import DataFolderInUseError, PortInUseError
-from trinity_bus.broker.folders import cache_dir
 from trinity_bus.broker.jars import install, jar_folder, read_lock
-from trinity_bus.broker.layout import Folder
+from trinity_bus.broker.layout import Folder, cache_dir
 from trinity_bus.broker.node import claim
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from schemas.batch import TaskResult
 from schemas.event import Position
-from schemas.result import TaskResult
 from schemas.topics import EXPERIENCES, RESULTS, TASKS
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
@@ -35,7 +35,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients learn at once what takes them a minute."""
     monkeypatch.setattr("trinity_bus.bus.connection.METADATA_S", 0.2)
     monkeypatch.setattr("trinity_bus.bus.reader.METADATA_S", 0.2)
-    monkeypatch.setattr("trinity_bus.bus.sticky_partitions.SETTLE_S", 0.2)
+    monkeypatch.setattr("trinity_bus.bus.partitioning.SETTLE_S", 0.2)
 
 
 async def test_what_is_written_while_a_topic_grows_is_read_once_by_all(settings: KafkaSettings) -> None:

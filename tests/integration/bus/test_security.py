@@ -19,7 +19,7 @@ from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, credentials
 from trinity_bus.bus.connection import administrator
 from trinity_bus.bus.internals import LogClient, ask
-from trinity_bus.bus.scram import SetCredentials, credential
+from trinity_bus.bus.requests import SetCredentials, credential
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, ConfigError, CredentialsRefusedError, SendError
 

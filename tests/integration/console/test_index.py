@@ -21,7 +21,11 @@ from schemas.topics import BATCHES, EXPERIENCES, TASKS
 from tests.support.fakes.log_records import group
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from trinity_bus.console.index import Index, IndexFollower, PastRecords, SampleFilter, Store, StoreError
+from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.past_records import PastRecords
+from trinity_bus.console.index.questions import SampleFilter, StoreError
+from trinity_bus.console.index.store import Store
 from trinity_bus.errors import RecordGoneError, UnknownTopicError
 from workers.console.mesh_watcher import MeshWatcher
 

@@ -26,7 +26,7 @@ from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.console.service import Console
 from workers.explorer.http_side import HttpSide
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 
 pytestmark = pytest.mark.integration
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from schemas import ExperienceGroup, Task
+from schemas.headers import DLQ_REASON
 from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received
-from trinity_bus.bus.headers import DLQ_REASON, header
+from trinity_bus.bus.received import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 

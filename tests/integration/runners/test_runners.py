@@ -24,9 +24,8 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import RequestRefusedError
 from trinity_bus.runners import control
 from trinity_bus.runners.control import LoadWorkflows
-from trinity_bus.runners.errors import RunnerDiedError, WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runners.service import AttemptResult, Runners
+from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration

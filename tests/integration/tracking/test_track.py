@@ -19,7 +19,7 @@ from tests.support.mesh.waiting import until
 from tests.support.tracking import board_events
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, env_name
-from trinity_bus.tracking import TOPICS
+from trinity_bus.tracking.table import TOPICS
 
 pytestmark = pytest.mark.integration
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from trinity_bus.console.configuration import Checks
+from trinity_bus.console.configuration.checks import Checks
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.models import MODELS
 from trinity_bus.training.families import ModelShape

@@ -26,10 +26,10 @@ from schemas import (
     TaskResult,
     TaskStatus,
 )
+from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, EXPERIENCES, OPERATOR_COMMANDS, REPLIES, RESULTS, TASKS
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeBus
-from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 
 State = BatchLifecycleState
 

@@ -17,7 +17,7 @@ from schemas.experience import UInt8
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -56,7 +56,7 @@ class FakeEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         self.prompts.append(list(prompt_token_ids))
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
@@ -71,7 +71,7 @@ class FakeEngine:
         self.tokens_generated += n * len(token_ids)
         versions = [(0, self.model_version)] if self.model_version >= 0 else []
         routes = self._routes(len(prompt_token_ids) + len(token_ids))
-        completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", versions, routes)
+        completion = Completion(token_ids, [-0.5] * len(token_ids), "stop", versions, routes)
         return [completion] * n
 
     async def stream(
@@ -128,10 +128,10 @@ class FakePools:
 
     async def generate(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         self._check(pool)
         token_ids = list(prompt_token_ids)[::-1][: sampling.max_tokens]
-        return [EngineCompletion(token_ids, [-0.25] * len(token_ids), "stop", [])] * n
+        return [Completion(token_ids, [-0.25] * len(token_ids), "stop", [])] * n
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         self._check(pool)

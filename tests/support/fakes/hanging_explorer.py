@@ -11,7 +11,7 @@ from schemas import Sampling
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runners.fork_server import ForkServer
 from workers.explorer.service import ExplorerService
 
@@ -25,7 +25,7 @@ class CountingEngine(FakeEngine):
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         if self.requests == self._hang_at:
             await asyncio.Event().wait()
         self.answer = f"{self._prefix}{self.requests}"

@@ -16,7 +16,7 @@ from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import run_service
 from trinity_bus.testing import CharacterTokenizer
@@ -43,12 +43,12 @@ class ZeroCostEngine(FakeEngine):
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         version = self.model_version
         await asyncio.sleep(self._random.uniform(0, self._longest_s))
         token_ids = self._tokenizer.encode(answer_to(self._tokenizer.decode(prompt_token_ids)))
         self.tokens_generated += n * len(token_ids)
-        return [EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", [(0, version)])] * n
+        return [Completion(token_ids, [-0.5] * len(token_ids), "stop", [(0, version)])] * n
 
 
 async def run(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
-from trinity_bus.weights import frames, held_version
+from trinity_bus.weights import carrier
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.pull import server
 from trinity_bus.weights.pull.transport import PullTransport
@@ -50,7 +50,7 @@ def take(host: str, port: str, checksum: str, method: Method = "memory") -> None
 
 
 def stay_after_three_pieces() -> None:
-    send = held_version.send_piece
+    send = carrier.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:
@@ -60,7 +60,7 @@ def stay_after_three_pieces() -> None:
             say("amid")
             sys.stdin.read()
 
-    held_version.send_piece = send_and_stay
+    carrier.send_piece = send_and_stay
 
 
 def serve_chunks() -> None:
@@ -100,7 +100,7 @@ def where(host: str, port: str, checksum: str, method: Method = "memory") -> Sou
 def serve() -> None:
     made = server.WeightServer(bucket_bytes=1 << 20)
     checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
-    send = held_version.send_piece
+    send = carrier.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:
@@ -111,7 +111,7 @@ def serve() -> None:
             sys.stdin.read()
 
     # To a member on its own machine it sends all at once, and no frames.
-    frames.send_piece = send_and_stay  # type: ignore[attr-defined]
+    carrier.send_piece = send_and_stay
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()

@@ -11,9 +11,8 @@ from schemas import Dispatch, Task
 from schemas.codec import encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
 from trinity_bus.config import Settings
-from trinity_bus.runners.errors import WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runners.service import Runners
+from trinity_bus.runners.service import Runners, WorkflowRaisedError
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
 

@@ -21,11 +21,11 @@ from schemas.headers import DLQ_REASON, TRACEPARENT
 from schemas.trainable import Bounds
 from schemas.vectors import INT32
 from tests.support.fuzz.outside import outside
-from trinity_bus.bus.headers import header
+from trinity_bus.bus.received import header
 from trinity_bus.coordination import StateError
 from trinity_bus.gateway import wire
-from trinity_bus.gateway.explorers import Drawing
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.gateway.explorers import take_frame
+from trinity_bus.inference.completion import Completion
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages
@@ -33,7 +33,7 @@ from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.tensor_file import TensorFile
 from trinity_bus.weights.wire import ANSWER, DELTA, ENTRY, REQUEST, DeltaHead, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
@@ -191,7 +191,7 @@ def _frames_of_runners() -> list[bytes]:
 
 
 def _frames_for_runners() -> list[bytes]:
-    drawn = [EngineCompletion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
+    drawn = [Completion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
     return [
         _body(messages.Run(1, encode(ORDER), 0, None)),
         _body(messages.CancelRun(1)),
@@ -266,11 +266,11 @@ def _drawn() -> list[bytes]:
 
 
 def _frames_for_gateways(value: bytes) -> None:
-    drawing = Drawing()
+    drawing = Completion([], [], "", [])
     for body in wire.frame_reader().feed(value):
         frame = wire.decode_frame(body)
         if isinstance(frame, wire.DrawnFrame):
-            drawing.add(frame)
+            take_frame(drawing, frame)
 
 
 def _safetensors() -> bytes:

@@ -23,16 +23,16 @@ from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
 from trinity_bus.gateway import wire
 from trinity_bus.inference.errors import GenerationError
-from trinity_bus.inference.server.answers import (
+from trinity_bus.inference.server.client import (
     completion_of,
     delta_of,
     load_of,
     read_answer,
+    read_json,
     scores_of,
     spread,
 )
-from trinity_bus.inference.server.client import read_json
-from trinity_bus.inference.server.kinds import KINDS
+from trinity_bus.inference.server.start import KINDS
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.testing import CharacterTokenizer
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, read_progress

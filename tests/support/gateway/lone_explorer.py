@@ -13,7 +13,7 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 
 
 async def main() -> None:

@@ -20,7 +20,7 @@ from trinity_bus.gateway.address_proof import with_proof
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 from workers.gateway.service import Gateway
 
 KEY = "a-key-of-the-client"

@@ -27,10 +27,10 @@ from tests.support.mesh.small_disk import SmallDisk, can_mount
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import java, layout
 from trinity_bus.broker.archive import archive_options
-from trinity_bus.broker.folders import cache_dir
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.jars import install
-from trinity_bus.broker.probe import ask
+from trinity_bus.broker.layout import cache_dir
+from trinity_bus.broker.node import ask
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 

@@ -15,7 +15,7 @@ from testcontainers.core.container import DockerContainer
 
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.broker.probe import ask
+from trinity_bus.broker.node import ask
 
 _FOLDER = Path(__file__).parents[3] / "deploy" / "docker-compose"
 _PORT = 9092

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trinity_bus.broker.layout import Folder
-from trinity_bus.broker.native import native_folder, runs_programs
+from trinity_bus.broker.node import native_folder, runs_programs
 from trinity_bus.config import BrokerSettings
 
 

@@ -21,11 +21,18 @@ from trinity_bus.broker.errors import (
     DataFolderUnusableError,
     PortInUseError,
 )
-from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.formatting import format_folder
-from trinity_bus.broker.layout import Folder, State, read_state, server_properties, write_configuration, write_state
-from trinity_bus.broker.node import choose_port, claim, reason, wait_ready, with_another_port
-from trinity_bus.broker.probe import Cluster, ask
+from trinity_bus.broker.layout import (
+    Folder,
+    State,
+    cache_dir,
+    data_dir,
+    read_state,
+    server_properties,
+    write_configuration,
+    write_state,
+)
+from trinity_bus.broker.node import Cluster, ask, choose_port, claim, reason, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.process import start_time

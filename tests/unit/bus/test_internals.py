@@ -134,7 +134,7 @@ def test_nobody_else_reaches_into_the_library() -> None:
     found = [
         f"{path.name}: {line.strip()}"
         for path in sorted(folder.glob("*.py"))
-        if path.name != "internals.py"
+        if path.name not in {"internals.py", "requests.py"}
         for line in path.read_text().splitlines()
         if private.search(line)
     ]

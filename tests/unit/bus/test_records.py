@@ -15,8 +15,7 @@ from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS
 from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
-from trinity_bus.bus.headers import header
-from trinity_bus.bus.received import receive, receive_all
+from trinity_bus.bus.received import header, receive, receive_all
 from trinity_bus.config import KafkaSettings
 
 LIMIT = DEAD_LETTERS.max_message_bytes

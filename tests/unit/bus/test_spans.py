@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from schemas.event import ExplorerLeft, Position
 from schemas.task import Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
-from trinity_bus.bus.spans import end_send_span, start_send_span
+from trinity_bus.bus.delivery import end_send_span, start_send_span
 from trinity_bus.errors import SendError
 
 TASK = Task(task_id="t1", workflow="math", prompt="1 + 1")
@@ -22,7 +22,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("trinity_bus.bus.spans._TRACER", provider.get_tracer("test"))
+    monkeypatch.setattr("trinity_bus.bus.delivery._TRACER", provider.get_tracer("test"))
     yield exporter
     provider.shutdown()
 

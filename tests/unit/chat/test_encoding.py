@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.chat.models import END, FAMILIES, MARKS, tokenizer_of
-from tests.unit.chat.test_histories import TOOLS, Drawn
-from trinity_bus.chat import ChatError, Session, renderer_for
+from tests.unit.chat.test_histories import TOOLS
+from trinity_bus.chat import ChatError, Completion, Session, renderer_for
 from trinity_bus.chat.encoding import Encoder, Writing, encoder_of
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.testing import CharacterTokenizer
@@ -65,7 +65,7 @@ def test_a_tools_result_cannot_end_itself_in_what_is_told_after_a_turn(family: s
         session = Session(renderer)
         ids = tokenizer.encode("So", add_special_tokens=False)
         prompt = session.prompt([{"role": "user", "content": "Look"}])
-        said = session.add(prompt, Drawn(ids, [-1.0] * len(ids), "length", [(0, 0)]))
+        said = session.add(prompt, Completion(ids, [-1.0] * len(ids), "length", [(0, 0)]))
         tool = {"role": "tool", "tool_call_id": "x", "content": text}
         return session.prompt([{"role": "user", "content": "Look"}, said.message, tool]).token_ids
 
@@ -146,7 +146,7 @@ def test_what_is_longer_than_any_prompt_is_refused_before_it_is_tokenized(how: s
     renderer, text = renderer_for(encoder), "a" * (FITS + 1)
     user: dict[str, Any] = {"role": "user", "content": "?"}
     session = Session(renderer)
-    said = session.add(session.prompt([user]), Drawn([65], [-1.0], "stop", [(0, 0)])).message
+    said = session.add(session.prompt([user]), Completion([65], [-1.0], "stop", [(0, 0)])).message
     write: dict[str, Callable[[], object]] = {
         "prompt": lambda: encoder.prompt(text),
         "user": lambda: renderer.prompt([{"role": "user", "content": text}], None),

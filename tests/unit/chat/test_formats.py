@@ -5,6 +5,7 @@ import pytest
 from trinity_bus.chat.formats import (
     Format,
     ParsedCall,
+    Read,
     format_of,
     read_hermes,
     read_llama,
@@ -13,7 +14,6 @@ from trinity_bus.chat.formats import (
     read_xml,
     split_reasoning,
 )
-from trinity_bus.chat.formats.call import Read
 
 ADD = ParsedCall("add", {"a": 1})
 
@@ -88,7 +88,7 @@ def test_arguments_that_can_be_read_and_not_be_written_again_are_a_flaw(monkeypa
         raise RecursionError
 
     # How deep the parser and the writer go is the interpreter's.
-    monkeypatch.setattr("trinity_bus.chat.formats.call.json.dumps", too_deep)
+    monkeypatch.setattr("trinity_bus.chat.formats.json.dumps", too_deep)
     read = Read("")
     read.add("add", {"a": 1}, "so")
     assert read.calls == []

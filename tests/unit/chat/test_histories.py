@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from schemas import build_group
-from schemas.experience import UInt8
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
-from trinity_bus.chat import Session, renderer_for
+from trinity_bus.chat import Completion, Session, renderer_for
 
 WORDS = tuple("The answer is 42, and so the weather in Paris is lazy  é 漢字 \n\n{} <b> think".split(" "))  # noqa: SIM905 (short)
 TOOLS = [
@@ -27,20 +26,11 @@ TOOLS = [
 
 
 @dataclass(frozen=True)
-class Drawn:
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    versions: list[tuple[int, int]]
-    routes: UInt8 | None = None
-
-
-@dataclass(frozen=True)
 class Sent:
     """What the engine was asked, and what it drew."""
 
     prompt: tuple[int, ...]
-    drawn: Drawn
+    drawn: Completion
 
 
 class Agent:
@@ -63,7 +53,7 @@ class Agent:
         system = [{"role": "system", "content": self.words()}] if self.chance.random() < 0.5 else []
         return [*system, {"role": "user", "content": self.words()}]
 
-    def draw(self) -> Drawn:
+    def draw(self) -> Completion:
         """What a model may say: text as it would never be tokenized, reasoning, calls good and bad, and pure noise."""
         encode = self.tokenizer.encode
         kind = self.chance.random()
@@ -91,7 +81,7 @@ class Agent:
         if len(ids) > 2 and self.chance.random() < 0.2:
             self.version += 1
             versions.append((len(ids) // 2, self.version))
-        return Drawn(ids, [-self.chance.random() for _ in ids], "stop" if ended else "length", versions)
+        return Completion(ids, [-self.chance.random() for _ in ids], "stop" if ended else "length", versions)
 
     def step(self) -> None:
         history = self.chance.choice(self.histories[-3:])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.chat.models import tokenizer_of
-from tests.unit.chat.test_histories import TOOLS, Drawn
-from trinity_bus.chat import ChatError, Session, TemplateRenderer, renderer_for
+from tests.unit.chat.test_histories import TOOLS
+from trinity_bus.chat import ChatError, Completion, Session, TemplateRenderer, renderer_for
 from trinity_bus.chat.packaged import PackagedRenderer
 
 NAME = "Qwen/Qwen3-0.6B"
@@ -27,12 +27,12 @@ def test_reasoning_and_tool_calls_are_kept_as_they_were_drawn() -> None:
         '<think>\nso\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'
     )
     ids = tokenizer.encode(written)
-    said = session.add(session.prompt([USER], TOOLS), Drawn(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
+    said = session.add(session.prompt([USER], TOOLS), Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
     assert [(call.name, call.arguments) for call in said.tool_calls] == [("add", {"a": 1, "b": 2})]
     assert (said.reasoning or "").strip() == "so"
     history = [USER, said.message, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "three"}]
     prompt = session.prompt(history, TOOLS)
-    session.add(prompt, Drawn(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
+    session.add(prompt, Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
     (sample,) = session.samples
     assert sample.response_token_ids[: len(ids)] == ids
     text = tokenizer.decode(prompt.token_ids)
@@ -48,7 +48,7 @@ def test_a_call_that_cannot_be_read_is_a_flaw() -> None:
     tokenizer = tokenizer_of("qwen3", NAME)
     session = Session(renderer_for(tokenizer))
     ids = tokenizer.encode("<tool_call>\n{so\n</tool_call><|im_end|>")
-    said = session.add(session.prompt([USER], TOOLS), Drawn(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
+    said = session.add(session.prompt([USER], TOOLS), Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
     assert said.tool_calls == ()
     assert "this tool call could not be read, invalid_json" in said.flaws[0]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from schemas import Demonstration
-from tests.unit.chat.test_histories import TOOLS, Drawn
-from trinity_bus.chat import ChatError, ExampleWriter, Session, TemplateRenderer, renderer_for
+from tests.unit.chat.test_histories import TOOLS
+from trinity_bus.chat import ChatError, Completion, ExampleWriter, Session, TemplateRenderer, renderer_for
 from trinity_bus.chat.encoding import Encoder, Writing
 from trinity_bus.chat.packaged import PackagedRenderer
 from trinity_bus.rollout.tokenizer import load_tokenizer
@@ -40,9 +40,9 @@ def renderer(name: str | None, **options: Any) -> Any:
     return renderer_for(Encoder(qwen3(), Writing(renderer=name)), **options)
 
 
-def drawn(text: str) -> Drawn:
+def drawn(text: str) -> Completion:
     ids = qwen3().encode(text, add_special_tokens=False)
-    return Drawn(ids, [-1.0] * len(ids), "stop", [(0, 0)])
+    return Completion(ids, [-1.0] * len(ids), "stop", [(0, 0)])
 
 
 BOTH = pytest.mark.parametrize("name", [None, "qwen3"])

@@ -7,8 +7,8 @@ import pytest
 
 from schemas.sampling import Sampling
 from tests.support.chat.models import tokenizer_of
-from tests.unit.chat.test_histories import TOOLS, Drawn
-from trinity_bus.chat import ChatError, ModelReply, Session, renderer_for
+from tests.unit.chat.test_histories import TOOLS
+from trinity_bus.chat import ChatError, Completion, ModelReply, Session, renderer_for
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
 from trinity_bus.chat.messages import for_template
 from trinity_bus.chat.openai import MAX_PARTS, read_request
@@ -23,7 +23,7 @@ def said(family: str, answer: str, tools: Any, *, name: str = "", stop: tuple[st
     tokenizer = tokenizer_of(family, name)
     session = Session(renderer_for(tokenizer))
     ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
-    return session.add(session.prompt([USER], tools), Drawn(ids, [-1.0] * len(ids), "stop", [(0, 0)]), stop)
+    return session.add(session.prompt([USER], tools), Completion(ids, [-1.0] * len(ids), "stop", [(0, 0)]), stop)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 import xgrammar
 
 from trinity_bus.chat import ChatError
-from trinity_bus.chat.formats import format_of
-from trinity_bus.chat.formats.required import required_call
+from trinity_bus.chat.formats import format_of, required_call
 
 ADD: dict[str, Any] = {
     "name": "add",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
-from tests.unit.chat.test_histories import TOOLS, Drawn
-from trinity_bus.chat import ChatError, Session, renderer_for
+from tests.unit.chat.test_histories import TOOLS
+from trinity_bus.chat import ChatError, Completion, Session, renderer_for
 
 USER = {"role": "user", "content": "What is 1 + 2?"}
 MORE = {"role": "user", "content": "And 2 + 2?"}
@@ -22,9 +22,9 @@ class Talk:
         self.tokenizer = tokenizer_of(family)
         self.session = Session(renderer_for(self.tokenizer, **options))
 
-    def drawn(self, text: str, *, ended: bool = True, version: int = 1) -> Drawn:
+    def drawn(self, text: str, *, ended: bool = True, version: int = 1) -> Completion:
         ids = self.tokenizer.encode(text + END[self.family] * ended, add_special_tokens=False)
-        return Drawn(ids, [-1.0] * len(ids), "stop" if ended else "length", [(0, version)])
+        return Completion(ids, [-1.0] * len(ids), "stop" if ended else "length", [(0, version)])
 
     def say(self, messages: list[Any], text: str, tools: Any = None, **how: Any) -> Any:
         return self.session.add(self.session.prompt(messages, tools), self.drawn(text, **how))
@@ -88,7 +88,7 @@ def test_tokens_that_no_tokenizer_would_make_are_kept() -> None:
     talk = Talk("qwen25")
     ids = [token for character in "The answer is 3" for token in talk.tokenizer.encode(character)]
     assert ids != talk.tokenizer.encode("The answer is 3")
-    said = talk.session.add(talk.session.prompt([USER]), Drawn(ids, [-1.0] * len(ids), "length", [(0, 1)]))
+    said = talk.session.add(talk.session.prompt([USER]), Completion(ids, [-1.0] * len(ids), "length", [(0, 1)]))
     token_ids = talk.session.prompt([USER, said.message, MORE]).token_ids
     start = len(talk.session.samples[0].prompt_token_ids)
     assert token_ids[start : start + len(ids)] == ids

@@ -7,8 +7,8 @@ import pytest
 
 from schemas import Demonstration, Preference
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
-from tests.unit.chat.test_histories import TOOLS, Drawn
-from trinity_bus.chat import ChatError, ExampleWriter, Session, renderer_for
+from tests.unit.chat.test_histories import TOOLS
+from trinity_bus.chat import ChatError, Completion, ExampleWriter, Session, renderer_for
 
 ASK = {"role": "user", "content": "What is 6 times 7?"}
 MORE = {"role": "user", "content": "And 7 times 7?"}
@@ -47,7 +47,7 @@ def test_a_conversation_is_what_a_session_would_have_made_of_it(family: str, nam
     for said, then in zip(says, ([MORE], []), strict=True):
         turn = renderer.turn(said, None)
         ids = turn[: len(turn) - turn[::-1].index(tokenizer.convert_tokens_to_ids(END[family]))]
-        told = session.add(session.prompt(history), Drawn(ids, [-1.0] * len(ids), "stop", [(0, 0)]))
+        told = session.add(session.prompt(history), Completion(ids, [-1.0] * len(ids), "stop", [(0, 0)]))
         assert told.content == said["content"]
         drawn += ids
         history += [told.message, *then]
@@ -146,7 +146,7 @@ def test_a_turn_begins_in_the_reasoning_that_its_prompt_has_opened(answer: dict[
     assert tokenizer.decode(one.prompt).endswith("<|im_start|>assistant\n<think>\n")
     assert tokenizer.decode(learned(one)) == drawn * 2
     session = Session(renderer_for(tokenizer))
-    told = session.add(session.prompt([ASK]), Drawn(tokenizer.encode(drawn), [], "stop", []))
+    told = session.add(session.prompt([ASK]), Completion(tokenizer.encode(drawn), [], "stop", []))
     assert (told.content, told.reasoning) == ("four", "2+2" if "2+2" in drawn else "")
 
 

@@ -10,13 +10,16 @@ from msgspec.structs import replace
 
 from schemas import Position, TaskResult, TrainerHeartbeat
 from schemas.batch import ResultPart
-from schemas.experience import ExperienceGroup, join_groups
+from schemas.experience import ExperienceGroup
+from schemas.pieces import join_groups
 from schemas.step import LeftOut, StepBegun, StepGroup
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.config import Settings, TrainerSettings, told_settings
-from trinity_bus.console.index import Index, SampleFilter, Store
 from trinity_bus.console.index.answers import GroupUse, LeftOutRow, SettingsRow, StepName, WholeGroup
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import SampleFilter
+from trinity_bus.console.index.store import Store
 from trinity_bus.console.web.advantage import compare, settings_of
 from trinity_bus.console.web.rollouts import sample_places
 from trinity_bus.errors import ConfigError

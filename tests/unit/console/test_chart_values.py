@@ -14,8 +14,8 @@ from tests.support.chart import CHART
 from tests.support.console.answers import CHECKS, SOUND, random_answers
 from trinity_bus.config import setting_fields
 from trinity_bus.config.sections import is_secret
-from trinity_bus.console.configuration import chart_values, draft_of
-from trinity_bus.console.configuration.chart import CHART_SAYS, OF_THIS_MACHINE, blocks
+from trinity_bus.console.configuration.chart import CHART_SAYS, OF_THIS_MACHINE, blocks, chart_values
+from trinity_bus.console.configuration.questions import draft_of
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 PLACED = {"mesh.model_path", "trainer.checkpoint_dir", "taskset.path"}

@@ -13,26 +13,27 @@ from hypothesis import settings as hypothesis_settings
 from tests.support.console.answers import ANSWERS, CHECKS, SHAPE, SOUND, random_answers, shape_of
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
 from trinity_bus.config.sections import Sections, is_secret
-from trinity_bus.console.configuration import (
-    EXTRA_FIELDS,
-    QUESTIONS,
-    BadAnswerError,
-    Checked,
-    Checks,
-    TaskRows,
-    answers_of,
+from trinity_bus.console.configuration.checks import Checked, Checks
+from trinity_bus.console.configuration.fields import fields
+from trinity_bus.console.configuration.files import (
     changed_values,
     compose_env,
     compose_mesh_file,
     differences,
-    draft_of,
-    fields,
     mesh_file,
     planned,
     tasks_file,
 )
-from trinity_bus.sizing import GIB, Hardware
-from trinity_bus.sizing.memory import HostMemory, host_memory
+from trinity_bus.console.configuration.questions import (
+    EXTRA_FIELDS,
+    QUESTIONS,
+    BadAnswerError,
+    TaskRows,
+    answers_of,
+    draft_of,
+)
+from trinity_bus.sizing.hardware import Hardware
+from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
 

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from trinity_bus.console.configuration import PlannedService
+from trinity_bus.console.configuration.files import PlannedService
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 from workers.console.service import Console
 

@@ -5,7 +5,7 @@ from html import unescape
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from trinity_bus.console.index import RowPage
+from trinity_bus.console.index.answers import RowPage
 from trinity_bus.console.web.render import MAX_QUERY, Frame, Pages
 from trinity_bus.console.web.who import Visitor
 

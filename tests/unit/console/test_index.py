@@ -28,20 +28,18 @@ from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.bus import Undecodable
-from trinity_bus.console.index import (
+from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
+from trinity_bus.console.index.group_rows import Tokens
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import (
     DeadLetterFilter,
-    Index,
     PageAsk,
-    PassedOver,
     QuestionError,
     SampleFilter,
-    SamplePlace,
-    StepName,
-    Store,
     StoreBusyError,
     StoreError,
-    Tokens,
 )
+from trinity_bus.console.index.store import Store
 
 State = BatchLifecycleState
 TODAY = 1_700_000_000.0
@@ -196,7 +194,7 @@ def test_samples_are_found_by_what_is_in_them(index: Index) -> None:
     assert numbers(version_min=1, version_max=1) == [0, 1, 2]
     assert numbers(version_min=2) == []
     assert numbers(task_id="copy-1", reward_max=0.1) == [0]
-    assert numbers(text="the", reward_min=0.4, explorer="explorer-0") == [1, 2]
+    assert numbers(text="the", reward_min=0.4) == [1, 2]
 
 
 @pytest.mark.parametrize("text", ["...", "", "x" * 201])

@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from trinity_bus.console.index import Store, store_folder
-from trinity_bus.console.index.files import explained
+from trinity_bus.console.index.files import explained, store_folder
+from trinity_bus.console.index.store import Store
 from workers.console.index_side import IndexSide
 from workers.console.service import Console
 

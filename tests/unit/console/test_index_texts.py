@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.chat.models import FAMILIES, tokenizer_of
-from trinity_bus.console.index import load_texts
+from trinity_bus.console.index.tokens import load_texts
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,7 +18,10 @@ from schemas import (
     StepTrained,
 )
 from tests.support.fakes.log_records import LogRecords, group
-from trinity_bus.console.index import Index, SampleFilter, SamplePlace, Store
+from trinity_bus.console.index.answers import SamplePlace
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import SampleFilter
+from trinity_bus.console.index.store import Store
 from trinity_bus.coordination.versions.history import entry
 
 MODEL = {"incarnation": "a", "model": "policy"}

@@ -15,7 +15,7 @@ from schemas import (
     StepTrained,
     TrainerHeartbeat,
 )
-from trinity_bus.console.index import ExplorerRow, Extent, Point, StepRow, TrainerRow
+from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting
 from trinity_bus.view import MeshState
 

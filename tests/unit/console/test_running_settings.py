@@ -3,9 +3,9 @@
 from typing import Any
 
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings, TrainerSettings, told_settings
-from trinity_bus.console.configuration import differences
-from trinity_bus.console.configuration.running import running_settings
-from trinity_bus.console.index import SettingsRow
+from trinity_bus.console.configuration.files import differences
+from trinity_bus.console.index.answers import SettingsRow
+from workers.console.configuration import running_settings
 
 OWN = Settings(kafka=KafkaSettings(bootstrap_servers="there:1"), console=ConsoleSettings(port=8901))
 

@@ -1,7 +1,7 @@
 """Settings of several runs, side by side."""
 
-from trinity_bus.console.index import SettingsRow
-from trinity_bus.console.web.settings_table import ComparedSetting, compared_settings
+from trinity_bus.console.index.answers import SettingsRow
+from workers.console.compare import ComparedSetting, compared_settings
 
 
 def told(service: str, name: str = "it", **settings: str) -> SettingsRow:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trinity_bus.chat.formats import read_hermes
-from trinity_bus.console.index import Tokens
+from trinity_bus.console.index.group_rows import Tokens
 from trinity_bus.console.web.tokens import token_views
 from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces, turns
 

@@ -1,6 +1,6 @@
 from schemas import Member, ModelVersion
 from tests.support.fakes.announcements import announced
-from workers.explorer.announcements import membership, newest, supersedes
+from workers.explorer.weights import membership, newest, supersedes
 
 
 def version(

@@ -27,7 +27,7 @@ from trinity_bus.inference.errors import (
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.auxiliary import AuxiliaryPools
 from workers.explorer.http_side import HttpSide
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 from workers.preconditions import problems
 
 ASKED = json.dumps([{"role": "user", "content": "Good?"}]).encode()

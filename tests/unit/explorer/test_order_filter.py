@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import Cancel, Dispatch, ExplorerLeft, SetPace, Task
-from trinity_bus.runners.attempt_key import key_of
+from trinity_bus.runners.service import key_of
 from workers.explorer.order_filter import OrderFilter
 
 ME, INCARNATION = "explorer-0", "life-2"

@@ -5,7 +5,7 @@ import pytest
 from schemas import Dispatch, ExperienceGroup, ExperiencePiece, Position, Rollout, Task
 from schemas.trainable import Bounds
 from trinity_bus.rollout.answer import decode_answer, encode_answer
-from trinity_bus.runners.errors import WorkflowRaisedError
+from trinity_bus.runners.service import WorkflowRaisedError
 from workers.explorer.outcome import (
     MAX_ERROR_CHARS,
     ExplorerIdentity,

@@ -1,6 +1,6 @@
 import asyncio
 
-from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import ServedVersion
 
 
 async def _waits() -> None:

@@ -18,8 +18,7 @@ from trinity_bus.weights.errors import WeightTransferError
 from workers.explorer import weights
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.served_version import ServedVersion
-from workers.explorer.weights import WeightFollower
+from workers.explorer.weights import ServedVersion, WeightFollower
 
 WHO = ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy")
 

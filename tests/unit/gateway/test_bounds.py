@@ -15,7 +15,7 @@ from tests.support.gateway.rig import KEY, OTHERS_KEY, rig
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.bus import Producer
-from trinity_bus.gateway.explorers import Drawing
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.http import SMALL
 from trinity_bus.testing import CharacterTokenizer
 from workers.gateway import request_run, turns
@@ -28,7 +28,7 @@ async def test_turns_that_wait_are_bounded_by_their_bytes_and_room_is_made_as_th
     monkeypatch.setattr(turns, "MOST_BYTES", 100)
     log = FakeLog()
     kept = TurnLog(cast("Producer", FakeProducer(log)), gateway="g", incarnation="life", workflow="w")
-    drawn = [Drawing([65] * 5, [-0.5] * 5, [], "stop")]
+    drawn = [Completion([65] * 5, [-0.5] * 5, "stop", [])]
     for number in range(4):
         kept.keep("t", number, [1], drawn, answer_id="a", alone=False)
     assert kept.passed_over == 2

@@ -8,8 +8,8 @@ import pytest
 from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
 from trinity_bus.gateway import sessions as session_book
-from trinity_bus.gateway.explorers import Drawing
 from trinity_bus.gateway.sessions import Dialogue, Sessions, UnknownAnswerError
+from trinity_bus.inference.completion import Completion
 from trinity_bus.testing import CharacterTokenizer
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
@@ -22,7 +22,7 @@ def sessions(most: int = 10, keep_s: float = 100) -> Sessions:
 def say(here: Sessions, one: Dialogue, answer: str, messages: Any = None, n: int = 1) -> list[Any]:
     """Answers a request; its id is that of the answer."""
     prompt = one.session.prompt(messages or ASKED)
-    drawn = Drawing([ord("4")], [-0.5], [(0, 3)], "stop")
+    drawn = Completion([ord("4")], [-0.5], "stop", [(0, 3)])
     said = [one.session.add(prompt, drawn) for _ in range(n)]
     here.answered(one, one.session, answer, [(each.sample, each.turn) for each in said])
     return [*(messages or ASKED), said[0].message, {"role": "user", "content": "Sure?"}]
@@ -105,7 +105,7 @@ def test_of_what_fills_the_memory_with_routes_the_oldest_is_forgotten(monkeypatc
             one = here.open("me", name, number)
             prompt = one.session.prompt(ASKED)
             routes = np.ones((len(prompt.token_ids), experts, 1), np.uint8)
-            said = one.session.add(prompt, Drawing([ord("4")], [-0.5], [(0, 3)], "stop", routes=routes))
+            said = one.session.add(prompt, Completion([ord("4")], [-0.5], "stop", [(0, 3)], routes=routes))
             here.answered(one, one.session, name, [(said.sample, said.turn)])
         here.open("you", "c", 2)
         assert len(here) == left + 1

@@ -19,7 +19,7 @@ from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_feedback import post
 from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.errors import BusError
-from trinity_bus.gateway.answer_ids import new_answer_id
+from trinity_bus.gateway.sessions import new_answer_id
 from workers.gateway import turn_finder
 
 MORE: Any = {"role": "user", "content": "Sure?"}

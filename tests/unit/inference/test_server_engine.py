@@ -18,11 +18,11 @@ from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server import engine as server_engine
-from trinity_bus.inference.server.answers import load_of, read_answer
+from trinity_bus.inference.server.client import load_of, read_answer
 from trinity_bus.inference.server.engine import ServerEngine
-from trinity_bus.inference.server.kinds import KINDS
+from trinity_bus.inference.server.start import KINDS
 from trinity_bus.runtime.http import listening
-from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.transport import Method, Source
 from workers.preconditions import problems

@@ -11,7 +11,7 @@ from tests.support import packages
 from trinity_bus import Task
 from trinity_bus.errors import ConfigError
 from trinity_bus.rollout import REGISTRY, UnknownWorkflow
-from trinity_bus.rollout.find import find_workflow, load_installed
+from trinity_bus.rollout.registry import find_workflow, load_installed
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 type Install = Callable[[str, str, str], None]

@@ -10,8 +10,7 @@ import pytest
 
 from schemas import Task
 from trinity_bus.rollout import RolloutContext
-from trinity_bus.rollout.agents import Outcome
-from trinity_bus.rollout.programs import ProgramError, ProgramWorkflow
+from trinity_bus.rollout.agents import Outcome, ProgramError, ProgramWorkflow
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 ASKS = """

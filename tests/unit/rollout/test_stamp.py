@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas import Sampling, Task
-from schemas.experience import build_group
+from schemas.grouping import build_group
 from schemas.trainable import Bounds
 from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
 from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, sampling_of_rest

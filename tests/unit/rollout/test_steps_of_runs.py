@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from schemas import Dispatch, ExperienceGroup, Position, RolloutFinished, Task
-from schemas.experience import join_groups
+from schemas.pieces import join_groups
 from trinity_bus.coordination.batches.parts import split
 from trinity_bus.rollout import Rollout, RolloutContext, SingleRunWorkflow
 from trinity_bus.rollout.answer import decode_answer, encode_answer

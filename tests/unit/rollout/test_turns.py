@@ -8,11 +8,12 @@ from schemas import Sampling, Turn
 from schemas.codec import decode, encode
 from schemas.turn import chain
 from tests.support.fakes.turns import turn
+from trinity_bus.chat import Completion
 from trinity_bus.rollout import RolloutContext
-from trinity_bus.rollout.turns import KeptCompletion, RunTurns
+from trinity_bus.rollout.turns import RunTurns
 
 HOT = Sampling(temperature=1.0, seed=7)
-SAID = KeptCompletion([5, 6], [-0.5, -0.25], "stop", [(0, 3)])
+SAID = Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3)])
 
 
 class Attempt:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from schemas.message import FunctionSchema, Message, Tool
 from schemas.sampling import Sampling
 from schemas.task import Task
+from trinity_bus.chat import Completion
 from trinity_bus.rollout import (
     REGISTRY,
     Rollout,
@@ -22,15 +22,6 @@ from trinity_bus.rollout import (
 )
 from trinity_bus.rollout.stamp import sampling_of_rest
 from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
-
-
-@dataclass(frozen=True)
-class Said:
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str = "stop"
-    versions: list[tuple[int, int]] = field(default_factory=lambda: [(0, 7)])
-    routes: None = None
 
 
 class WordTokenizer:
@@ -72,7 +63,7 @@ class ScriptedEngine:
 
     def __init__(self, tokenizer: WordTokenizer, texts: list[str], finish_reason: str = "stop") -> None:
         self.answers = [
-            Said([*ids, 1], [-0.5] * (len(ids) + 1), finish_reason)
+            Completion([*ids, 1], [-0.5] * (len(ids) + 1), finish_reason, [(0, 7)])
             for ids in (tokenizer.encode(text, add_special_tokens=False) for text in texts)
         ]
         self.asked: list[tuple[list[int], Sampling, int, str | None]] = []
@@ -80,7 +71,7 @@ class ScriptedEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
-    ) -> Sequence[Said]:
+    ) -> Sequence[Completion]:
         self.asked.append((list(prompt_token_ids), sampling, n, traceparent))
         return self.answers[:n] if self.as_many_as_asked else self.answers
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.vectors import INT32
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import Completion
 from trinity_bus.runners import messages
 from trinity_bus.runners.messages import (
     TO_RUNNER,
@@ -66,7 +66,7 @@ def test_one_side_does_not_take_what_only_the_other_may_say() -> None:
 
 
 def test_completions_arrive_as_plain_lists() -> None:
-    sent = [EngineCompletion([5, 6], [-0.5, -0.25], "stop", [(0, 3), (1, 4)]), EngineCompletion([], [], "length", [])]
+    sent = [Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3), (1, 4)]), Completion([], [], "length", [])]
     message = TO_RUNNER.decode(body(pack_completions(1, 2, sent)))
     assert isinstance(message, Completions)
     assert unpack_completions(message) == sent
@@ -74,8 +74,8 @@ def test_completions_arrive_as_plain_lists() -> None:
 
 def test_routes_arrive_as_they_were_chosen() -> None:
     routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
-    plain = EngineCompletion([5, 6], [-0.5, -0.25], "stop", [])
-    routed = EngineCompletion([7], [-0.5], "stop", [], routes)
+    plain = Completion([5, 6], [-0.5, -0.25], "stop", [])
+    routed = Completion([7], [-0.5], "stop", [], routes)
     message = TO_RUNNER.decode(body(pack_completions(1, 2, [plain, routed])))
     assert isinstance(message, Completions)
     first, second = unpack_completions(message)
@@ -94,7 +94,7 @@ def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
 
 
 def test_buffers_that_are_not_as_long_as_their_parts_are_an_error_of_the_protocol() -> None:
-    sent = pack_completions(1, 2, [EngineCompletion([2, 3], [-1.0, -1.0], "stop", [])])
+    sent = pack_completions(1, 2, [Completion([2, 3], [-1.0, -1.0], "stop", [])])
     for changes in ({"token_ids": pack_vector([1], INT32)}, {"logprobs": memoryview(b"")}):
         with pytest.raises(ProtocolError, match="elements in a buffer of"):
             unpack_completions(msgspec.structs.replace(sent, **changes))

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trinity_bus.runners import pool_effects as do
+from trinity_bus.runners import pool as do
 from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool, PoolLimits
 
 

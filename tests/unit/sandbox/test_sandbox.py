@@ -15,8 +15,7 @@ import pytest
 
 from tests.support.mesh.waiting import until
 from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
-from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, SandboxPlace
-from trinity_bus.sandbox.removal import remove_tree
+from trinity_bus.sandbox.place import KeptPlaces, LeftPlaces, SandboxPlace, remove_tree
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -7,7 +7,7 @@ import pytest
 
 from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, build_group
 from schemas.codec import EncodeError, SchemaError, decode, encode
-from schemas.experience import join_groups
+from schemas.pieces import join_groups
 from schemas.trainable import Bounds, flaws
 
 IDENTIFIERS: dict[str, Any] = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from schemas import ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.errors import EncodeError
-from schemas.experience import MAX_PIECES, join_groups
-from schemas.pieces import split_group
+from schemas.experience import MAX_PIECES
+from schemas.pieces import join_groups, split_group
 
 SAID: dict[str, Any] = {
     "task_id": "t" * 40,

@@ -14,7 +14,6 @@ from schemas.codec import encode
 from tests.unit.sizing.test_sizing import QWEN3_0_6B, QWEN3_30B
 from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSettings
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing import parameters
 from trinity_bus.sizing.fleet import (
     ORDER_BYTES,
     RESULT_BYTES,
@@ -24,8 +23,9 @@ from trinity_bus.sizing.fleet import (
     active_parameters,
     sized,
 )
-from trinity_bus.sizing.gpus import GPUS
+from trinity_bus.sizing.hardware import GPUS
 from trinity_bus.sizing.models import MODELS
+from trinity_bus.sizing.parameters import parameters
 from workers.cli.size import app
 
 ASK = SizingInput(

@@ -9,7 +9,7 @@ import pytest
 from tests.support.chart import ROOT, SIZES, shape_of, values
 from trinity_bus.config.given import GivenSettings
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing import GIB, explorer_memory, trainer_memory
+from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 
 WITH_GPUS: Final = [size for size in SIZES if values(size)["device"] == "gpu"]
 _GPU: Final = 80 * GIB

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.version_sizes import moved
 from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing import GIB, Hardware, adapter_parameters, explorer_memory, parameters, spread, trainer_memory
-from trinity_bus.sizing.memory import host_memory, limit_bytes, service_memory
-from trinity_bus.sizing.versions import moved
+from trinity_bus.sizing.hardware import Hardware, spread
+from trinity_bus.sizing.memory import GIB, explorer_memory, host_memory, limit_bytes, service_memory, trainer_memory
+from trinity_bus.sizing.parameters import adapter_parameters, parameters
 from trinity_bus.training import layout_rules
 from trinity_bus.training.families import FAMILIES, ModelShape
 

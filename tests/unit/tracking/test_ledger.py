@@ -11,7 +11,8 @@ from schemas.record import Record
 from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
 from trinity_bus.bus import Received
-from trinity_bus.tracking import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
+from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
+from trinity_bus.tracking.table import MetricsLine, line_of
 
 LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
 

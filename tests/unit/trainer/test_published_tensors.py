@@ -11,9 +11,9 @@ from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.torch_engine import TorchEngine
-from trinity_bus.weights.base import BASE, identity
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.staging import Staging
+from trinity_bus.weights.tensor_file import BASE, identity
 from workers.preconditions import refusals
 from workers.trainer.published_tensors import AdapterAlone, MergedWeights, PublishedTensors, published_of
 

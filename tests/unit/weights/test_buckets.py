@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.weights.buckets import ALIGNMENT, ITEM_SIZES, TensorMeta, plan
+from trinity_bus.weights.layout import ALIGNMENT, ITEM_SIZES, TensorMeta, plan
 
 metas = st.lists(
     st.builds(

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, TensorMeta, plan
 from trinity_bus.weights.delta import Bytes, Change, apply, encode, payload_size
 from trinity_bus.weights.errors import DeltaError
+from trinity_bus.weights.layout import ITEM_SIZES, Bucket, TensorMeta, plan
 
 NO_LIMIT = 1 << 60
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.file_buckets import FileBuckets
-from trinity_bus.weights.staging import Staged, Staging
+from trinity_bus.weights.staging import FileBuckets, Staged, Staging
 from trinity_bus.weights.tensor_file import write_tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)

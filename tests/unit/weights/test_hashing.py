@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.weights import hashing
-from trinity_bus.weights.hashing import ContentHash
+from trinity_bus.weights import layout
+from trinity_bus.weights.layout import ContentHash
 
 
 def content(parts: list[bytes], piece: int) -> str:
@@ -20,7 +20,7 @@ def test_the_digest_is_that_of_the_pieces_in_order_however_many_threads(
     parts: list[bytes], piece: int, threads: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hashing, "PIECE", piece)
+        patched.setattr(layout, "PIECE", piece)
         with ContentHash(threads) as digest:
             for part in parts:
                 digest.put(torch.tensor(list(part), dtype=torch.uint8))

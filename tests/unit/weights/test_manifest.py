@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
 from trinity_bus.weights.errors import ManifestError
-from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES, TransferManifest
+from trinity_bus.weights.layout import ITEM_SIZES, MAX_MANIFEST_BYTES, TensorMeta, TransferManifest
 
 CONTENT = "0" * 64
 GOOD: dict[str, Any] = {

@@ -17,7 +17,7 @@ from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights import staging
-from trinity_bus.weights.hashing import ContentHash
+from trinity_bus.weights.layout import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.staging import Staging
 from workers.trainer.published_tensors import Publisher, make_publisher

@@ -8,9 +8,8 @@ import torch
 
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.weights.chunks import chunk_hash
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest, chunk_hash
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 

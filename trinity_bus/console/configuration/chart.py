@@ -15,9 +15,9 @@ from typing import Any, Final
 from trinity_bus.console.configuration.checks import Checked
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS
-from trinity_bus.sizing import GIB, MemoryNeed
-from trinity_bus.sizing.memory import limit_bytes
+from trinity_bus.sizing.memory import GIB, MemoryNeed, limit_bytes
 
+# Settings that its templates give, so that its schema refuses them
 CHART_SAYS: Final = frozenset(
     {
         *("kafka.bootstrap_servers", "kafka.security_protocol", "kafka.sasl_mechanism", "kafka.sasl_username"),
@@ -35,14 +35,13 @@ CHART_SAYS: Final = frozenset(
         *("console.folder", "health.host", "health.port"),
     }
 )
-"""Settings that its templates give, so that its schema refuses them."""
+# Paths that pods do not have, and for which the chart has no place of its own
 OF_THIS_MACHINE: Final = frozenset(
     {
         *("kafka.ssl_certfile", "kafka.ssl_keyfile", "broker.data_dir", "broker.cache_dir"),
         *("explorer.runner_python", "trainer.export_dir", "telemetry.run_dir"),
     }
 )
-"""Paths that pods do not have, and for which the chart has no place of its own."""
 _QUOTAS: Final = {
     "access.producer_write_bytes_s": "producerByteRate",
     "access.producer_read_bytes_s": "consumerByteRate",
@@ -51,25 +50,18 @@ _QUOTAS: Final = {
 _LEFT_OUT: Final = CHART_SAYS | OF_THIS_MACHINE | _QUOTAS.keys()
 _MODELS: Final = ("mesh.model_path", "explorer.model_path", "gateway.model_path", "console.model_path")
 _CLAIMS: Final = {"model": "models", "tasks": "tasks"}
+# Memory of a process with a GPU before it has a model: interpreter, libraries, what compiles kernels
 _PROCESS_GIB: Final = 3
-"""Memory of a process with a GPU before it has a model: interpreter, libraries, what compiles kernels."""
-_SHARED_GIB: Final = 16
-"""Of ``/dev/shm``, which counts as memory, where there are GPUs."""
+_SHARED_GIB: Final = 16  # Of ``/dev/shm``, which counts as memory, where there are GPUs
 _GPU: Final = "nvidia.com/gpu"
-_CORES: Final = {"requests": 4, "limits": 12}
-"""That a GPU wants beside it, and may take."""
+_CORES: Final = {"requests": 4, "limits": 12}  # That a GPU wants beside it, and may take
 _PLAIN: Final = re.compile(r"[A-Za-z_/][\w./]*", re.ASCII)
+# That YAML takes for something else than a text, however they are written
 _WORDS: Final = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
-"""That YAML takes for something else than a text, however they are written."""
 _UNSEEN: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def chart_values(checked: Checked) -> str:
-    """Return the chart's values.
-
-    Args:
-        checked: That was found sound.
-    """
     own, hardware = dict(checked.draft.values), checked.draft.hardware
     left = sorted(path for path in own if path in CHART_SAYS)
     has_gpus = bool(hardware.trainer_gpus or hardware.explorer_gpus)
@@ -146,7 +138,7 @@ def _settings(checked: Checked, own: Mapping[str, object]) -> dict[str, dict[str
 
 
 def _model_places(own: Mapping[str, object]) -> dict[str, str]:
-    """Return where pods see the folder of each model: folders of the same name are numbered."""
+    # Where pods see the folder of each model: folders of the same name are numbered
     places: dict[str, PurePath] = {}
     found = {}
     for path in _MODELS:
@@ -160,7 +152,7 @@ def _model_places(own: Mapping[str, object]) -> dict[str, str]:
 
 
 def _numbered(own: Mapping[str, object]) -> dict[str, str]:
-    """Return the places that are not called as their folders are."""
+    # The places that are not called as their folders are
     return {path: place for path, place in _model_places(own).items() if place != _place_of(own[path])}
 
 
@@ -174,7 +166,7 @@ def _task_path(checked: Checked) -> PurePath:
 
 
 def _resources(need: MemoryNeed | None, processes: int, *, gpus: int, more_gib: float) -> dict[str, dict[str, object]]:
-    """Return what a pod asks for: a model comes through as much of the machine's memory as it needs of its GPUs'."""
+    # What a pod asks for: a model comes through as much of the machine's memory as it needs of its GPUs'
     each = _PROCESS_GIB + (0 if need is None else need.total / GIB)
     if need is not None and not gpus:
         each = limit_bytes(need) / GIB

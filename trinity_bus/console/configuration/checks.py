@@ -20,48 +20,35 @@ from trinity_bus.config.sections import Sections
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing import GIB, MemoryNeed, explorer_memory, spread, trainer_memory
-from trinity_bus.sizing.memory import HostMemory
+from trinity_bus.sizing.hardware import spread
+from trinity_bus.sizing.memory import GIB, HostMemory, MemoryNeed, explorer_memory, trainer_memory
 from trinity_bus.training import layout_rules
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import ModelShape
 
 _PLACE: Final = re.compile(r"\b[a-z]+\.[a-z_0-9]+\b")
 _UNSET: Final = re.compile(r"^([a-z]+\.[a-z_0-9]+) is not set")
-_STAND_IN: Final = "whatever-it-will-be"
-"""For a secret, whose place is all that is checked."""
+_STAND_IN: Final = "whatever-it-will-be"  # For a secret, whose place is all that is checked
 
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """Something is wrong."""
-
     text: str
-    paths: Sequence[str]
-    """Fields that have to do with it."""
+    paths: Sequence[str]  # Fields that have to do with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What there is to say of a draft."""
-
-    draft: Draft
-    """With what follows from its hardware."""
-    settings: Sections | None = None
-    """None: they cannot be read."""
+    draft: Draft  # With what follows from its hardware
+    settings: Sections | None = None  # None: they cannot be read
     problems: Sequence[SettingProblem] = ()
-    unfinished: Sequence[str] = ()
-    """Fields that must be filled in."""
-    secrets: Sequence[str] = ()
-    """Variables that services need beside."""
-    services: Sequence[str] = ()
-    """That take part."""
-    trainer: MemoryNeed | None = None
-    """What each of its GPUs needs; None: not known, or there is no trainer."""
+    unfinished: Sequence[str] = ()  # Fields that must be filled in
+    secrets: Sequence[str] = ()  # Variables that services need beside
+    services: Sequence[str] = ()  # That take part
+    trainer: MemoryNeed | None = None  # What each of its GPUs needs; None: not known, or there is no trainer
     explorer: MemoryNeed | None = None
     notes: Sequence[str] = ()
-    too_large: str = ""
-    """Why this machine's memory is not enough for it; another's may be."""
+    too_large: str = ""  # Why this machine's memory is not enough for it; another's may be
 
     @property
     def is_sound(self) -> bool:
@@ -69,30 +56,19 @@ class Checked:
         return self.settings is not None and not self.problems
 
     def of(self, path: str) -> str:
-        """Return what is wrong with a field."""
         return "; ".join(one.text for one in self.problems if path in one.paths)
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """How drafts are checked."""
-
-    refusals: Callable[[str, Sections], Sequence[str]]
-    """Says what a service would refuse."""
-    shape: Callable[[str], ModelShape | None]
-    """Reads a model's folder; None of a model that is not here."""
-    is_there: Callable[[str], bool]
-    """Whether rows are at a path."""
+    refusals: Callable[[str, Sections], Sequence[str]]  # Says what a service would refuse
+    shape: Callable[[str], ModelShape | None]  # Reads a model's folder; None of a model that is not here
+    is_there: Callable[[str], bool]  # Whether rows are at a path
+    # Says what services need of this machine's memory, if that is known
     memory: Callable[[Sequence[str], Sections], HostMemory | None] = lambda _, __: None
-    """Says what services need of this machine's memory, if that is known."""
 
     def __call__(self, draft: Draft, *, lay_out: bool = False) -> Checked:
-        """Check a draft.
-
-        Args:
-            draft: What is wanted.
-            lay_out: Spread it over its GPUs, where the draft does not say how.
-        """
+        """Check a draft; with ``lay_out`` spread it over its GPUs, where it does not say how."""
         own = [SettingProblem(text, [path]) for path, text in draft.problems.items()]
         if draft.rows is not None and "rows.path" not in draft.problems and not self.is_there(draft.rows.path):
             own.append(SettingProblem(f"{draft.rows.path[:200]!r}: there are no such rows", ["rows.path"]))
@@ -114,7 +90,7 @@ class Checks:
         return _with_unfinished(found if shape is None else self._beside(_fitted(found, shape)))
 
     def _beside(self, checked: Checked) -> Checked:
-        """Add what all services together need of this machine, where they compute on its CPUs."""
+        # Add what all services together need of this machine, where they compute on its CPUs
         hardware, settings = checked.draft.hardware, checked.settings
         assert settings is not None  # noqa: S101 - what it is called for
         if hardware.trainer_gpus or hardware.explorer_gpus:
@@ -126,7 +102,6 @@ class Checks:
         return replace(checked, notes=notes, too_large=needed.impossible)
 
     def _model(self, settings: Sections) -> tuple[ModelShape | None, list[SettingProblem]]:
-        """Return the model's shape, or what is wrong with it; neither where no model is named."""
         path = settings.mesh.model_path
         if path is None:
             return None, []
@@ -136,11 +111,10 @@ class Checks:
             return None, [SettingProblem(str(error), ["mesh.model_path"])]
 
     def _refused(self, settings: Sections) -> list[str]:
-        """Ask the services."""
         return list(dict.fromkeys(text for name in _services(settings) for text in self.refusals(name, settings)))
 
     def _known(self, draft: Draft) -> "_Known":
-        """Read settings with the secrets that are asked for: one that nobody asks for may contradict others."""
+        # Read settings with the secrets that are asked for: one that nobody asks for may contradict others
         secrets: list[str] = []
         while True:
             settings, wrong = _read(draft, secrets)
@@ -155,19 +129,14 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A draft as it was read."""
-
-    secrets: Sequence[str]
-    """That somebody asks for."""
+    secrets: Sequence[str]  # That somebody asks for
     settings: Sections | None
-    wrong: Mapping[str, str]
-    """Why there are none."""
-    refused: Sequence[str]
-    """By the services."""
+    wrong: Mapping[str, str]  # Why there are none
+    refused: Sequence[str]  # By the services
 
 
 def _read(draft: Draft, secrets: Sequence[str]) -> tuple[Sections | None, Mapping[str, str]]:
-    """Read settings, as if these secrets were there."""
+    # Read settings, as if these secrets were there
     settings, wrong = read_given({**dict.fromkeys(secrets, _STAND_IN), **draft.values})
     if settings is None or draft.rows is None:
         return settings, wrong

@@ -26,27 +26,20 @@ _SWITCH: Final = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingField:
-    """A field of a form."""
-
-    path: str
-    """Of the setting, such as ``mesh.model_path``."""
+    path: str  # Of the setting, such as ``mesh.model_path``
     kind: FieldKind
     meaning: str
     choices: Sequence[str] = ()
-    bounds: str = ""
-    """In words."""
-    default: str = ""
-    """As text; empty: unset."""
+    bounds: str = ""  # In words
+    default: str = ""  # As text; empty: unset
     is_secret: bool = False
 
     @property
     def name(self) -> str:
-        """Without its section."""
         return self.path.partition(".")[2]
 
     @property
     def variable(self) -> str:
-        """What it is called in the environment."""
         return env_name(self.path)
 
     def value(self, text: str) -> object:
@@ -67,13 +60,11 @@ class SettingField:
             return text
 
     def text(self, value: object) -> str:
-        """Return a value as it is written into the field."""
         return _text(self.kind, value)
 
 
 @cache
 def fields() -> Mapping[str, SettingField]:
-    """Return the field of each setting, by its path."""
     schema = json_schema()
     found = {}
     for path, info in setting_fields().items():
@@ -109,7 +100,6 @@ def _text(kind: FieldKind, value: object) -> str:
 
 
 def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a node of the schema with what it refers to."""
     while "$ref" in node:
         node = {**schema["$defs"][node["$ref"].rpartition("/")[2]], **{k: v for k, v in node.items() if k != "$ref"}}
     return node

@@ -1,4 +1,4 @@
-"""What comes of a draft: files of settings, and what they would change. Secrets are in none of them."""
+"""What comes of a draft: files of settings without secrets, what they would change, and the processes of a mesh."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,32 +10,23 @@ from trinity_bus.config.sections import Sections
 from trinity_bus.config.template import rendered, toml_value
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows
-from trinity_bus.sizing import Hardware
+from trinity_bus.sizing.hardware import Hardware
 
+# Where the containers of compose.gpu.yaml see what is elsewhere on the machine
 _OF_COMPOSE: Final = {"mesh.model_path": "/models/own", "trainer.checkpoint_dir": "/checkpoints"}
-"""Where the containers of compose.gpu.yaml see what is elsewhere on the machine."""
 _QUOTAS: Final = ("producer_write_bytes_s", "producer_read_bytes_s", "producer_request_percent")
+# What variables of the stack say
 _COMPOSE_SAYS: Final = frozenset({"mesh.namespace", "kafka.bootstrap_servers", "taskset.path"})
-"""What variables of the stack say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting that is not the same in two meshes."""
-
     path: str
-    before: str
-    """As in a file; empty: unset."""
+    before: str  # As in a file; empty: unset
     after: str
 
 
 def mesh_file(draft: Draft, tasks: str = TASKS) -> str:
-    """Return the file of settings.
-
-    Args:
-        draft: That was found sound.
-        tasks: Where the description of tasks lies, where there is one.
-    """
     head = (
         "Settings of a mesh, as the console has written them: `trinity-bus --config mesh.toml config check` checks "
         "them. Paths count from the folder that a service is started in. Secrets go into the environment."
@@ -93,7 +84,7 @@ def compose_env(settings: Sections, hardware: Hardware) -> str:
 
 
 def _quoted(value: object) -> str:
-    """Return a value as compose reads it: in single quotes nothing has a meaning but a backslash and a quote."""
+    # A value as compose reads it: in single quotes nothing has a meaning but a backslash and a quote
     text = str(value)
     if re.fullmatch(r"[A-Za-z0-9_./-]*", text):
         return text
@@ -135,3 +126,28 @@ def _value(settings: Sections, path: str) -> object:
 def _written(settings: Sections, path: str) -> str:
     value = _value(settings, path)
     return "" if value is None or fields()[path].is_secret else toml_value(value)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    name: str
+    arguments: Sequence[str]  # Of ``trinity-bus``, behind the file of settings
+    gpus: Sequence[int] = ()  # That it sees. None: it is not told.
+    stage: int = 1  # Higher ones stop first
+    work_ends: bool = False  # Whether it ends by itself, with status 0, when its work is done
+
+
+def planned(services: Sequence[str], settings: Sections, hardware: Hardware) -> list[PlannedService]:
+    """Return the processes of a mesh: the trainer has the first GPUs, and each explorer the next ones."""
+    found = [PlannedService("coordinator", ["run", "coordinator"], stage=0)]
+    if "trainer" in services:
+        found.append(PlannedService("trainer", ["run", "trainer"], range(hardware.trainer_gpus), work_ends=True))
+    if "explorer" in services:
+        size = settings.explorer.tensor_parallel_size if hardware.explorer_gpus else 0
+        for number in range(hardware.explorers(settings)):
+            name, first = f"explorer-{number}", hardware.trainer_gpus + number * size
+            arguments = ["--set", f"explorer.name={name}", "run", "explorer"]
+            found.append(PlannedService(name, arguments, range(first, first + size)))
+    if "taskset" in services:
+        found.append(PlannedService("taskset", ["run", "taskset"], stage=2, work_ends=True))
+    return found

@@ -14,11 +14,10 @@ from typing import Final
 from trinity_bus.config.given import read_given
 from trinity_bus.console.configuration.fields import SettingField, fields
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing import Hardware
+from trinity_bus.sizing.hardware import Hardware
 
 MAX_ANSWER_CHARS: Final = 20_000
-TASKS: Final = "tasks.toml"
-"""Name of the description of tasks, beside the settings."""
+TASKS: Final = "tasks.toml"  # Name of the description of tasks, beside the settings
 _COLUMN: Final = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _MAX_GPUS: Final = 64
 _MAX_GIB: Final = 4096.0
@@ -32,33 +31,25 @@ class BadAnswerError(TrinityError, ValueError):
 class Question:
     """A question of the configuration page, and the setting that its answer becomes."""
 
-    field: str
-    """A setting's path, or one of :data:`EXTRA_FIELDS`."""
+    field: str  # A setting's path, or one of :data:`EXTRA_FIELDS`
     ask: str
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """Rows of a data set, and how they become tasks."""
-
     path: str
-    prompt: str
-    """The column of the question."""
-    answer: str
-    """The column of the reference answer; empty: there is none."""
+    prompt: str  # The column of the question
+    answer: str  # The column of the reference answer; empty: there is none
     workflow: str
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is wanted, as far as it is known."""
-
-    values: Mapping[str, object] = field(default_factory=dict)
-    """By the settings' places."""
+    values: Mapping[str, object] = field(default_factory=dict)  # By the settings' places
     rows: TaskRows | None = None
     hardware: Hardware = field(default_factory=Hardware)
+    # What is wrong with answers that are no settings, by their fields
     problems: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with answers that are no settings, by their fields."""
 
 
 HARDWARE: Final = (
@@ -103,8 +94,7 @@ _ROWS: Final = (
         "own needs explorer.workflow_modules.",
     ),
 )
-EXTRA_FIELDS: Final = {one.path: one for one in (*_ROWS, *HARDWARE)}
-"""Fields that are no settings."""
+EXTRA_FIELDS: Final = {one.path: one for one in (*_ROWS, *HARDWARE)}  # Fields that are no settings
 
 QUESTIONS: Final = (
     Question("mesh.namespace", "What is this run called?"),
@@ -129,11 +119,7 @@ QUESTIONS: Final = (
 
 
 def draft_of(answers: Mapping[str, str]) -> Draft:
-    """Return what a form's answers mean.
-
-    Raises:
-        BadAnswerError: One is too long, or for no field, or for a secret.
-    """
+    """Return what a form's answers mean. Raises BadAnswerError: one is too long, or for no field, or for a secret."""
     settings, values = fields(), {}
     problems: dict[str, str] = {}
     given = {path: text.strip() for path, text in answers.items() if text.strip()}

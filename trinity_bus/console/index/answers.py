@@ -11,16 +11,13 @@ from msgspec import Struct
 from schemas.batch import TaskStatus
 from schemas.record import BatchType, Metrics
 
-HEAD_CHARS: Final = 200
-"""Characters of a text that the index keeps."""
+HEAD_CHARS: Final = 200  # Characters of a text that the index keeps
 
 type IndexState = Literal["connecting", "reading", "following", "waiting", "stopped"]
 type EventKind = Literal["sent", "dispatched", "cancelled", "finished", "experience", "begun", "result", "dead_letter"]
 
 
 class Place(Struct, frozen=True):
-    """Where a record lies on the log."""
-
     topic: str
     partition: int
     offset: int
@@ -41,11 +38,7 @@ class SamplePlace(Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the place that ``str`` has written.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """Raise ValueError where ``text`` is no place."""
         parts = text.split("-")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
             raise ValueError(f"{text[:80]!r} is no sample; expected partition-offset-number")
@@ -53,34 +46,24 @@ class SamplePlace(Struct, frozen=True, order=True):
 
 
 class RowPage[R](Struct, frozen=True):
-    """Some rows of a list."""
-
     rows: list[R]
-    after: str | None = None
-    """To ask for the rows behind these; None: there are none."""
+    after: str | None = None  # To ask for the rows behind these; None: there are none
+    # Where a search took too long to fill the page: it got back to this time. ``after`` goes on from there.
     searched_back_to: float | None = None
-    """Where a search took too long to fill the page: it got back to this time. ``after`` goes on from there."""
 
 
 class IndexStanding(Struct, frozen=True):
-    """How far the index has come, and what it waits for."""
-
     state: IndexState
-    line: str
-    """One line for people."""
-    behind: int = 0
-    """Records of the log that it has not read."""
-    text_search: str | None = None
-    """Why samples cannot be searched for text; None where they can."""
+    line: str  # One line for people
+    behind: int = 0  # Records of the log that it has not read
+    text_search: str | None = None  # Why samples cannot be searched for text; None where they can
 
 
 class PassedOver(Struct, frozen=True):
     """Records of the log that are in no answer."""
 
-    unreadable: dict[str, int]
-    """By topic: those that could not be read."""
-    lost: int
-    """Those that retention had deleted before they were read."""
+    unreadable: dict[str, int]  # By topic: those that could not be read
+    lost: int  # Those that retention had deleted before they were read
 
     @property
     def line(self) -> str:
@@ -92,10 +75,7 @@ class PassedOver(Struct, frozen=True):
 
 
 class Extent(Struct, frozen=True):
-    """What there is, up to a moment."""
-
-    first_at: float | None
-    """Time of the oldest record; None: the index is empty."""
+    first_at: float | None  # Time of the oldest record; None: the index is empty
     last_at: float | None
     samples: int
     groups: int
@@ -107,8 +87,6 @@ class Extent(Struct, frozen=True):
 
 
 class BatchRow(Struct, frozen=True):
-    """A batch as it stood."""
-
     batch_id: str
     batch_type: BatchType
     state: str
@@ -119,101 +97,68 @@ class BatchRow(Struct, frozen=True):
     failed: int
     aborted: int
     min_version: int
-    reward: float | None
-    """Mean over its tasks, once it is finalized."""
+    reward: float | None  # Mean over its tasks, once it is finalized
     reason: str | None
     changed_at: float
-    trained_as: int | None
-    """The step that was begun with it."""
-    trained_by: str | None
-    """The trainer that began it."""
+    trained_as: int | None  # The step that was begun with it
+    trained_by: str | None  # The trainer that began it
 
 
 class BatchTransition(Struct, frozen=True):
-    """A batch has come into a state."""
-
     state: str
     at: float
 
 
 class BatchDetail(Struct, frozen=True):
-    """All of one batch but its groups."""
-
     row: BatchRow
-    transitions: list[BatchTransition]
-    """As far as the log had kept them when they were read."""
+    transitions: list[BatchTransition]  # As far as the log had kept them when they were read
     metrics: Metrics
 
 
 class TrainerRow(Struct, frozen=True):
-    """Who has steps."""
-
     trainer: str
-    follows: str | None
-    """The trainer whose steps it takes once more."""
-    step: int
-    """The last one."""
-    last_at: float
-    """Of its last word on a step."""
+    follows: str | None  # The trainer whose steps it takes once more
+    step: int  # The last one
+    last_at: float  # Of its last word on a step
 
 
 class StepName(Struct, frozen=True):
-    """A step of one trainer."""
-
     step: int
     trainer: str
     follows: str | None
-    """The trainer whose step it is once more."""
 
 
 class StepRow(Struct, frozen=True):
-    """A step of training."""
-
     step: int
     model: str
     trainer: str
-    run: str | None
-    """None where only its end is on the log."""
+    run: str | None  # None where only its end is on the log
     batch_id: str | None
     sequence: int | None
     begun_at: float | None
-    trained_at: float | None
-    """None: it is under way, or it was ended."""
+    trained_at: float | None  # None: it is under way, or it was ended
     seconds: float | None
     groups: int
-    samples: int
-    """Trained on."""
-    left_out: int
-    """Samples that are not."""
-    replayed: int
-    """Groups of earlier batches."""
-    examples: int
-    """Demonstrations and preferences."""
-    skipped: str | None
-    """Why it changes nothing."""
+    samples: int  # Trained on
+    left_out: int  # Samples that are not
+    replayed: int  # Groups of earlier batches
+    examples: int  # Demonstrations and preferences
+    skipped: str | None  # Why it changes nothing
     follows: str | None
-    """The trainer whose step it is once more."""
-    reward: float | None
-    """Mean reward of the samples of its groups."""
+    reward: float | None  # Mean reward of the samples of its groups
 
 
 class LeftOutRow(Struct, frozen=True):
-    """Samples of a task that a step does not train on."""
-
     task_id: str
     reason: str
-    samples: list[int]
-    """Their places in the task's group, all parts joined."""
+    samples: list[int]  # Their places in the task's group, all parts joined
     detail: str
 
 
 class StepDetail(Struct, frozen=True):
-    """All of one step but its groups."""
-
     row: StepRow
     metrics: Metrics
-    left_out: list[LeftOutRow]
-    """The first ``MAX_LIMIT``."""
+    left_out: list[LeftOutRow]  # The first ``MAX_LIMIT``
     checksum: str | None
     checkpoint: str | None
     seed: int | None
@@ -233,30 +178,22 @@ class GroupRow(Struct, frozen=True):
     model: str
     explorer: str
     samples: int
-    reward_mean: float | None
-    """Over those that have a reward."""
+    reward_mean: float | None  # Over those that have a reward
     reward_min: float | None
     reward_max: float | None
-    reward_std: float | None
-    """Of them as they are (population)."""
+    reward_std: float | None  # Of them as they are (population)
     version_min: int
     version_max: int
-    prompt_tokens: int
-    """Of the first sample."""
-    response_tokens: int
-    """Of all."""
-    prompt: str | None
-    """Beginning of the first sample's; None without a tokenizer."""
+    prompt_tokens: int  # Of the first sample
+    response_tokens: int  # Of all
+    prompt: str | None  # Beginning of the first sample's; None without a tokenizer
     trace_id: str | None
+    # Whether all runs of the task have the same reward, those of other parts too, so that none is better
     teaches_nothing: bool
-    """Whether all runs of the task have the same reward, those of other parts too, so that none is better."""
-    trained_in: list[StepName]
-    """Steps that were begun with it."""
+    trained_in: list[StepName]  # Steps that were begun with it
 
 
 class SampleRow(Struct, frozen=True):
-    """A sample, as a line of a list."""
-
     place: SamplePlace
     at: float
     task_id: str
@@ -271,44 +208,33 @@ class SampleRow(Struct, frozen=True):
     version_max: int
     prompt_tokens: int
     response_tokens: int
-    logprob: float | None
-    """Mean over the response tokens that are the model's own."""
+    logprob: float | None  # Mean over the response tokens that are the model's own
     finish_reason: str
-    response: str | None
-    """Its beginning; None without a tokenizer."""
+    response: str | None  # Its beginning; None without a tokenizer
 
 
 class SampleUse(Struct, frozen=True):
-    """What a step did with a sample."""
-
     step: StepName
     begun_at: float
     replayed: bool
-    left_out: str | None
-    """The reason; None: it was trained on."""
+    left_out: str | None  # The reason; None: it was trained on
     detail: str
+    # Where what the step has told of its tokens lies: see ``PastRecords``. None: it has told nothing.
     figures: Place | None = None
-    """Where what the step has told of its tokens lies: see ``PastRecords``. None: it has told nothing."""
 
 
 class GroupUse(Struct, frozen=True):
-    """A step was begun with a group."""
-
     step: StepName
     begun_at: float
-    left_out: list[LeftOutRow]
-    """What it does not train on, of the whole group."""
+    left_out: list[LeftOutRow]  # What it does not train on, of the whole group
 
 
 class WholeGroup(Struct, frozen=True):
     """All that the attempts at a task have yielded that count together: the trainer's group."""
 
-    parts: list[GroupRow]
-    """In their order; one but for a task that was split."""
-    missing: int
-    """Parts that are not there: not yet, or not any more."""
-    uses: list[GroupUse]
-    """Those of live trainers first."""
+    parts: list[GroupRow]  # In their order; one but for a task that was split
+    missing: int  # Parts that are not there: not yet, or not any more
+    uses: list[GroupUse]  # Those of live trainers first
 
     def first_of(self, partition: int, offset: int) -> int:
         """Return the place of a part's first sample in the whole."""
@@ -329,37 +255,26 @@ class SampleDetail(Struct, frozen=True):
 
 
 class TaskEvent(Struct, frozen=True):
-    """Something happened to a task."""
-
     at: float
     kind: EventKind
     attempt: int | None
-    who: str | None
-    """The producer, explorer or trainer that it was."""
-    text: str
-    """For people: a status, an error, a reason."""
-    place: Place
-    """The record that says so."""
+    who: str | None  # The producer, explorer or trainer that it was
+    text: str  # For people: a status, an error, a reason
+    place: Place  # The record that says so
 
 
 class TaskTimeline(Struct, frozen=True):
-    """The whole way of one task."""
-
     task_id: str
     workflow: str | None
     batch_id: str | None
     batch_type: BatchType | None
     producer: str | None
-    prompt: str | None
-    """Its beginning, of conversations that of the last message."""
+    prompt: str | None  # Its beginning, of conversations that of the last message
     answer: str | None
-    status: TaskStatus | None
-    """None: it has no result yet."""
+    status: TaskStatus | None  # None: it has no result yet
     error: str | None
-    events: list[TaskEvent]
-    """In the order of time, the first ``MAX_LIMIT``."""
-    groups: list[GroupRow]
-    """Of all attempts, also those that do not count."""
+    events: list[TaskEvent]  # In the order of time, the first ``MAX_LIMIT``
+    groups: list[GroupRow]  # Of all attempts, also those that do not count
 
 
 class Bin(Struct, frozen=True):
@@ -371,30 +286,23 @@ class Bin(Struct, frozen=True):
 
 
 class Histogram(Struct, frozen=True):
-    """Rewards of samples."""
-
     bins: list[Bin]
     samples: int
     without_reward: int
-    newest_only: bool
-    """There are more than ``MAX_HISTOGRAM_SAMPLES``: these are the newest of them."""
+    newest_only: bool  # There are more than ``MAX_HISTOGRAM_SAMPLES``: these are the newest of them
 
 
 class Point(Struct, frozen=True):
     """One point of a chart, of one value or of several that lie side by side."""
 
-    x: float
-    """By step, version or time, as was asked."""
-    value: float
-    """Their mean."""
+    x: float  # By step, version or time, as was asked
+    value: float  # Their mean
     low: float
     high: float
     count: int
 
 
 class Series(Struct, frozen=True):
-    """A metric over time."""
-
     name: str
     points: list[Point]
 
@@ -412,8 +320,6 @@ class SyncRow(Struct, frozen=True):
 
 
 class PublishedRow(Struct, frozen=True):
-    """A version of the model that was published."""
-
     model: str
     version: int
     step: int
@@ -423,18 +329,13 @@ class PublishedRow(Struct, frozen=True):
     trainer: str
     checksum: str
     checkpoint: str | None
-    seconds: float
-    """That its step took."""
-    rolled_back_to: int | None
-    """Training went back to this version, last, on its way."""
-    rolled_back_by: str | None
-    """Who asked for that, where they gave a name."""
+    seconds: float  # That its step took
+    rolled_back_to: int | None  # Training went back to this version, last, on its way
+    rolled_back_by: str | None  # Who asked for that, where they gave a name
     rolled_back_why: str | None
-    announced: bool
-    """Whether it was the one to be served."""
+    announced: bool  # Whether it was the one to be served
     pinned: bool
-    synced: int
-    """Explorers that took it."""
+    synced: int  # Explorers that took it
 
 
 class ChoiceRow(Struct, frozen=True):
@@ -442,19 +343,15 @@ class ChoiceRow(Struct, frozen=True):
 
     at: float
     version: int
-    pinned: bool
-    """Whether newer ones wait; else the newest were to be served again."""
+    pinned: bool  # Whether newer ones wait; else the newest were to be served again
     asked_by: str | None
 
 
 class VersionDetail(Struct, frozen=True):
-    """All of one version: with its step, its batch and the groups of that, the way from checkpoint to tasks."""
-
     row: PublishedRow
     metrics: Metrics
     syncs: list[SyncRow]
-    skipped: list[str]
-    """Batches that were passed over on the way to it, the last ones."""
+    skipped: list[str]  # Batches that were passed over on the way to it, the last ones
 
 
 class ExplorerRow(Struct, frozen=True):
@@ -466,19 +363,15 @@ class ExplorerRow(Struct, frozen=True):
     version: int
     slots: int
     running: int
-    tokens_per_s: float | None
-    """Over its last two minutes on the log; None: not known."""
+    tokens_per_s: float | None  # Over its last two minutes on the log; None: not known
     pool: str | None
 
 
 class SettingsRow(Struct, frozen=True):
-    """What a service was started with."""
-
     service: str
     name: str
     at: float
-    settings: dict[str, str]
-    """By their paths, as TOML writes them; empty where one is not set."""
+    settings: dict[str, str]  # By their paths, as TOML writes them; empty where one is not set
 
 
 class DeadLetterRow(Struct, frozen=True):
@@ -486,13 +379,10 @@ class DeadLetterRow(Struct, frozen=True):
 
     place: Place
     at: float
-    reason: str
-    """One word."""
+    reason: str  # One word
     detail: str
-    source: str
-    """Where it came from, ``topic/partition@offset``."""
+    source: str  # Where it came from, ``topic/partition@offset``
     source_topic: str
     key: str
     size: int
-    head: str
-    """Its beginning, as text where it is one."""
+    head: str  # Its beginning, as text where it is one

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.console.index.errors import StoreError
 from trinity_bus.console.index.files import explained, reading
+from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.schema import NUMBERED, SAMPLE_BITS, SLOT_BITS
 
-_ROWS: Final = 20_000
-"""Held in memory at once."""
+_ROWS: Final = 20_000  # Held in memory at once
 _PLAIN: Final = (
     "groups",
     "tasks",
@@ -46,19 +45,11 @@ _OF_GROUP: Final = (
     "explorer",
 )
 
-type _Column = tuple[str, str, str]
-"""Name, type in SQLite or ``TIME``, and expression."""
+type _Column = tuple[str, str, str]  # Name, type in SQLite or ``TIME``, and expression
 
 
 def export(folder: Path, out: Path) -> dict[str, int]:
-    """Write every table of the index in ``folder`` to a file in ``out``, all as of one moment.
-
-    Returns:
-        How many rows each has.
-
-    Raises:
-        StoreError: There is no index, or ``out`` cannot be written to.
-    """
+    """Write every table to a file in ``out``, all as of one moment; return how many rows each has."""
     with explained(folder):
         db = reading(folder)
         try:
@@ -89,16 +80,10 @@ def _samples(db: sqlite3.Connection) -> tuple[str, list[_Column]]:
 
 
 def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Column]) -> int:
-    """Write one file, and return how many rows it has."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    kinds = {
-        "TIME": pa.timestamp("ms", "UTC"),
-        "INTEGER": pa.int64(),
-        "REAL": pa.float64(),
-        "TEXT": pa.string(),
-    }
+    kinds = {"TIME": pa.timestamp("ms", "UTC"), "INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
     schema = pa.schema([(name, kinds[kind]) for name, kind, _ in columns])
     rows = db.execute(f"SELECT {', '.join(what for *_, what in columns)} FROM {source}")  # noqa: S608 - our own tables
     part = path.with_name(path.name + ".part")

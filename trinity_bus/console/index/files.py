@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from trinity_bus.broker.folders import xdg
+from trinity_bus.broker.layout import xdg
 from trinity_bus.config import Settings
-from trinity_bus.console.index.errors import StoreBusyError, StoreError
+from trinity_bus.console.index.questions import StoreBusyError, StoreError
 
 _WRITE_CACHE_KIB: Final = 64 << 10
 _READ_CACHE_KIB: Final = 16 << 10
-_WAL_PAGES: Final = 4096
-"""Of 4 KiB: that many are gathered before they are copied into the tables."""
+_WAL_PAGES: Final = 4096  # Of 4 KiB: that many are gathered before they are copied into the tables
 _BUSY_S: Final = 10.0
 
 
@@ -29,16 +28,13 @@ def store_folder(settings: Settings) -> Path:
 
 
 def database(folder: Path) -> Path:
-    """Return the file of the tables."""
     return folder / "index.sqlite"
 
 
 def lock(folder: Path) -> IO[bytes]:
     """Return the file that says who writes; closing it, or ending in any way, gives it back.
 
-    Raises:
-        StoreBusyError: Another process has it.
-        StoreError: The folder cannot be written to.
+    Raises StoreBusyError: another process has it; StoreError: the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +63,6 @@ def writing(folder: Path) -> sqlite3.Connection:
 
 
 def reading(folder: Path) -> sqlite3.Connection:
-    """Return a connection that can change nothing."""
     db = sqlite3.connect(
         f"{database(folder).as_uri()}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
     )
@@ -77,11 +72,7 @@ def reading(folder: Path) -> sqlite3.Connection:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Say in one line what the database complains of.
-
-    Raises:
-        StoreError: Whatever it was.
-    """
+    """Say in one line, as a StoreError, what the database complains of."""
     try:
         yield
     except sqlite3.Error as error:

@@ -20,30 +20,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
+from schemas import topics
 from schemas.topic import Topic
-from schemas.topics import (
-    ALL_DEAD_LETTERS,
-    BATCHES,
-    COORDINATOR_EVENTS,
-    EXPERIENCES,
-    EXPLORER_EVENTS,
-    MODEL_VERSIONS,
-    RESULTS,
-    ROLLOUTS,
-    STEPS,
-    TASKS,
-    TOKEN_FIGURES,
-    TRAINER_EVENTS,
-    VERSION_HISTORY,
-)
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.console.index.answers import IndexStanding, IndexState
-from trinity_bus.console.index.errors import StoreError
+from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.wording import counted
@@ -51,42 +36,36 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST
 
 log = logging.getLogger(__name__)
 
+# What the tables are made of
 TOPICS: Final[tuple[Topic, ...]] = (
-    TASKS,
-    ROLLOUTS,
-    EXPERIENCES,
-    EXPLORER_EVENTS,
-    TRAINER_EVENTS,
-    COORDINATOR_EVENTS,
-    RESULTS,
-    BATCHES,
-    STEPS,
-    TOKEN_FIGURES,
-    MODEL_VERSIONS,
-    VERSION_HISTORY,
-    *ALL_DEAD_LETTERS,
+    topics.TASKS,
+    topics.ROLLOUTS,
+    topics.EXPERIENCES,
+    topics.EXPLORER_EVENTS,
+    topics.TRAINER_EVENTS,
+    topics.COORDINATOR_EVENTS,
+    topics.RESULTS,
+    topics.BATCHES,
+    topics.STEPS,
+    topics.TOKEN_FIGURES,
+    topics.MODEL_VERSIONS,
+    topics.VERSION_HISTORY,
+    *topics.ALL_DEAD_LETTERS,
 )
-"""What the tables are made of."""
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
-_READ_S: Final = 0.05
-"""Where nothing comes for so long while it is behind, it may be at the end."""
-_GATHER_S: Final = 0.4
-"""How long records gather before they are written: each time costs a fetch and a transaction."""
+_READ_S: Final = 0.05  # Where nothing comes for so long while it is behind, it may be at the end
+_GATHER_S: Final = 0.4  # How long records gather before they are written: each time costs a fetch and a transaction
 _COMMIT_S: Final = 0.5
-LOOK_S: Final = 10.0
-"""How often it looks whether it is still the same log."""
+LOOK_S: Final = 10.0  # How often it looks whether it is still the same log
 _AGAIN_S: Final = 1.0
 
 
 class IndexFollower:
     """Feeds a store from the log, in the background. An async context manager, which neither raises nor waits.
 
-    Args:
-        bus: Made, and not started: the broker may be away.
-        store: Owned by whoever made it.
-        read_mib_s: Most MiB a second that are read.
+    ``bus`` is made, and not started: the broker may be away. ``store`` stays its maker's.
     """
 
     def __init__(self, bus: Bus, store: Store, *, read_mib_s: int) -> None:
@@ -104,21 +83,15 @@ class IndexFollower:
         self._task.add_done_callback(self._ended)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     def standing(self) -> IndexStanding:
-        """Return how far the index has come. Asks the store, for a moment."""
         return IndexStanding(
-            state=self._state,
-            line=self._line,
-            behind=self._behind,
-            text_search=self._store.no_text_search,
+            state=self._state, line=self._line, behind=self._behind, text_search=self._store.no_text_search
         )
 
     async def changed(self, timeout_s: float) -> None:
@@ -129,11 +102,7 @@ class IndexFollower:
                 await news.wait()
 
     async def caught_up(self) -> None:
-        """Wait until all is in the index that the log held at some time after the call.
-
-        Raises:
-            StoreError: It cannot go on at present; what it waits for.
-        """
+        """Wait until all is in the index that the log held at some time after the call. StoreError: it cannot."""
         while self._state != "following":
             if self._state in {"waiting", "stopped"}:
                 raise StoreError(self._line)
@@ -178,7 +147,6 @@ class IndexFollower:
                     await self._pace(records, began)
 
     async def _start(self) -> dict[tuple[str, int], int]:
-        """Return where to go on in this log."""
         self._tell("connecting", "connecting to the log")
         ids = await self._ids()
         store = self._store
@@ -199,7 +167,7 @@ class IndexFollower:
         return found.positions
 
     async def _ids(self) -> dict[str, str]:
-        """Return which log it is: of each topic the cluster, and the id that it was made with."""
+        # Which log it is: of each topic the cluster, and the id that it was made with
         ids = {}
         for topic in TOPICS:
             identity = await self._bus.identity(topic)
@@ -207,7 +175,6 @@ class IndexFollower:
         return ids
 
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
-        """Wait as ``read_mib_s`` asks for."""
         size = sum(len(record.raw) for record in records)
         await asyncio.sleep(max(0.0, size / self._bytes_s - (time.perf_counter() - began)))
 

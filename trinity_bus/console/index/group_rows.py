@@ -21,16 +21,13 @@ from trinity_bus.console.index.rows import Row
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, sample_number
 
 type Tokens = Sequence[int] | NDArray[np.int32]
+# A tokenizer's: token ids to text, many at a time. Of what is none of its tokens it makes none.
 type Texts = Callable[[Sequence[Tokens]], Sequence[str]]
-"""A tokenizer's: token ids to text, many at a time. Of what is none of its tokens it makes none."""
 
-CHUNK_TOKENS: Final = 1 << 18
-"""Looked at at once, about: as Python's numbers they take ten times their bytes."""
+CHUNK_TOKENS: Final = 1 << 18  # Looked at at once, about: as Python's numbers they take ten times their bytes
 
 
 class GroupRows(Struct, frozen=True):
-    """The rows of one group."""
-
     group: Row
     samples: list[Row]
     heads: list[Row]
@@ -69,21 +66,9 @@ def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list
 
 
 def group_rows(
-    number: int,
-    received: Received[Any],
-    group: ExperienceGroup,
-    texts: Sequence[str],
-    logprobs: Sequence[float | None],
+    number: int, received: Received[Any], group: ExperienceGroup, texts: Sequence[str], logprobs: Sequence[float | None]
 ) -> GroupRows:
-    """Return the rows of a group.
-
-    Args:
-        number: Of the group, by its time.
-        received: As it was read.
-        group: What is in it.
-        texts: Of what ``told`` gives of it; none where there is no tokenizer.
-        logprobs: Of its samples, by ``logprobs_of``.
-    """
+    """Return the rows of a group. ``texts`` are of what ``told`` gives of it; none where there is no tokenizer."""
     samples = _samples(group, number, logprobs)
     ids = [number << SAMPLE_BITS | PROMPT, *(row[0] for row in samples)]
     numbered = list(zip(ids, texts, strict=True)) if texts else []
@@ -122,7 +107,7 @@ def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
 
 
 def _spread(rewards: list[float]) -> tuple[float | None, ...]:
-    """Return their mean, least, greatest and standard deviation; a handful, for which numpy would take longer."""
+    # Their mean, least, greatest and standard deviation; a handful, for which numpy would take longer
     if not rewards:
         return (None,) * 4
     mean = sum(rewards) / len(rewards)
@@ -131,7 +116,7 @@ def _spread(rewards: list[float]) -> tuple[float | None, ...]:
 
 
 def _range_of_runs(group: ExperienceGroup) -> tuple[float | None, float | None]:
-    """Return the least and the greatest mean reward of a run; turns and branches are samples of one."""
+    # The least and the greatest mean reward of a run; turns and branches are samples of one
     rewards: dict[int, list[float]] = {}
     for run, reward in zip(group.run_ids.tolist(), group.rewards.tolist(), strict=True):
         if not math.isnan(reward):

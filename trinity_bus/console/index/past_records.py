@@ -8,26 +8,21 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from schemas import ExperienceGroup, Position, Task, TokenFigures
-from schemas.experience import join_groups
+from schemas.pieces import join_groups
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.console.index.answers import GroupRow, Place
-from trinity_bus.console.index.errors import UnreadableError
+from trinity_bus.console.index.questions import UnreadableError
 from trinity_bus.errors import BusError
 
-MAX_PARTS: Final = 64
-"""Of one group."""
+MAX_PARTS: Final = 64  # Of one group
 _LOOK_S: Final = 10.0
 
 
 class PastRecords:
-    """Fetches single records by their places, one at a time. Takes from the broker what it asks for and little more.
-
-    Args:
-        bus: Connected, and of its own: a fetch waits for the one before it.
-    """
+    """Fetches single records by their places, one at a time, over a bus of its own: each waits for the last."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

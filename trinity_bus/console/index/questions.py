@@ -1,21 +1,33 @@
-"""What the index can be asked, and how much at once."""
+"""What the index can be asked, how much at once, and what goes wrong with it: each error is one line for people."""
 
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from schemas.errors import shown
+from schemas.errors import TrinityError, shown
 from schemas.numbers import MAX_COUNT
-from schemas.record import BatchType
-from trinity_bus.console.index.errors import QuestionError
 
-MAX_LIMIT: Final = 500
-"""Rows of one page."""
+
+class QuestionError(TrinityError, ValueError):
+    """The index cannot be asked this."""
+
+
+class StoreBusyError(TrinityError, RuntimeError):
+    """Another process writes the store."""
+
+
+class StoreError(TrinityError, RuntimeError):
+    """The store cannot be read or written: the disk is full, or its files are damaged."""
+
+
+class UnreadableError(TrinityError, ValueError):
+    """What lies at a place of the log is not what it is taken for."""
+
+
+MAX_LIMIT: Final = 500  # Rows of one page
 MAX_TEXT_CHARS: Final = 200
-MAX_NAMES: Final = 50
-"""Metrics of one question."""
-MAX_POINTS: Final = 2000
-"""Of one metric."""
+MAX_NAMES: Final = 50  # Metrics of one question
+MAX_POINTS: Final = 2000  # Of one metric
 MAX_BINS: Final = 200
 MAX_HISTOGRAM_SAMPLES: Final = 50_000
 
@@ -23,30 +35,18 @@ type Axis = Literal["step", "version", "time"]
 
 
 class PageAsk(Struct, frozen=True):
-    """Which page of a list: the newest rows first."""
-
     limit: int = 50
-    after: str | None = None
-    """What the page before says; None: the first."""
+    after: str | None = None  # What the page before says; None: the first
 
     @property
     def rows(self) -> int:
-        """How many rows are wanted.
-
-        Raises:
-            QuestionError: Too many, or none.
-        """
         if not 1 <= self.limit <= MAX_LIMIT:
             raise QuestionError(f"limit = {self.limit}: a page has 1 to {MAX_LIMIT} rows")
         return self.limit
 
     @property
     def before(self) -> int | None:
-        """The number that all rows of the page are below; None: any.
-
-        Raises:
-            QuestionError: ``after`` is nothing that a page said.
-        """
+        """The number that all rows of the page are below; None: any."""
         if self.after is None:
             return None
         number = int(self.after) if self.after.isascii() and self.after.isdigit() and len(self.after) < 20 else -1
@@ -60,28 +60,18 @@ class SampleFilter(Struct, frozen=True):
 
     task_id: str | None = None
     batch_id: str | None = None
-    step: int | None = None
-    """Begun with their group,"""
-    trainer: str | None = None
-    """by this trainer; None: by the live one that spoke last."""
+    step: int | None = None  # Begun with their group,
+    trainer: str | None = None  # by this trainer; None: by the live one that spoke last
+    # All of its words, in any order, in the response, or all of them in the prompt. ``"in quotes"``: one behind the
+    # other. Needs a tokenizer.
     text: str | None = None
-    """All of its words, in any order, in the response, or all of them in the prompt. ``"in quotes"``: one behind the
-    other. Needs a tokenizer."""
     reward_min: float | None = None
     reward_max: float | None = None
-    version_min: int | None = None
-    """Some token was drawn by this version or a newer one,"""
-    version_max: int | None = None
-    """and some by this one or an older one."""
-    workflow: str | None = None
-    explorer: str | None = None
-    batch_type: BatchType | None = None
-    finish_reason: str | None = None
-    teaches_nothing: bool | None = None
-    """Whether all rewards of their group are the same."""
+    version_min: int | None = None  # Some token was drawn by this version or a newer one,
+    version_max: int | None = None  # and some by this one or an older one
+    teaches_nothing: bool | None = None  # Whether all rewards of their group are the same
 
     def check(self) -> None:
-        """Raise QuestionError for a text that is too long."""
         if self.text is not None and len(self.text) > MAX_TEXT_CHARS:
             raise QuestionError(f"a text to search for has at most {MAX_TEXT_CHARS} characters")
 
@@ -89,10 +79,11 @@ class SampleFilter(Struct, frozen=True):
 class DeadLetterFilter(Struct, frozen=True):
     """Which dead letters. What is None restricts nothing."""
 
-    topic: str | None = None
-    """Where they lie: ``dead-letters`` or ``explorer-dead-letters``, for example."""
-    source_topic: str | None = None
-    """Where they came from."""
+    source_topic: str | None = None  # Where they came from
     reason: str | None = None
-    text: str | None = None
-    """Part of the detail, the key or the beginning."""
+    text: str | None = None  # Part of the detail, the key or the beginning
+
+
+FIRST_PAGE: Final = PageAsk()
+ALL_SAMPLES: Final = SampleFilter()
+ALL_DEAD_LETTERS: Final = DeadLetterFilter()

@@ -26,32 +26,21 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.batch import ResultPart
+from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun, StepEnded
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
-from trinity_bus.bus.headers import (
-    DLQ_DETAIL,
-    DLQ_LAST_OFFSET,
-    DLQ_OFFSET,
-    DLQ_PARTITION,
-    DLQ_REASON,
-    DLQ_SIZE,
-    DLQ_TOPIC,
-    header,
-)
+from trinity_bus.bus.received import header
 from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.rollout.metrics import reward_of
 
 type Row = tuple[Any, ...]
-type TableRow = tuple[str, Row]
-"""A table's name, and a row of it."""
+type TableRow = tuple[str, Row]  # A table's name, and a row of it
 
-MAX_TEXT_CHARS: Final = 2000
-"""Of what people have to read whole: an error, a reason."""
-MAX_METRICS: Final = 1000
-"""Of one record; more are left out, and those with names that are longer than a text's head."""
+MAX_TEXT_CHARS: Final = 2000  # Of what people have to read whole: an error, a reason
+MAX_METRICS: Final = 1000  # Of one record; more are left out, and those with names that are longer than a text's head
 _MINUTE_MS: Final = 60_000
 _DEAD: Final = frozenset(topic.name for topic in ALL_DEAD_LETTERS)
 
@@ -106,7 +95,6 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
 
 
 def cut(text: str | None, chars: int = MAX_TEXT_CHARS) -> str | None:
-    """Return a text that is not too long."""
     return None if text is None else text[:chars]
 
 
@@ -165,7 +153,7 @@ def _begun(step: StepBegun, at: int, offset: int) -> Iterator[TableRow]:
 
 
 def _placed(parts: Iterable[ResultPart]) -> Iterable[tuple[int, tuple[int, int]]]:
-    """Return where the parts of a group lie on the log, each with the place of its first sample in the whole group."""
+    # Where the parts of a group lie on the log, each with the place of its first sample in the whole group
     first = 0
     for part in parts:
         if part.position is not None:

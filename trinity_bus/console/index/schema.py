@@ -10,15 +10,13 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 7
-"""Of the tables. A store of another layout is made anew from the log."""
+LAYOUT: Final = 7  # Of the tables. A store of another layout is made anew from the log.
 
 SLOT_BITS: Final = 7
+# The latest time that a number can hold, with room for slots behind it: the year 2039
 MAX_AT: Final = (1 << 41) - (1 << 20)
-"""The latest time that a number can hold, with room for slots behind it: the year 2039."""
 SAMPLE_BITS: Final = 15
-PROMPT: Final = 1 << 14
-"""Marks a prompt among texts."""
+PROMPT: Final = 1 << 14  # Marks a prompt among texts
 
 # Words are gathered up to 16 MiB before they are written, and what was written is put together when there are 16 pieces
 # of a size, not 4: a third of the time that it takes, and a search looks into some more of them.
@@ -134,6 +132,7 @@ CREATE TABLE dead_letters (
 );
 """
 
+# Tables whose first column is a number by time; their rows come with the time there
 NUMBERED: Final = frozenset(
     {
         "groups",
@@ -148,13 +147,10 @@ NUMBERED: Final = frozenset(
         "token_figures",
     }
 )
-"""Tables whose first column is a number by time; their rows come with the time there."""
-REPLACED: Final = frozenset({"fleet"})
-"""Tables in which a row takes the place of the one with its key."""
+REPLACED: Final = frozenset({"fleet"})  # Tables in which a row takes the place of the one with its key
 
 
 def first_number(at_ms: int) -> int:
-    """Return the first number of a moment."""
     return min(max(at_ms, 0), MAX_AT) << SLOT_BITS
 
 
@@ -170,15 +166,12 @@ def time_in_sql(number: str) -> str:
 
 
 def time_of(number: int) -> float:
-    """Return the time of a number, in seconds."""
     return (number >> SLOT_BITS) / 1000
 
 
 def sample_number(group: int, number: int) -> int:
-    """Return the number of a group's sample."""
     return group << SAMPLE_BITS | (MAX_SAMPLES - 1 - number)
 
 
 def number_in_group(sample: int) -> int:
-    """Return which sample of its group a number is of."""
     return MAX_SAMPLES - 1 - (sample & (MAX_SAMPLES - 1))

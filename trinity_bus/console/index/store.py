@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas import ExperienceGroup
@@ -29,8 +28,7 @@ from trinity_bus.console.index.group_rows import GroupRows, Texts, group_rows, l
 from trinity_bus.console.index.rows import Row, rows_of
 from trinity_bus.console.index.schema import LAYOUT, NUMBERED, REPLACED, SLOT_BITS, TABLES, first_number
 
-type Positions = Mapping[tuple[str, int], int]
-"""``(topic name, partition)`` to the offset to read next."""
+type Positions = Mapping[tuple[str, int], int]  # ``(topic name, partition)`` to the offset to read next
 
 _MINUTE_MS: Final = 60_000
 _SLOTS: Final = (1 << SLOT_BITS) - 1
@@ -39,10 +37,7 @@ _SLOTS: Final = (1 << SLOT_BITS) - 1
 class Store:
     """Writes the tables. A context manager; its methods may be called from any thread.
 
-    Args:
-        folder: Where it lies; made if it is not there.
-        texts: Makes text of tokens; or says in one line why nothing does.
-        search_tokens: How many tokens of a prompt or response text is searched in; 0: none.
+    ``texts`` makes text of tokens, or says in one line why nothing does; so many tokens of a text are searched.
 
     Raises:
         StoreBusyError: Another process writes it.
@@ -73,9 +68,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -90,7 +83,6 @@ class Store:
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
-        """How far the log is in the tables."""
         with self._one_at_a_time, explained(self.folder):
             return {(topic, part): next_ for topic, part, next_ in self._db.execute(
                 "SELECT topic, partition, next FROM offsets"
@@ -102,13 +94,11 @@ class Store:
         return all(log.get(topic, identity) == identity for topic, identity in known.items())
 
     def belong_to(self, log: Mapping[str, str]) -> None:
-        """Note which log it is of."""
         known: Mapping[str, str] = json.loads(self._meta("log") or "{}")
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('log', ?)", (json.dumps({**known, **log}),))
 
     def begin_anew(self) -> None:
-        """Forget everything."""
         with self._transaction() as db:
             made = db.execute(
                 "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL "
@@ -132,13 +122,8 @@ class Store:
     def take(self, records: Sequence[Received[Any]], positions: Positions, *, hold: bool = False) -> None:
         """Add records, of any topics and in any order, and how far the log is read with them.
 
-        Args:
-            records: May be none, to have what was held written.
-            positions: Behind them.
-            hold: More is to come at once: whatever is written next is written together with these.
-
-        Raises:
-            StoreError: They could not be written; then nothing of them is, nor of what was held.
+        With ``hold`` more comes at once, and all is written together; without records what was held is written. After a
+        StoreError nothing of them is written, nor of what was held.
         """
         found = [(one, one.record) for one in records if isinstance(one.record, ExperienceGroup)]
         logprobs = logprobs_of([group for _, group in found])
@@ -231,7 +216,7 @@ def _write(db: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
 
 
 class _Numbers:
-    """Numbers for rows by their time; what finds no slot in its millisecond gets one of the next that has some."""
+    # Numbers for rows by their time; what finds no slot in its millisecond gets one of the next that has some
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -248,7 +233,6 @@ class _Numbers:
             first += 1 << SLOT_BITS
 
     def _unused(self, table: str, first: int) -> int:
-        """Return the number behind those of a millisecond that rows have."""
         query = f"SELECT max(id) FROM {table} WHERE id BETWEEN ? AND ?"  # noqa: S608 - names of our own tables
         (last,) = self._db.execute(query, (first, first | _SLOTS)).fetchone()
         return first if last is None else int(last) + 1

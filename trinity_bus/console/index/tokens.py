@@ -18,17 +18,13 @@ from trinity_bus.rollout.tokenizer import load_tokenizer
 
 
 class ModelTexts:
-    """Text of a model's tokens, by its tokenizer.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """Text of a model's tokens, by its tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
+        # Tokens that stand for no text: what templates are made of
         self.special: frozenset[int] = frozenset(tokenizer.all_special_ids)
-        """Tokens that stand for no text: what templates are made of."""
+        # Finds the tools that the model calls in the text of a turn, as its template has it write them
         self.read = format_of(str(getattr(tokenizer, "chat_template", None) or ""))
-        """Finds the tools that the model calls in the text of a turn, as its template has it write them."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         is_byte_level = backend is not None and type(backend.decoder).__name__ == "ByteLevel"
         self._texts = byte_level_texts(backend.get_vocab()) if is_byte_level else _asking(tokenizer)
@@ -39,11 +35,7 @@ class ModelTexts:
 
 
 def load_texts(model_path: str | None) -> ModelTexts | str:
-    """Return what makes text of tokens; or why nothing does, in one line.
-
-    Args:
-        model_path: Folder of the model.
-    """
+    """Return what makes text of tokens; or why nothing does, in one line."""
     if model_path is None:
         return "samples have no text: set console.model_path to the model's folder, for its tokenizer"
     try:
@@ -60,7 +52,7 @@ def load_texts(model_path: str | None) -> ModelTexts | str:
 
 
 def _asking(tokenizer: Any) -> Texts:
-    """Return what asks the tokenizer. Some leave out what they do not know, others fail."""
+    # What asks the tokenizer. Some leave out what they do not know, others fail.
     words = len(tokenizer)
 
     def texts(tokens: Sequence[Tokens]) -> Sequence[str]:
@@ -72,11 +64,7 @@ def _asking(tokenizer: Any) -> Texts:
 
 
 def byte_level_texts(vocabulary: dict[str, int]) -> Texts:
-    """Return what makes text by a table.
-
-    Args:
-        vocabulary: Of a byte-level tokenizer: numbers by tokens, in which letters stand for bytes.
-    """
+    """Return what makes text by a table."""
     # Nothing at both ends, for numbers beyond.
     table = np.full(max(vocabulary.values(), default=0) + 3, b"", object)
     for token, number in vocabulary.items():
@@ -95,7 +83,7 @@ def byte_level_texts(vocabulary: dict[str, int]) -> Texts:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Return the byte that each letter stands for, as GPT-2's encoder has it: what can be seen for itself."""
+    # The byte that each letter stands for, as GPT-2's encoder has it: what can be seen for itself
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = count(0x100)
     return {chr(byte if byte in seen else next(others)): byte for byte in range(256)}

@@ -27,6 +27,7 @@ from trinity_bus.training.objectives.advantages.advantage import Advantage, Toke
 from trinity_bus.training.samples import compared
 from trinity_bus.training.stages import NAME as STAGE
 
+# What those advantages look at that compare the samples of one group
 _OF_TRAINER: Final = (
     "advantage",
     "advantage_std",
@@ -36,21 +37,15 @@ _OF_TRAINER: Final = (
     "overlong_buffer",
     "overlong_penalty",
 )
-"""What those advantages look at that compare the samples of one group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a trainer makes of the rewards of a group."""
-
-    name: str = ""
-    """Of ``trainer.advantage``; empty where it is not known."""
+    name: str = ""  # Of ``trainer.advantage``; empty where it is not known
+    # Of each sample, the mean over its trained tokens; None: it takes no part. Empty where they are not known.
     advantages: list[float | None] = field(default_factory=list)
-    """Of each sample, the mean over its trained tokens; None: it takes no part. Empty where they are not known."""
-    teaches_nothing: bool = False
-    """Whether the trainer passes over the group."""
-    unknown: str = ""
-    """Why advantages are not known, for people; empty where they are."""
+    teaches_nothing: bool = False  # Whether the trainer passes over the group
+    unknown: str = ""  # Why advantages are not known, for people; empty where they are
 
     def of(self, number: int) -> float | None:
         """Return the advantage of a sample of the whole group; None where there is none, or it is not known."""
@@ -58,15 +53,7 @@ class Comparison:
 
 
 def settings_of(step: StepName | None, told: Sequence[SettingsRow]) -> TrainerSettings:
-    """Return what says how the trainer of a step compares samples; all else is left as it is by default.
-
-    Args:
-        step: That was begun with the group; None: there is none yet, and the one trainer that there is counts.
-        told: What trainers have told of their settings.
-
-    Raises:
-        ConfigError: Nobody has told it, or it cannot be read.
-    """
+    """Return what says how a step's trainer compares samples. ConfigError: nobody has told it, or it cannot be read."""
     if step is None and len(told) != 1:
         who = f"{len(told)} trainers" if told else "no trainer"
         raise ConfigError(f"no step was begun with it, and {who} told what it does")
@@ -96,13 +83,7 @@ def _checked(values: dict[str, Any]) -> TrainerSettings:
 
 
 def compare(whole: WholeGroup, group: ExperienceGroup, told: Sequence[SettingsRow]) -> Comparison:
-    """Return what the first step that was begun with a group made of it, or its trainer would.
-
-    Args:
-        whole: What the index knows of the group.
-        group: The same from the log, all parts joined.
-        told: What trainers had told of their settings when the step began.
-    """
+    """Return what the first step that was begun with a group made of it, or its trainer would."""
     use = whole.uses[0] if whole.uses else None
     if whole.missing:
         return Comparison(unknown=f"{whole.missing} of its parts are not on the log")

@@ -11,8 +11,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-MAX_POINTS: Final = 160
-"""Of one line; neighbours are averaged where there are more."""
+MAX_POINTS: Final = 160  # Of one line; neighbours are averaged where there are more
 _WIDTH: Final = 480
 _HEIGHT: Final = 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 10, 22
@@ -24,34 +23,25 @@ type Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart."""
-
     name: str
-    points: Sequence[Point]
-    """Ascending by x; what is no finite number is passed over."""
+    points: Sequence[Point]  # Ascending by x; what is no finite number is passed over
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a histogram."""
-
     low: float
     high: float
     count: int
-    href: str
-    """Where a click leads."""
+    href: str  # Where a click leads
     chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a timeline."""
-
     label: str
     begin: float
     end: float
-    kind: str = ""
-    """A class of the style sheet."""
+    kind: str = ""  # A class of the style sheet
 
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
@@ -101,13 +91,7 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 
 def lines(title: str, series: Sequence[Line], x_name: str = "step") -> Markup:
-    """Return a chart of lines on one axis; an empty frame says that there is nothing yet.
-
-    Args:
-        title: What is shown.
-        series: The lines.
-        x_name: What stands on the horizontal axis.
-    """
+    """Return a chart of lines on one axis; an empty frame says that there is nothing yet."""
     drawn = [Line(one.name, thinned(one.points)) for one in series]
     points = [point for one in drawn for point in one.points]
     if not points:
@@ -182,12 +166,7 @@ def timeline(title: str, spans: Sequence[Span]) -> Markup:
 
 
 def marks(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]]) -> Markup:
-    """Return moments on an axis of time, a row for each of those to whom they happened.
-
-    Args:
-        title: What is shown.
-        rows: Name, and (seconds, what happened) of each moment; the newest of many are shown.
-    """
+    """Return moments on an axis of time, a row for each of those to whom they happened; of many the newest."""
     shown = [(name, moments[-MAX_POINTS:]) for name, moments in rows if moments]
     if not shown:
         return Markup("")
@@ -251,7 +230,6 @@ def _scale(low: float, high: float, first: float, last: float) -> _Scale:
 
 
 def _room(low: float, high: float) -> Point:
-    """Return the range of an axis: a little more than its values, and never nothing."""
     if low == high:
         margin = abs(low) * 0.1 or 1.0
         return low - margin, high + margin

@@ -1,10 +1,11 @@
-"""The first page: is it learning, and who waits for whom. Pure.
+"""The first page: is it learning, who waits for whom, and whether the run has ended. Pure.
 
 What happened, now and at any earlier moment, is told by the index; who is alive now, by the state of the mesh.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import Final, Literal
 
@@ -14,7 +15,6 @@ from schemas import RunnerState
 from schemas.errors import one_line
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow, VersionDetail
 from trinity_bus.console.web import charts
-from trinity_bus.console.web.ending import end_of, ending, few, heard, span
 from trinity_bus.view import MeshState, unserved_line
 
 type Level = Literal["bad", "warn"]
@@ -22,16 +22,13 @@ type Level = Literal["bad", "warn"]
 REWARD: Final = "rollout/reward/mean"
 SECONDS: Final = "seconds"
 TOKENS: Final = "tokens"
-MAX_TESTS: Final = 5
-"""Evaluations whose rewards are drawn beside that of training."""
+MAX_TESTS: Final = 5  # Evaluations whose rewards are drawn beside that of training
 _LAG_MANY: Final = 10_000
 _SYNC_ROWS: Final = 16
-_ROW_S: Final = 60.0
-"""Of an explorer's rows in the index: silence that is shorter cannot be told."""
-_LOST_S: Final = 600.0
-"""How long it is told that somebody is not heard any more: it may have left."""
-_SILENT_TEACHERS: Final = 0.8
-"""Share of groups that teach nothing from which on it is told."""
+_ROW_S: Final = 60.0  # Of an explorer's rows in the index: silence that is shorter cannot be told
+_LOST_S: Final = 600.0  # How long it is told that somebody is not heard any more: it may have left
+_SILENT_TEACHERS: Final = 0.8  # Share of groups that teach nothing from which on it is told
+# Charts of steps: title, and the metrics in it
 _METRICS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ("loss", (("loss", "loss"),)),
     ("entropy, nats", (("entropy", "entropy"),)),
@@ -39,7 +36,6 @@ _METRICS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ("gradient norm", (("grad_norm", "gradient norm"),)),
     ("staleness, versions", (("staleness_mean", "mean"), ("staleness_max", "most"))),
 )
-"""Charts of steps: title, and the metrics in it."""
 BY_STEP: Final = (REWARD, SECONDS, *(name for _, wanted in _METRICS for name, _ in wanted))
 BY_TIME: Final = (SECONDS, TOKENS)
 
@@ -51,44 +47,31 @@ def alive_then(fleet: Sequence[ExplorerRow], extent: Extent) -> list[ExplorerRow
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the index tells."""
-
     extent: Extent
-    by_step: Mapping[str, Sequence[Point]]
-    """Metrics, of evaluations too."""
+    by_step: Mapping[str, Sequence[Point]]  # Metrics, of evaluations too
     by_time: Mapping[str, Sequence[Point]]
-    steps: Sequence[StepRow]
-    """The newest ones, the newest first."""
-    versions: Sequence[VersionDetail]
-    """The newest ones, the oldest first."""
+    steps: Sequence[StepRow]  # The newest ones, the newest first
+    versions: Sequence[VersionDetail]  # The newest ones, the oldest first
     fleet: Sequence[ExplorerRow]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the newest step that was trained."""
-    trainers: Sequence[TrainerRow] = ()
-    """Who has steps."""
+    metrics: Mapping[str, float] = field(default_factory=dict)  # Of the newest step that was trained
+    trainers: Sequence[TrainerRow] = ()  # Who has steps
 
     def silent_s(self, row: ExplorerRow) -> float:
-        """Return how long an explorer had said nothing."""
         return max(0.0, (self.extent.last_at or row.heard_at) - row.heard_at)
 
     @property
     def alive(self) -> list[ExplorerRow]:
-        """Explorers that had spoken lately."""
         return alive_then(self.fleet, self.extent)
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that somebody should look at."""
-
     level: Level
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A headline figure of the overview."""
-
     name: str
     value: str
     href: str | None = None
@@ -96,8 +79,6 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """An explorer, as a line of the fleet's table."""
-
     name: str
     state: str
     pool: str
@@ -107,8 +88,7 @@ class FleetRow:
     tokens_per_s: float | None
     heard: str
     more: str = ""
-    runners: str = ""
-    """How many of them are at something, and how often one was replaced; empty: not known."""
+    runners: str = ""  # How many of them are at something, and how often one was replaced; empty: not known
 
     @property
     def load(self) -> float:
@@ -118,8 +98,6 @@ class FleetRow:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart with the names of its lines."""
-
     title: str
     markup: Markup
     names: list[str]
@@ -127,17 +105,13 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of the page."""
-
     figures: list[Figure]
-    ended: str
-    """That the run has ended, in a sentence; empty: it goes on, or nobody knows."""
+    ended: str  # That the run has ended, in a sentence; empty: it goes on, or nobody knows
     alerts: list[Alert]
     charts: list[Chart]
     syncs: Markup
     fleet: list[FleetRow]
-    waiting: str
-    """Who waits for whom, in a sentence; empty before two steps."""
+    waiting: str  # Who waits for whom, in a sentence; empty before two steps
     lag: Mapping[str, int]
 
 
@@ -149,15 +123,7 @@ def overview(
     is_record: bool = False,
     is_away: bool = False,
 ) -> Overview:
-    """Return the page.
-
-    Args:
-        past: What the index tells; None: there is no index.
-        state: Of the mesh now; None where an earlier moment is looked at.
-        lag: Records that the coordinator has still to read, by topic.
-        is_record: Whether the log of a run that has ended was opened again, so that nobody can come back.
-        is_away: Whether the broker is, so that nobody can be heard.
-    """
+    """``past`` is None without an index, ``state`` where an earlier moment is looked at."""
     trainers = () if past is None else past.trainers
     ended_at = None if state is None else end_of(state, trainers, is_record=is_record, is_away=is_away)
     fleet_then = [] if past is None else [_then(row, past) for row in past.fleet]
@@ -236,11 +202,7 @@ def _of_now(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
 
 
 def waiting(steps: Sequence[StepRow]) -> str:
-    """Say who waits for whom, by the newest steps: how much of the time between two of them the trainer works.
-
-    Args:
-        steps: The newest first. Those that are made of examples alone wait for nobody.
-    """
+    """Say who waits for whom, by the newest steps: how much of the time between two of them the trainer works."""
     done = [
         (step.trained_at, step.seconds or 0.0) for step in steps[:10] if step.trained_at is not None and step.groups
     ]
@@ -255,7 +217,6 @@ def waiting(steps: Sequence[StepRow]) -> str:
 
 
 def _alerts_then(past: Past) -> list[Alert]:
-    """Return what was wrong at an earlier moment, as far as the index tells."""
     gone = [row.explorer for row in past.fleet if _ROW_S < past.silent_s(row) <= _LOST_S]
     found = [Alert("warn", f"not heard for over a minute, gone or lost: {few(gone)}")] if gone else []
     done = [step.step for step in past.steps if step.trained_at is not None]
@@ -314,7 +275,7 @@ def _figures(past: Past | None, state: MeshState | None, ended_at: float | None)
 
 
 def _tests(past: Past) -> dict[str, Sequence[Point]]:
-    """Return the rewards on tasks that nobody trains on, by the names of the metrics."""
+    # The rewards on tasks that nobody trains on, by the names of the metrics
     found = {name: points for name, points in past.by_step.items() if name.startswith("eval/") and points}
     return dict(islice(found.items(), MAX_TESTS))
 
@@ -349,12 +310,11 @@ def _series(name: str, points: Sequence[Point]) -> charts.Line:
 
 
 def _between(points: Sequence[Point]) -> list[float]:
-    """Return the seconds from one step to the next, of points by time."""
     return [(point.x - before.x) / point.count for before, point in pairwise(points)]
 
 
 def _since(points: Sequence[Point], values: Sequence[float], whole: Sequence[Point] = ()) -> list[charts.Point]:
-    """Return values over minutes since the first point of the whole."""
+    # Values over minutes since the first point of the whole
     first = (whole or points)[0].x if points else 0.0
     return [((point.x - first) / 60, value) for point, value in zip(points, values, strict=True)]
 
@@ -370,3 +330,54 @@ def _syncs(versions: Sequence[VersionDetail]) -> Markup:
             told = f"took version {one.row.version}: {how}" if sync.ok else f"did not take version {one.row.version}"
             taken.setdefault(sync.explorer, []).append((sync.at, told))
     return charts.marks("versions, and who took them", [("published", published), *sorted(taken.items())[:_SYNC_ROWS]])
+
+
+_STEP_S: Final = 600.0  # So long a step may take of which nobody else tells
+
+
+def end_of(state: MeshState, trainers: Sequence[TrainerRow], *, is_record: bool, is_away: bool) -> float | None:
+    """Return when a run has ended; None: it goes on, or nobody can know, as where the broker ``is_away``."""
+    at = state.ended_at
+    if at is None or is_record:
+        return at
+    return None if is_away or _trains_on(trainers, state, at) else at
+
+
+def _trains_on(trainers: Sequence[TrainerRow], state: MeshState, ended_at: float) -> bool:
+    # Whether somebody is at steps who tells of nothing else: a stage of examples, a shadow, a replay
+    return any(
+        state.now - one.last_at <= _STEP_S
+        and (one.follows is not None or state.trainer is None or one.last_at > ended_at + state.alive_s)
+        for one in trainers
+    )
+
+
+def ending(state: MeshState, at: float, *, is_record: bool) -> str:
+    unsaid = sorted(one.name for one in state.explorers.values() if one.state != "left")
+    cut_off = f" {few(unsaid)} did not say so: a crash, or a broker that is gone." * bool(unsaid)
+    others = [] if state.coordinator is None else [(state.coordinator.coordinator, state.coordinator_at)]
+    others += [] if state.trainer is None else [(state.trainer.trainer, state.trainer_at)]
+    when = ", ".join(f"{name} {heard(one, state.now, at)}" for name, one in others)
+    cut_off += f" Coordinators and trainers never say that they leave; heard last: {when}." * bool(when)
+    if is_record:
+        return f"This is a record of a run: its log, opened again. The last word in it is of {_moment(at)}.{cut_off}"
+    return f"The run has ended: nobody has spoken since {_moment(at)}, {span(state.now - at)} ago.{cut_off}"
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" * (len(names) > 8))
+
+
+def heard(at: float, now: float, ended_at: float | None) -> str:
+    """Say when somebody was heard: before the end, where there is one."""
+    if ended_at is not None:
+        return "at the end" if ended_at - at < 1 else f"{span(ended_at - at)} before the end"
+    return f"{max(0.0, now - at):.1f} s ago"
+
+
+def span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

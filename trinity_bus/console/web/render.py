@@ -18,14 +18,12 @@ from markupsafe import Markup, escape
 from trinity_bus.console.web import charts, text
 from trinity_bus.console.web.who import Visitor
 
-STATIC: Final = Path(__file__).parent / "static"
-"""What pages load beside their HTML."""
+STATIC: Final = Path(__file__).parent / "static"  # What pages load beside their HTML
 
-MAX_QUERY: Final = 2000
-"""Characters of a link's question: one that is longer is not answered."""
-_MAX_BACK: Final = 20
-"""Pages of a list that a link leads back through."""
+MAX_QUERY: Final = 2000  # Characters of a link's question: one that is longer is not answered
+_MAX_BACK: Final = 20  # Pages of a list that a link leads back through
 _TEMPLATES: Final = Path(__file__).parent / "templates"
+# Path, title, and the key that leads there after a ``g``
 MENU: Final = (
     ("/", "Overview", "o"),
     ("/batches", "Batches", "b"),
@@ -36,34 +34,23 @@ MENU: Final = (
     ("/dead-letters", "Dead letters", "d"),
     ("/configuration", "Configuration", "f"),
 )
-"""Path, title, and the key that leads there after a ``g``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What is around a page."""
-
     namespace: str
     visitor: Visitor
     path: str
-    query: Mapping[str, str]
-    """What the link asks, but for the moment."""
-    pairs: Sequence[tuple[str, str]] = ()
-    """The same, with what is asked more than once."""
-    until: float | None = None
-    """The moment that is looked at; None: now."""
-    begin: float | None = None
-    """The oldest moment that can be; None: not known."""
+    query: Mapping[str, str]  # What the link asks, but for the moment
+    pairs: Sequence[tuple[str, str]] = ()  # The same, with what is asked more than once
+    until: float | None = None  # The moment that is looked at; None: now
+    begin: float | None = None  # The oldest moment that can be; None: not known
     now: float = 0.0
-    theme: str = ""
-    """``light`` or ``dark``; empty: as the system has it."""
-    trouble: str = ""
-    """Why what is shown may be old."""
-    is_record: bool = False
-    """Whether the log is that of a run that has ended."""
+    theme: str = ""  # ``light`` or ``dark``; empty: as the system has it
+    trouble: str = ""  # Why what is shown may be old
+    is_record: bool = False  # Whether the log is that of a run that has ended
     can_log_out: bool = False
-    part: bool = False
-    """Whether only what is inside is asked for."""
+    part: bool = False  # Whether only what is inside is asked for
 
     def url(self, path: str, **query: object) -> str:
         """Return a link that keeps the moment. What is None or empty is left out."""
@@ -73,11 +60,9 @@ class Frame:
 
     @property
     def now_link(self) -> str:
-        """The same page as it is now."""
         return f"{self.path}?{urlencode(self.pairs)}" if self.pairs else self.path
 
     def here(self, **query: object) -> str:
-        """Return a link to this page with some of its query changed."""
         return self.url(self.path, **{**self.query, **query})
 
     def older(self, after: str) -> str:
@@ -92,8 +77,6 @@ class Frame:
 
 
 class Pages:
-    """Renders templates."""
-
     def __init__(self) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(_TEMPLATES),
@@ -103,26 +86,18 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            hostile=text.hostile,
-            line=text.line,
-            figure=charts.figure,
-            moment=moment,
-            span=span,
-            doc=doc,
+            hostile=text.hostile, line=text.line, figure=charts.figure, moment=moment, span=span, doc=doc
         )
         self._environment.globals["menu"] = MENU
 
     def render(self, template: str, frame: Frame, **values: Any) -> str:
-        """Return a page, or what is inside it."""
         layout = "part.html" if frame.part else "page.html"
         return self._environment.get_template(template).render(frame=frame, layout=layout, url=frame.url, **values)
 
     def piece(self, template: str, **values: Any) -> str:
-        """Return a piece that stands on several pages."""
         return self._environment.get_template(template).render(**values)
 
     def login(self, theme: str, *, wrong: bool) -> str:
-        """Return the page that asks for a token."""
         return self._environment.get_template("login.html").render(theme=theme, wrong=wrong)
 
 
@@ -160,11 +135,7 @@ def span(seconds: float | None) -> str:
 
 
 def parsed_moment(text: str | None) -> float | None:
-    """Return the moment that a link names; None for now.
-
-    Raises:
-        ValueError: It is no time.
-    """
+    """Return the moment that a link names; None for now. Raises ValueError: it is no time."""
     if not text:
         return None
     seconds = float(text)

@@ -15,30 +15,24 @@ from trinity_bus.console.web.advantage import Comparison
 from trinity_bus.console.web.charts import Span
 from trinity_bus.console.web.turns import TurnView, turns
 
-MAX_SPANS: Final = 60
-"""Of one timeline."""
-_METRICS: Final = 8
-"""Of one run, beside the others."""
+MAX_SPANS: Final = 60  # Of one timeline
+_METRICS: Final = 8  # Of one run, beside the others
 _MORE_METRICS: Final = 100
+# Of events of an attempt, in the tree; of others 1
 _DEPTHS: Final = {"sent": 0, "dispatched": 1, "finished": 2, "cancelled": 2, "experience": 2, "begun": 3}
-"""Of events of an attempt, in the tree; of others 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One sample of a group, beside the others."""
-
     place: SamplePlace
     run_id: int
-    part: int
-    """Of samples that are one run: which, from 1; 0 where there is but one."""
+    part: int  # Of samples that are one run: which, from 1; 0 where there is but one
     reward: float | None
     advantage: float | None
     response_tokens: int
     logprob: float | None
     finish_reason: str
-    metrics: list[tuple[str, float]]
-    """The first ones."""
+    metrics: list[tuple[str, float]]  # The first ones
     more_metrics: list[tuple[str, float]]
     turns: list[TurnView]
 
@@ -49,8 +43,7 @@ class TreeRow:
 
     depth: int
     event: TaskEvent
-    group: GroupRow | None = None
-    """That an attempt has yielded here."""
+    group: GroupRow | None = None  # That an attempt has yielded here
 
 
 def group_runs(
@@ -62,16 +55,7 @@ def group_runs(
     most: int,
     read: Format | None = None,
 ) -> tuple[str, list[RunView]]:
-    """Return the prompt of a group's first sample, and its runs.
-
-    Args:
-        group: From the log, all its parts joined.
-        places: Of its samples.
-        comparison: What a trainer makes of their rewards.
-        texts: Makes text of tokens; absent: ids are shown.
-        most: Runs that are returned.
-        read: Finds calls of tools in the model's text.
-    """
+    """Return the prompt of a group's first sample, and its runs."""
     samples = list(group.samples())
     ids = group.run_ids.tolist()
     prompt = samples[0].tokens[: samples[0].prompt_length].tolist()
@@ -114,7 +98,6 @@ def mean_of_runs(group: ExperienceGroup) -> tuple[int, float | None, float | Non
 
 
 def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dict[str, Any]:
-    """Return all that is known of a sample, as plain values."""
     sample = list(group.samples())[number]
     prompt, response = sample.tokens[: sample.prompt_length].tolist(), sample.tokens[sample.prompt_length :].tolist()
     said = [None, None] if texts is None else texts([prompt, response])
@@ -144,7 +127,7 @@ def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dic
 
 
 def _numbers(values: list[float]) -> list[float | None]:
-    """Return numbers as JSON has them."""
+    # Numbers as JSON has them
     return [value if math.isfinite(value) else None for value in values]
 
 
@@ -163,7 +146,6 @@ def way_of_drawing(sampling: SampledWith | None) -> str:
 
 
 def task_spans(task: TaskTimeline) -> list[Span]:
-    """Return a task's way as stretches of time: waiting, each attempt, and what came of it."""
     return list(_spans(task.events[:MAX_SPANS]))
 
 
@@ -223,7 +205,6 @@ def task_tree(task: TaskTimeline) -> list[TreeRow]:
 
 
 def turns_of(sample: Sample, texts: Texts | None, read: Format | None = None) -> list[TurnView]:
-    """Return what a sample's response says, turn by turn."""
     rewards = [] if sample.turn_rewards is None else _numbers(sample.turn_rewards.tolist())
     return turns(
         sample.tokens[sample.prompt_length :].tolist(),

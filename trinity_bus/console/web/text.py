@@ -14,14 +14,10 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-SHOWN_CHARS: Final = 20_000
-"""Of one text on a page; a click shows more of it."""
-_MOST_MARKS: Final = 1000
-"""In one text: each takes as much of a page as seventy characters."""
-_LINE_CHARS: Final = 300
-"""Of a text in a table."""
-_MAX_COMBINING: Final = 3
-"""Marks upon one letter; more of them draw over the lines around it."""
+SHOWN_CHARS: Final = 20_000  # Of one text on a page; a click shows more of it
+_MOST_MARKS: Final = 1000  # In one text: each takes as much of a page as seventy characters
+_LINE_CHARS: Final = 300  # Of a text in a table
+_MAX_COMBINING: Final = 3  # Marks upon one letter; more of them draw over the lines around it
 _CONTROL_PICTURES: Final = 0x2400
 
 # All that is not printable but line feed and tab, found at the speed of the regular expression; each is looked at then.
@@ -29,12 +25,7 @@ _SUSPECT: Final = re.compile(r"[^\t\n\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\
 
 
 def hostile(text: str, most: int = SHOWN_CHARS) -> Markup:
-    """Return text as markup that shows it, and does nothing else.
-
-    Args:
-        text: Anything; half a character too.
-        most: Characters that are shown.
-    """
+    """Return text as markup that shows it, and does nothing else."""
     shown, left = text[:most], len(text) - most
     parts: list[str] = []
     begin = combining = marks = 0
@@ -63,7 +54,6 @@ def line(text: str, most: int = _LINE_CHARS) -> Markup:
 
 
 def _mark(character: str, combining: int) -> str | None:
-    """Return the markup that stands for a character; None where it may stand for itself."""
     if (character.isprintable() and combining <= _MAX_COMBINING) or character == "\u3000":
         return None
     code = ord(character)

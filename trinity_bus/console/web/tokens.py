@@ -16,8 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE_TOKENS: Final = 4_000
-"""Tokens on one page."""
+PAGE_TOKENS: Final = 4_000  # Tokens on one page
 _SHADES: Final = tuple(math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
 _ENTROPIES: Final = (0.01, 0.1, 0.3, 0.7, 1.5, 2.5, 4.0)
 _GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -25,31 +24,20 @@ _GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One token of a sample."""
-
-    place: int
-    """In the sample, from 0."""
+    place: int  # In the sample, from 0
     token_id: int
-    text: str
-    """Empty where there is no tokenizer."""
+    text: str  # Empty where there is no tokenizer
     is_prompt: bool
     logprob: float | None = None
-    counts: bool = False
-    """Whether it is trained on."""
-    version: int | None = None
-    """That drew it."""
-    gap: float | None = None
-    """Log-probability under another policy less under the one that drew it."""
-    other: str = ""
-    """Which other."""
-    turn: int | None = None
-    """The turn that begins here."""
-    entropy: float | None = None
-    """Of the distribution that it is from, in nats, by the trainer."""
+    counts: bool = False  # Whether it is trained on
+    version: int | None = None  # That drew it
+    gap: float | None = None  # Log-probability under another policy less under the one that drew it
+    other: str = ""  # Which other
+    turn: int | None = None  # The turn that begins here
+    entropy: float | None = None  # Of the distribution that it is from, in nats, by the trainer
 
     @property
     def classes(self) -> str:
-        """Return classes of the style sheet."""
         if self.is_prompt:
             return "t prompt"
         parts = ["t", f"lp{shade(self.logprob)}" if self.logprob is not None else "", "" if self.counts else "off"]
@@ -65,7 +53,6 @@ class TokenView:
 
     @property
     def told(self) -> str:
-        """Return all that is known of it, on one line."""
         parts = [f"token {self.place}, id {self.token_id}"]
         if self.is_prompt:
             parts.append("prompt")
@@ -126,21 +113,11 @@ def token_views(
     first: int = 0,
     most: int = PAGE_TOKENS,
 ) -> list[TokenView]:
-    """Return the tokens of one page.
+    """Return the tokens of one page: ``most`` from ``first`` on.
 
-    Args:
-        tokens: Of the whole sample, prompt first.
-        prompt_length: How many of them are prompt.
-        logprobs: Of each response token.
-        mask: Of each response token, whether it is trained on.
-        versions: (first response token, version), ascending.
-        turn_starts: The first response token of each turn.
-        others: Log-probabilities of response tokens under another policy.
-        other: What that is called.
-        entropies: Of the distribution at each response token, in nats.
-        texts: Of the tokens of the page, each by itself.
-        first: The first token of the page.
-        most: Tokens of the page.
+    ``tokens`` are the whole sample's, prompt first; ``texts`` those of the page; the others have a value for each
+    response token, but for ``versions`` ((first response token, version), ascending) and ``turn_starts``. Entropies
+    are in nats.
     """
     turns = {start: number for number, start in enumerate(turn_starts)}
     views = []

@@ -13,45 +13,34 @@ from typing import Final
 from trinity_bus.chat.formats import Format, Read
 from trinity_bus.console.index.group_rows import Texts
 
-MAX_TURNS: Final = 200
-"""On one page, of one sample; the rest is one piece."""
+MAX_TURNS: Final = 200  # On one page, of one sample; the rest is one piece
 
 
-MAX_PIECES: Final = 400
-"""Of one prompt; the rest is one piece."""
+MAX_PIECES: Final = 400  # Of one prompt; the rest is one piece
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """A piece of a prompt, as the model has read it."""
-
     text: str
-    special: bool
-    """Whether these are tokens that no text makes: the template's."""
+    special: bool  # Whether these are tokens that no text makes: the template's
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool that the model wants called."""
-
     name: str
-    arguments: str
-    """As JSON."""
+    arguments: str  # As JSON
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
     """A piece of a response that one side has said."""
 
+    # ``model``, or ``told`` to it: by a user, by the template, or as the result of the tools that it has called
     who: str
-    """``model``, or ``told`` to it: by a user, by the template, or as the result of the tools that it has called."""
     text: str
-    reward: float | None = None
-    """That the workflow gave for this turn alone."""
-    calls: Sequence[ToolUse] = ()
-    """Of tools, that the model has written here."""
-    flaws: Sequence[str] = ()
-    """Why what looks like a call is none."""
+    reward: float | None = None  # That the workflow gave for this turn alone
+    calls: Sequence[ToolUse] = ()  # Of tools, that the model has written here
+    flaws: Sequence[str] = ()  # Why what looks like a call is none
 
 
 def turns(
@@ -63,16 +52,7 @@ def turns(
     turn_rewards: Sequence[float | None] = (),
     read: Format | None = None,
 ) -> list[TurnView]:
-    """Return a response as turns.
-
-    Args:
-        response: Token ids.
-        mask: Of each, whether the model has said it.
-        texts: Makes text of them; absent: ids are shown.
-        turn_starts: The first token of each turn of the model.
-        turn_rewards: One for each of these.
-        read: Finds calls of tools in the model's text; absent: they are text.
-    """
+    """Return a response as turns. Without ``texts`` ids are shown; without ``read`` calls of tools are text."""
     starts = set(turn_starts)
     bounds = [i for i in range(1, len(response)) if mask[i] != mask[i - 1] or i in starts]
     bounds = [0, *bounds[: MAX_TURNS - 1], len(response)]
@@ -94,13 +74,7 @@ def turns(
 
 
 def prompt_pieces(prompt: Sequence[int], texts: Texts | None, special: Collection[int]) -> list[PromptPiece]:
-    """Return a prompt as it was read: what the template has put there told from the rest.
-
-    Args:
-        prompt: Token ids.
-        texts: Makes text of them; absent: ids are shown.
-        special: Ids of special tokens.
-    """
+    """Return a prompt as it was read: what the template has put there told from the rest."""
     parts = [(marked, list(part)) for marked, part in islice(groupby(prompt, special.__contains__), MAX_PIECES)]
     if rest := list(prompt[sum(len(part) for _, part in parts) :]):
         parts.append((False, rest))

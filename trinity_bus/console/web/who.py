@@ -23,33 +23,24 @@ from trinity_bus.runtime.secrecy import same_secret
 
 type Role = Literal["viewer", "operator"]
 
-SESSION_S: Final = 12 * 3600.0
-"""How long a login holds."""
+SESSION_S: Final = 12 * 3600.0  # How long a login holds
 _NAME: Final = re.compile(r"[A-Za-z0-9@._+ -]{1,100}")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who may look."""
-
     name: str
     role: Role
-    proof: str
-    """Stands in each form of theirs."""
+    proof: str  # Stands in each form of theirs
 
     @property
     def may_act(self) -> bool:
-        """Whether they may change something."""
         return self.role == "operator"
 
 
 class Logins:
-    """Cookies and proofs of one process.
-
-    Args:
-        key: 32 random bytes; absent: some of its own.
-    """
+    """Cookies and proofs of one process."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = secrets.token_bytes(32) if key is None else key

@@ -1,4 +1,7 @@
-"""One inference server over HTTP: requests with limits, and what its refusals mean.
+"""One inference server over HTTP: requests with limits, its answers as token ids and log-probabilities, its refusals.
+
+A choice has ``token_ids`` where ``return_token_ids`` was asked for, and ``logprobs.token_logprobs``, a number for each.
+An answer that lacks one of them is a ``GenerationError``: text is never made into token ids again.
 
 =============================  ====================================================================================
 what it answers                what is raised
@@ -10,16 +13,129 @@ compressed                     ``GenerationError``: it cannot be read, as what i
 =============================  ====================================================================================
 """
 
-from collections.abc import AsyncGenerator, Mapping
+import math
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import aiohttp
 import msgspec
 
+from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus import awake
+from trinity_bus.inference.completion import Completion, EngineDelta
+from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
-from trinity_bus.inference.server.answers import UNREADABLE
+
+type _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class Logprobs(msgspec.Struct):
+    """Log-probabilities of the tokens of a choice, or with ``echo`` of its prompt's too."""
+
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class AnsweredChoice(msgspec.Struct):
+    """A response, or what is new of it."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    token_ids: list[_Token] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class ServerAnswer(msgspec.Struct):
+    choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_REPEAT_TIMES)] = []  # no request asks for more
+
+
+TOP: Final = 5  # Likeliest tokens that the first request asks for: as many as OpenAI's completions tell
+# what reading an answer raises where it is none
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_ANSWERS: Final = msgspec.json.Decoder(ServerAnswer)
+
+
+def read_answer(body: bytes) -> ServerAnswer:
+    try:
+        return _ANSWERS.decode(body)
+    except UNREADABLE as error:
+        raise GenerationError(f"the server's answer cannot be read: {error}") from error
+
+
+def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> Completion:
+    token_ids, logprobs = _drawn(choice)
+    if choice.finish_reason not in {"stop", "length"}:
+        raise GenerationError(f"a response ended after {len(token_ids)} tokens with {choice.finish_reason!r}")
+    return Completion(token_ids, logprobs, choice.finish_reason, versions)
+
+
+def delta_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineDelta:
+    if choice.finish_reason not in {None, "stop", "length"}:
+        raise GenerationError(f"a response ended with {choice.finish_reason!r}")
+    ended = choice.finish_reason is not None
+    if ended and not choice.token_ids:
+        # The last event may tell the reason alone.
+        return EngineDelta(choice.index, [], [], choice.finish_reason, versions)
+    token_ids, logprobs = _drawn(choice)
+    return EngineDelta(choice.index, token_ids, logprobs, choice.finish_reason, versions if ended else [])
+
+
+def scores_of(answer: ServerAnswer, tokens: int, start: int) -> list[float]:
+    """Return the log-probability of each of a prompt's tokens from ``start`` on, from an answer that echoes it."""
+    said = answer.choices[0].logprobs if answer.choices else None
+    found = [] if said is None else said.token_logprobs[start:tokens]
+    scores = [logprob for logprob in found if logprob is not None]
+    if len(scores) != tokens - start:
+        raise GenerationError(f"the server gave {len(scores)} log-probabilities of {tokens - start} tokens of a prompt")
+    return scores
+
+
+def spread(answer: ServerAnswer) -> float:
+    """Return by how much the log-probabilities of the likeliest first tokens differ; 0 where none are told."""
+    said = answer.choices[0].logprobs if answer.choices else None
+    if said is None or not said.top_logprobs or not said.top_logprobs[0]:
+        return 0.0
+    # The one that was drawn is told besides, and is the last unless it is among them.
+    likeliest = sorted(said.top_logprobs[0].values(), reverse=True)[:TOP]
+    return likeliest[0] - likeliest[-1]
+
+
+def load_of(text: str, metrics: Sequence[str], version: int) -> EngineLoad | None:
+    """Return the load that a server's ``metrics`` tell, in Prometheus' text form; None where one is missing.
+
+    They are named in the order of ``EngineLoad``.
+    """
+    found = dict.fromkeys(metrics, -1.0)
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in found:
+            found[name] = max(found[name], 0.0) + _number(line.rpartition(" ")[2])
+    if not metrics or min(found.values()) < 0:
+        return None
+    usage, running, waiting, preempted = found.values()
+    return EngineLoad(usage, int(running), int(waiting), int(preempted), version)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise GenerationError(f"a metric has the value {text[:100]!r}")
+    return value
+
+
+def _drawn(choice: AnsweredChoice) -> tuple[list[int], list[float]]:
+    if choice.token_ids is None:
+        raise GenerationError("the server gave text and no token ids, though return_token_ids was asked for")
+    found: Iterable[float | None] = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+    logprobs = [logprob for logprob in found if logprob is not None]
+    if len(logprobs) != len(choice.token_ids):
+        raise GenerationError(f"the server gave {len(logprobs)} logprobs for {len(choice.token_ids)} drawn tokens")
+    return list(choice.token_ids), logprobs
+
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -28,12 +144,7 @@ _DATA: Final = b"data: "
 
 
 class ServerClient:
-    """Asks one server. It is opened within a running loop.
-
-    Args:
-        url: ``http://host:port``, without ``/v1``.
-        key: What it is shown; empty for nothing.
-    """
+    """Asks one server at ``http://host:port``, without ``/v1``. It is opened within a running loop."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
@@ -42,7 +153,6 @@ class ServerClient:
         self._http: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Make it usable."""
         self._http = aiohttp.ClientSession(
             # vLLM's server closes what is idle for 5 s; a POST on such a connection is lost.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
@@ -63,8 +173,7 @@ class ServerClient:
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float | None = None) -> bytes:
         """Return an answer: to a ``POST`` where there is a body, to a ``GET`` where there is none.
 
-        Raises:
-            RequestRefusedError, GenerationError: See the module; it is one too where ``limit_s`` has passed.
+        Raises: see the module.
         """
         try:
             async with awake.timeout(limit_s), self._answer(path, body) as response:
@@ -73,11 +182,6 @@ class ServerClient:
             raise GenerationError(f"{self.url}{path} gave no answer within {limit_s:g} s") from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the data of each event of a streamed answer.
-
-        Raises:
-            RequestRefusedError, GenerationError: See the module.
-        """
         async with self._answer(path, body) as response:
             try:
                 async for line in response.content:
@@ -112,11 +216,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_json[T](body: bytes, kind: type[T]) -> T:
-    """Read an answer that is no response.
-
-    Raises:
-        GenerationError: It is another one.
-    """
+    """Read an answer that is no response."""
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:

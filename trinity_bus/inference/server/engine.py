@@ -8,6 +8,7 @@
 
     sync_weights:  the checkpoint is read and its digest compared, beside generation
                    --> requests under way end, new ones wait --> the server takes the folder's weights --> they go on
+                            '--too late, cancelled--> new ones begin, with the weights as they were
 
 No response is of two versions: servers do not tell which of its tokens was drawn by which. The checkpoint's folder is
 read by this process and by the server, and held until both have. The server knows its weights by a label of this
@@ -20,8 +21,8 @@ server serves what it served before; one that it fails to load leaves nothing th
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +31,9 @@ import msgspec
 from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
+from trinity_bus import awake
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta
+from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -41,24 +43,65 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.sampling import sampling_arguments
-from trinity_bus.inference.server.answers import completion_of, delta_of, load_of, read_answer, scores_of
-from trinity_bus.inference.server.client import ServerClient, read_json
-from trinity_bus.inference.server.gate import DrainGate
+from trinity_bus.inference.server.client import (
+    ServerClient,
+    completion_of,
+    delta_of,
+    load_of,
+    read_answer,
+    read_json,
+    scores_of,
+)
 from trinity_bus.inference.server.start import Served, examine
 from trinity_bus.inference.tracing import request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, source_of, to_its_end
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.weights.checkpoint.proving import prove
-from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights.checkpoint import CheckpointTransport, prove
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.transport import Source
 
-_HEALTH_S: Final = 1.0
-"""How often it is looked after."""
+
+class DrainGate:
+    """Counts requests under way, and holds back new ones while it is shut. One shuts it at a time."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Wait until it is open; it is not shut within."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._running += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def shut(self, limit_s: float) -> AsyncIterator[None]:
+        """Wait until no request is under way; none begins within. TimeoutError: some still are after ``limit_s``."""
+        self._open.clear()
+        try:
+            async with awake.timeout(limit_s):
+                await self._empty.wait()
+            yield
+        finally:
+            self._open.set()
+
+
+_HEALTH_S: Final = 1.0  # how often it is looked after
 _HEALTH_LIMIT_S: Final = 30.0
 _PATH: Final = "/v1/completions"
+# what ``sampling_arguments`` says to an engine in this process alone
 _OURS: Final = frozenset(["logprobs", "flat_logprobs", "detokenize"])
-"""What ``sampling_arguments`` says to an engine in this process alone."""
 _FILTERS: Final = ("top_p", "top_k", "min_p")
 
 
@@ -81,7 +124,6 @@ class ServerEngine:
     """An inference server as an explorer's engine.
 
     Args:
-        settings: The explorer's; ``engine_url`` is set.
         sync_timeout_s: Limit of each wait within a change of weights.
         first_version: Of the weights that it was started with; -1: none that is known.
     """
@@ -103,15 +145,10 @@ class ServerEngine:
         self._dead: EngineDeadError | None = None
         self._load: EngineLoad | None = None
         self.tokens_generated = 0
-        """Tokens drawn since the start, as they are told."""
 
     @property
     def bounds(self) -> Bounds:
-        """What its model can be trained on, by the configuration of ``explorer.model_path``.
-
-        Raises:
-            EngineError: It is not started.
-        """
+        """What its model can be trained on, by the configuration of ``explorer.model_path``."""
         if self._bounds is None:
             raise EngineError("the engine is not started")
         return self._bounds
@@ -127,12 +164,7 @@ class ServerEngine:
         return self._load
 
     async def start(self) -> None:
-        """Examine the server, and the configuration of the model that it is to serve.
-
-        Raises:
-            ConfigError: There is no model path.
-            EngineStartError: It cannot be an engine.
-        """
+        """Examine the server, and the configuration of the model that it is to serve; ConfigError, EngineStartError."""
         settings = self._settings
         path = required(settings.model_path, "mesh.model_path", "to know the server's model and its tokenizer")
         self._bounds = _bounds_of(path)
@@ -160,13 +192,10 @@ class ServerEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[EngineCompletion]:
+    ) -> list[Completion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
 
-        Raises:
-            RequestRefusedError: The server does not take it, or cannot say how likely its tokens would be.
-            GenerationError: A response was begun and not finished.
-            EngineDeadError: The server is gone.
+        RequestRefusedError, too, where the server cannot say how likely its tokens would be.
         """
         arguments = self._arguments(sampling, n)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
@@ -188,7 +217,6 @@ class ServerEngine:
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; raises as ``generate``."""
         arguments = self._arguments(sampling, n)
         unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent):
@@ -210,7 +238,6 @@ class ServerEngine:
                 raise GenerationError(f"asked for {n} responses, {len(unfinished)} were not finished")
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """Return how likely each token of a sequence is from ``start`` on; see ``InferenceEngine.score``."""
         if not 1 <= start < len(token_ids):
             raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
         arguments = {"n": 1, "max_tokens": 1, "temperature": 1.0}
@@ -224,12 +251,6 @@ class ServerEngine:
         """Nothing: a server reads versions from checkpoints, and passes none on."""
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Have the server take over a version from its checkpoint; see the module.
-
-        Raises:
-            WeightTransferError: It did not come to it; the server serves what it served before.
-            EngineDeadError: The server is gone, or half way between two versions.
-        """
         if announced.method != "checkpoint":
             raise WeightTransferError(
                 f"version {announced.version} comes by {announced.method}; a server takes versions from checkpoints: "
@@ -290,7 +311,7 @@ class ServerEngine:
         }
 
     async def _take(self, source: Source) -> float:
-        """Have the server take a folder's weights while nothing is drawn; the seconds of that."""
+        # While nothing is drawn; returns the seconds of that.
         kind = self._found.kind
         try:
             async with self._gate.shut(self._sync_timeout_s):
@@ -311,7 +332,6 @@ class ServerEngine:
         return time.perf_counter() - stopped_at
 
     async def _measure(self) -> EngineLoad | None:
-        """Return what the server's metrics tell of its load; None where it has none of those."""
         try:
             text = await self._client.ask("/metrics", limit_s=_HEALTH_LIMIT_S)
         except RequestRefusedError:
@@ -319,7 +339,7 @@ class ServerEngine:
         return load_of(text.decode(errors="replace"), self._found.kind.metrics, self._version)
 
     async def _look_after(self) -> None:
-        """Raise what shows that the server is not there any more, or not with the weights that it was given."""
+        # Raises what shows that the server is not there any more, or not with the weights that it was given.
         await self._client.ask("/health", limit_s=_HEALTH_LIMIT_S)
         self._load = await self._measure()
         path = self._found.kind.label_path
@@ -332,7 +352,7 @@ class ServerEngine:
 
 
 async def _proved(transport: CheckpointTransport, source: Source) -> int:
-    """Compare a checkpoint with what was announced, in a thread; its bytes. Cancelled, it waits for the thread."""
+    # In a thread. Cancelled, it waits for the thread.
     cancelled = threading.Event()
     proving = asyncio.ensure_future(asyncio.to_thread(prove, transport, source, cancelled))
     try:
@@ -345,11 +365,7 @@ async def _proved(transport: CheckpointTransport, source: Source) -> int:
 
 
 def _check(done: bytes, path: str) -> None:
-    """Look at what a route of the weights answered: SGLang says within a 200 that it failed.
-
-    Raises:
-        GenerationError: It did.
-    """
+    # SGLang says within a 200 that it failed.
     told = read_json(done, _Told)
     if not told.success:
         raise GenerationError(f"{path}: {told.message}")

@@ -2,15 +2,19 @@
 
 ::
 
-    /v1/models: it is there, of some kind, and its sequences are long enough
+    /v1/models: it is there, of some kind (``owned_by``), and its sequences are long enough
       --> three drawn tokens: token ids, log-probabilities, and those of the distribution that they were drawn from
       --> where its weights are to move: the route by which it says what it serves
 
-Log-probabilities that are told before the temperature is applied differ as much at temperature 2 as at 1; after it,
-half as much. With ``top_k`` 1 there is one token to draw, so its log-probability is 0 where the filters are in it.
+A server of another kind is asked with OpenAI's own options alone, and serves the checkpoint that it was started with.
+An option that a kind does not know is refused: most servers ignore what they do not know, and draw from another
+distribution than they were asked for. Log-probabilities that are told before the temperature is applied differ as much
+at temperature 2 as at 1; after it, half as much. With ``top_k`` 1 there is one token to draw, so its log-probability is
+0 where the filters are in it.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,15 +22,72 @@ import msgspec
 
 from trinity_bus import awake
 from trinity_bus.inference.errors import EngineStartError, GenerationError, RequestRefusedError
-from trinity_bus.inference.server.answers import TOP, ServerAnswer, read_answer, spread
-from trinity_bus.inference.server.client import ServerClient, read_json
-from trinity_bus.inference.server.kinds import ServerKind, kind_of
+from trinity_bus.inference.server.client import TOP, ServerAnswer, ServerClient, read_answer, read_json, spread
+
+_OPENAI: Final = frozenset(
+    ["n", "temperature", "max_tokens", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"]
+)
+_BOTH: Final = _OPENAI | {
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of those by which a server takes a version."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    name: str
+    options: frozenset[str]  # of a request, by vLLM's names
+    # Where it says by which label it knows its weights, in ``weight_version``; None where it takes no others
+    label_path: str | None = None
+    # Of ``/metrics``: share of the cache in use, requests computed, waiting, and preempted so far
+    metrics: tuple[str, ...] = ()
+    needs: str = ""  # how it is started so that it takes weights
+
+    def reload(self, folder: str, label: str) -> list[Call]:
+        """Return what has it take the weights in a folder, forget what it has cached, and know them by a label."""
+        if self.name == "sglang":
+            asked = {"model_path": folder, "weight_version": label, "flush_cache": True}
+            return [Call("/update_weights_from_disk", asked)]
+        return [
+            Call("/pause?mode=wait&clear_cache=true", {}),
+            Call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
+            Call("/update_weight_version", {"new_version": label}),
+            Call("/resume", {}),
+        ]
+
+
+KINDS: Final[Mapping[str, ServerKind]] = {
+    "vllm": ServerKind(
+        "vllm",
+        _BOTH | {"bad_words", "allowed_token_ids", "structured_outputs", "thinking_token_budget"},
+        "/weight_info",
+        (
+            "vllm:kv_cache_usage_perc",
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:num_preemptions_total",
+        ),
+        "with VLLM_SERVER_DEV_MODE=1 in its environment, reachable by its explorer alone",
+    ),
+    "sglang": ServerKind("sglang", _BOTH, "/get_model_info", needs="in a version that has /get_model_info"),
+}
+
+
+def kind_of(owned_by: str) -> ServerKind:
+    return KINDS.get(owned_by, ServerKind(owned_by or "unnamed", _OPENAI))
+
 
 _AGAIN_S: Final = 0.5
 _PROBE_S: Final = 60.0
 _PROMPT: Final = [1, 2, 3]
-_SAME: Final = 1e-3
-"""Within this, two log-probabilities are taken to be equal."""
+_SAME: Final = 1e-3  # within this, two log-probabilities are taken to be equal
 
 
 class _Model(msgspec.Struct):
@@ -41,27 +102,13 @@ class _Models(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was found."""
-
-    model: str
-    """Its name, which requests say."""
+    model: str  # its name, which requests say
     kind: ServerKind
-    filters_told: bool
-    """Whether log-probabilities are those after ``top_p``, ``top_k`` and ``min_p``."""
+    filters_told: bool  # log-probabilities are those after ``top_p``, ``top_k`` and ``min_p``
 
 
 async def examine(client: ServerClient, *, max_model_len: int, follows: bool, limit_s: float) -> Served:
-    """Return what a server is.
-
-    Args:
-        client: Open.
-        max_model_len: How long its sequences have to be.
-        follows: Whether its weights are to move.
-        limit_s: How long it may take to answer at all.
-
-    Raises:
-        EngineStartError: It cannot be an engine.
-    """
+    """Return what a server is, or raise EngineStartError. ``follows``: its weights are to move."""
     try:
         model = await _model(client, limit_s)
         if model.max_model_len is not None and model.max_model_len < max_model_len:

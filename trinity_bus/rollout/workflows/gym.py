@@ -16,8 +16,7 @@ from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
 from trinity_bus.rollout.workflows.single_turn import Answered, run_single_turn
 
-_CHUNK: Final = 500
-"""Puzzles of one seed; what reasoning-gym makes by default, and some of its kinds make at once."""
+_CHUNK: Final = 500  # Puzzles of one seed; what reasoning-gym makes by default, and some of its kinds make at once
 
 
 def puzzle_at(place: int, seed: int) -> tuple[int, int]:
@@ -27,11 +26,7 @@ def puzzle_at(place: int, seed: int) -> tuple[int, int]:
 
 
 def puzzles(name: str, options: Mapping[str, Any], seed: int) -> Any:
-    """Return what makes the puzzles of a seed: the one of a number is always the same.
-
-    Raises:
-        WorkflowError: There is none of this name, or it has no such options.
-    """
+    """Return what makes the puzzles of a seed: the one of a number is always the same."""
     return _puzzles(name, json.dumps(options, sort_keys=True), seed)
 
 
@@ -55,11 +50,6 @@ class GymWorkflow:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        """See ``Workflow.run``.
-
-        Raises:
-            WorkflowError: The task is not of reasoning-gym, or of another version than is installed here.
-        """
         try:
             made = puzzles(str(task.data["gym"]), task.data["options"], int(task.data["seed"]))
             entry = made[int(task.data["number"])]
@@ -79,6 +69,5 @@ class GymWorkflow:
 
 
 def answer_in(response: str) -> str:
-    """Return what a response gives as its answer."""
     _, opened, rest = response.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if opened else response).strip()

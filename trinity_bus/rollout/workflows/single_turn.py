@@ -2,6 +2,10 @@
 
 With ``data={"greedy_baseline": true}`` the first run of a task that is trained on is drawn at temperature 0: what an
 advantage such as ReMax compares the others with.
+
+``math``: a question, a worked answer, and a check of the final answer.
+
+``sequence``: say these words in this order. Partial credit makes it learnable from random weights.
 """
 
 import dataclasses
@@ -13,37 +17,29 @@ from schemas.experience import Rollout
 from schemas.sampling import Sampling
 from schemas.task import Task
 from trinity_bus.chat import Completion
+from trinity_bus.rollout.equivalence import CHECKER
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.rewards import math_reward, sequence_reward
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling, prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One response, as it is judged."""
-
-    text: str
-    """What the model wrote, without special tokens."""
-    answer: str = ""
-    """The reference."""
-    ended: bool = True
-    """Whether the model ended it itself; False where a limit cut it."""
-    question: str = ""
-    """What it was asked: the prompt, or the contents of the messages, one after the other."""
+    text: str  # what the model wrote, without special tokens
+    answer: str = ""  # the reference
+    ended: bool = True  # the model ended it itself; False where a limit cut it
+    question: str = ""  # What it was asked: the prompt, or the contents of the messages, one after the other
+    # of its run: what a reward asks other pools with
     ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
-    """Of its run: what a reward asks other pools with."""
+    # what a reward tells of its parts; they become metrics of the run
     metrics: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
-    """What a reward tells of its parts; they become metrics of the run."""
 
 
 class Reward(Protocol):
-    """Judges one response."""
-
-    async def __call__(self, said: Answered) -> float:
-        """Return the reward of a response."""
-        ...
+    async def __call__(self, said: Answered) -> float: ...
 
 
 def question_of(task: Task) -> str:
-    """Return what a task asks, as text."""
     if task.prompt is not None:
         return task.prompt
     return "\n\n".join(str(message.content) for message in task.messages or () if message.content)
@@ -52,13 +48,7 @@ def question_of(task: Task) -> str:
 async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> list[Rollout]:
     """Ask for all runs of a task at once, so that the engine shares the prompt, and reward each response.
 
-    Args:
-        task: With ``answer``, and ``prompt`` or ``messages``.
-        ctx: Where to generate, and how many.
-        reward: Judges each response.
-
-    Raises:
-        WorkflowError: The task has no answer, or its prompt cannot be tokenized.
+    The task has ``answer``, and ``prompt`` or ``messages``; else WorkflowError.
     """
     if task.answer is None:
         raise WorkflowError(f"task {task.task_id!r} has no answer, which workflow {task.workflow!r} needs")
@@ -91,7 +81,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
 
 
 async def _drawn(task: Task, ctx: RolloutContext, prompt: list[int]) -> list[tuple[Sampling | None, Completion]]:
-    """Return a response for each run, and how it was asked for."""
+    # For each run, and how it was asked for.
     if not (task.data.get("greedy_baseline") is True and ctx.batch_type == "train" and ctx.run_id_base == 0):
         return [(task.sampling, one) for one in await ctx.generate(prompt, task.sampling, ctx.repeat_times)]
     greedy = (task.sampling or Sampling()).model_copy(update={"temperature": 0.0})
@@ -102,3 +92,35 @@ async def _drawn(task: Task, ctx: RolloutContext, prompt: list[int]) -> list[tup
         others = await dataclasses.replace(ctx, run_id_base=1).generate(prompt, task.sampling, left)
         drawn += [(task.sampling, one) for one in others]
     return drawn
+
+
+async def _final_answer(said: Answered) -> float:
+    # A response that was cut at a limit may still hold its answer.
+    return await math_reward(said.text, said.answer, CHECKER.same)
+
+
+@register("math")
+class MathWorkflow:
+    """Rewards 1 for a response whose final answer equals the task's ``answer``, and 0 otherwise.
+
+    Where a number is wanted they are compared as exact numbers, formulas by ``math-verify``, and all else as text.
+    """
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return await run_single_turn(task, ctx, _final_answer)
+
+
+async def _words_in_place(said: Answered) -> float:
+    return sequence_reward(said.text, said.answer, ended=said.ended)
+
+
+@register("sequence")
+class SequenceWorkflow:
+    """Rewards the share of the answer's words that the response has in their places; the demo's workflow."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return await run_single_turn(task, ctx, _words_in_place)

@@ -16,7 +16,7 @@
             config.json, tokenizer  \
             model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
             optimizer.safetensors   state of optimizer and random generators
-        published/                  what explorers need to take weights from here; ``weights.checkpoint.published``
+        published/                  what explorers need to take weights from here; ``weights.checkpoint``
 
 A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
 makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights

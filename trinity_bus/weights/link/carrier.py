@@ -29,37 +29,29 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from trinity_bus import awake
-from trinity_bus.weights.carrier import Arrived
+from trinity_bus.runtime.device import uses_gpu
+from trinity_bus.weights.carrier import BEAT_S, Arrived, Carrier, FrameCarrier, HeldVersion
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import behind_piece, piece_bytes
-from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.held_version import BEAT_S, HeldVersion
+from trinity_bus.weights.errors import LinkError, WeightTransferError
+from trinity_bus.weights.layout import behind_piece, piece_bytes
 from trinity_bus.weights.link.link import Backend, Link, open_link
+from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, WeightsAnswer
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Work
 
-    from trinity_bus.weights.file_buckets import FileBuckets
+    from trinity_bus.weights.staging import FileBuckets
 
-AHEAD: Final = 4
-"""Pieces under way at once. The way back for a piece, some milliseconds on a full wire, is hidden behind the others."""
-_PART: Final = 64 << 20
-"""Bytes that are moved at once of a version that goes as a whole."""
-_PARTS: Final = 2
-"""Of them that are under way: one is copied off or onto a GPU while the other is on the wire."""
-_PIECE_S: Final = 10.0
-"""In which a piece must come in any case: ``pull.transport.CHUNK_S``."""
+AHEAD: Final = 4  # The way back for a piece, some milliseconds on a full wire, is hidden behind the others under way
+_PART: Final = 64 << 20  # moved at once of a version that goes as a whole
+_PARTS: Final = 2  # Under way: one is copied off or onto a GPU while the other is on the wire
+_PIECE_S: Final = 10.0  # in which a piece must come in any case: ``pull.transport.CHUNK_S``
 
 
 class LinkCarrier:
-    """A ``Carrier``. A link costs gloo some milliseconds and NCCL far more, so the trainer's is kept.
-
-    Args:
-        backend: What carries links.
-        gpu: Which NCCL uses.
-    """
+    """A ``Carrier``. A link costs gloo some milliseconds and NCCL far more, so the trainer's is kept."""
 
     keeps = True
 
@@ -68,15 +60,12 @@ class LinkCarrier:
         self._gpu = gpu
 
     def views(self, buffers: "Sequence[torch.Tensor] | FileBuckets") -> "Sequence[torch.Tensor] | FileBuckets":
-        """See ``Carrier``: the very list, in which a buffer may be replaced."""
         return buffers
 
     def sender(self, channel: Channel) -> "LinkSender":
-        """See ``Carrier``."""
         return LinkSender(channel, self._backend, 0, self._gpu)
 
     def taker(self, channel: Channel) -> "LinkTaker":
-        """See ``Carrier``."""
         return LinkTaker(channel, self._backend, 1, self._gpu)
 
 
@@ -85,19 +74,15 @@ class _LeftError(Exception):
 
 
 class _End:
-    """What both ends have in common: at most one link over a channel."""
-
     def __init__(self, channel: Channel, backend: Backend, rank: Literal[0, 1], gpu: "torch.device | None") -> None:
         self._channel = channel
         self._backend: Backend = backend
         self._rank: Literal[0, 1] = rank
         self._gpu = gpu
         self._link: Link | None = None
-        self._is_stale = False
-        """Not to be used again, and still open."""
+        self._is_stale = False  # not to be used again, and still open
 
     def _open(self, at_once: int = AHEAD) -> Link:
-        """Return the link; made, where there is none, for so many pieces or buckets that are under way at once."""
         if self._gpu is not None:
             import torch
 
@@ -120,7 +105,7 @@ class _End:
         return self._link
 
     def _move(self, buffers: "Sequence[torch.Tensor] | FileBuckets", done: Arrived) -> None:
-        """Broadcast buffers one after the other, cut alike at both ends."""
+        # Broadcasts buffers one after the other, cut alike at both ends.
         link = self._open(1)
         under_way: deque[tuple[Work, int]] = deque()
 
@@ -143,37 +128,26 @@ class _End:
         link.wait(work, awake.now() + limit_s, self._channel.cancelled, watch)
 
     def _there(self) -> None:
-        """See whether the other side is.
-
-        Raises:
-            LinkError: It is not.
-        """
         if not self._channel.is_open():
             raise LinkError("the other side is gone")
 
     def close(self) -> None:
-        """Let go of the link, without waiting for it."""
         if self._link is not None:
             self._link.close()
             self._link, self._is_stale = None, False
 
 
 class LinkSender(_End):
-    """A ``Sender``."""
-
     _beat_at = 0.0
 
     @property
     def still_reads(self) -> bool:
-        """See ``Sender``."""
         return self._link is not None and self._link.in_flight
 
     def whole(self, parts: "Sequence[torch.Tensor]") -> None:
-        """See ``Sender``."""
         self._move(parts, lambda _: None)
 
     def chunks(self, holding: HeldVersion, first: int, goes_on: Callable[[int], bool] = lambda _: True) -> bool:
-        """See ``Sender``."""
         link = self._open()
         try:
             with holding.reading():
@@ -221,26 +195,19 @@ class LinkSender(_End):
 
 
 class LinkTaker(_End):
-    """A ``Taker``."""
-
     _heard_at = 0.0
-    _by = 0.0
-    """When the next piece must be there, whatever else comes."""
-    _asked = 0
-    """Chunks that are there, or under way."""
+    _by = 0.0  # when the next piece must be there, whatever else comes
+    _asked = 0  # chunks that are there, or under way
 
     def meet(self, *, chunks: bool) -> None:
-        """See ``Taker``."""
         self._open(AHEAD if chunks else 1)
 
     def whole(self, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
-        """See ``Taker``."""
         self._move(buffers, arrived)
 
     def chunks(
         self, holding: HeldVersion, buffers: "list[torch.Tensor]", arrived: Arrived, limit_s: float | None
     ) -> bool:
-        """See ``Taker``."""
         link = self._open()
         try:
             self._take(link, holding, arrived, self._channel.timeout_s if limit_s is None else limit_s)
@@ -272,7 +239,6 @@ class LinkTaker(_End):
             self._prove(holding, end, arrived)
 
     def _prove(self, holding: HeldVersion, end: int, arrived: Arrived) -> None:
-        """Prove the chunks of a piece, up to before ``end``."""
         chunks, first = holding.chunks, holding.proven
         piece = memoryview(holding.place(first, end).numpy())
         origin = chunks[first][1]
@@ -283,12 +249,7 @@ class LinkTaker(_End):
                 arrived(bucket)
 
     def _watch(self) -> None:
-        """See that the other side is there, hear what it says, and do what else is to be done now and then.
-
-        Raises:
-            LinkError: It is gone, or silent.
-            _LeftError: It sends no more.
-        """
+        # Sees that the other side is there (else LinkError), and hears that it sends no more (_LeftError).
         self._channel.watch()
         self._there()
         while self._channel.has_more():
@@ -300,7 +261,7 @@ class LinkTaker(_End):
             raise LinkError("the deadline passed while the other side was silent")
 
     def _give_up(self, holding: HeldVersion, buffers: "list[torch.Tensor]") -> None:
-        """Put others in the place of buffers into which something may still be written, with what is proven of them."""
+        # Buffers into which something may still be written are replaced, with what is proven of them.
         import torch
 
         begun, start, _ = holding.chunks[holding.proven]
@@ -310,3 +271,23 @@ class LinkTaker(_End):
             if bucket == begun:
                 fresh[:start] = buffers[bucket][:start]
             buffers[bucket] = fresh
+
+
+def carrier_of(method: Method, device: "torch.device | None" = None) -> Carrier:
+    """Return what carries the bytes of a version; over NCCL on ``device``, by default this thread's GPU."""
+    if method == "memory":
+        return FrameCarrier()
+    if method == "gloo":
+        return LinkCarrier("gloo")
+    if method != "nccl":
+        raise WeightTransferError(f"nothing carries versions by {method}")
+    if device is None:
+        import torch
+
+        device = torch.device("cuda", torch.cuda.current_device()) if uses_gpu() else torch.device("cpu")
+    if device.type != "cuda":
+        raise WeightTransferError(
+            f"nccl carries versions from GPU to GPU, and here they would lie on {device.type}: "
+            "set synchronizer.sync_method to memory"
+        )
+    return LinkCarrier("nccl", device)

@@ -1,13 +1,11 @@
 """Links: one private two-rank process group between two who have met on a channel; rank 0 sends, rank 1 takes.
 
-One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. They are
-the trainer and a member, or two members of which one passes on (``carrier``). The two ends find each other over their
-channel (``channel``, ``store``), on which each has proven itself. gloo carries links between hosts' memories, NCCL
-(``nccl``) from GPU to GPU; the rest of the code does not know which. In both cases versions lie in host memory, pinned
-where there is a GPU: what NCCL carries is copied onto the GPU, and off the other, a piece at a time. So no GPU holds
-more of a version than what is under way, and no transfer waits for what a GPU computes. What links carry is neither
-encrypted nor authenticated by them: the bytes are proven by hash or checksum, and docs/security.md says what that
-leaves.
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. The two
+ends find each other over their channel (``store``), on which each has proven itself. gloo carries links between hosts'
+memories, NCCL (``nccl``) from GPU to GPU. In both cases versions lie in host memory, pinned where there is a GPU: what
+NCCL carries is copied onto the GPU, and off the other, a piece at a time. So no GPU holds more of a version than what
+is under way, and no transfer waits for what a GPU computes. Links neither encrypt nor authenticate: the bytes are
+proven by hash or checksum, and docs/security.md says what that leaves.
 
 ::
 
@@ -50,33 +48,24 @@ if TYPE_CHECKING:
 
 type Backend = Literal["gloo", "nccl"]
 
-_SLICE = timedelta(milliseconds=50)
-"""How long a wait may take to notice that it was cancelled."""
+_SLICE = timedelta(milliseconds=50)  # how long a wait may take to notice that it was cancelled
 _NCCL_POLL_S = 0.0005
 _SO_ATTACH_FILTER = 26
 _RETURN = 0x06
-_creating = threading.Lock()
-"""Held while one device is made, by which its listener is told from those of other links."""
+_creating = threading.Lock()  # Held while one device is made, by which its listener is told from those of other links
 _log = logging.getLogger(__name__)
 
 
 class Link:
-    """An open link. One thread at a time uses it.
-
-    Args:
-        group: The two-rank process group.
-        rank: This end's.
-        backend: What carries it.
-        store: In which the two have met; the group may still use it.
-    """
+    """An open link. One thread at a time uses it. The group may still use ``store``."""
 
     def __init__(self, group: Any, rank: Literal[0, 1], backend: Backend, store: "Store | None" = None) -> None:
         self._group = group
         self._rank = rank
         self._store = store
         self._backend = backend
+        # What is to be moved, and what of it the group moves: over NCCL a copy on the GPU
         self._in_flight: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        """What is to be moved, and what of it the group moves: over NCCL a copy on the GPU."""
         # NCCL begins once the current stream has done all that it was given, which in a trainer is a step's kernels: a
         # piece of 16 MiB took 68 ms behind a busy stream and 0.9 ms on one of its own, on an H100.
         self._stream = contextlib.nullcontext() if backend == "gloo" else _stream()
@@ -87,14 +76,7 @@ class Link:
         return bool(self._in_flight)
 
     def broadcast(self, tensor: "torch.Tensor") -> "Work":
-        """Start to move ``tensor`` from rank 0 to rank 1. It must stay untouched until ``wait`` returns.
-
-        Args:
-            tensor: uint8, in host memory.
-
-        Raises:
-            LinkError: The link is broken.
-        """
+        """Start to move a uint8 tensor in host memory to rank 1. It must stay untouched until ``wait`` returns."""
         from torch._C._distributed_c10d import BroadcastOptions
 
         options = BroadcastOptions()
@@ -115,17 +97,7 @@ class Link:
     def wait(
         self, work: "Work", deadline: float, cancelled: threading.Event, watch: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until the oldest broadcast that was not waited for is done.
-
-        Args:
-            work: What ``broadcast`` gave.
-            deadline: By ``awake.now``.
-            cancelled: Set by someone who wants this wait to end.
-            watch: Called again and again meanwhile; what it raises ends the wait.
-
-        Raises:
-            LinkError: The link broke, the deadline passed, or the wait was cancelled.
-        """
+        """Wait for the oldest broadcast. ``deadline`` is of ``awake.now``; what ``watch`` raises ends the wait."""
         while not self._done(work):
             watch()
             if awake.now() > deadline:
@@ -138,11 +110,6 @@ class Link:
                 tensor.copy_(moved)
 
     def _done(self, work: "Work") -> bool:
-        """Wait a little; True once the broadcast is done, False while it is not.
-
-        Raises:
-            LinkError: It failed.
-        """
         if self._backend == "nccl":
             # Its ``wait`` orders streams and returns at once.
             time.sleep(_NCCL_POLL_S)
@@ -160,10 +127,7 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Let go of the group without waiting for it.
-
-        What is still under way over gloo keeps a thread until its time limit, see the module.
-        """
+        """Let go of the group without waiting for it."""
         if self._backend == "nccl" and self._group is not None:
             # Unlike gloo, NCCL ends pending operations when told to.
             threading.Thread(target=self._group.abort, name="link-abort", daemon=True).start()
@@ -178,18 +142,10 @@ class Link:
 def open_link(
     channel: Channel, rank: Literal[0, 1], *, backend: Backend, timeout_s: float, at_once: int, operation_s: float
 ) -> Link:
-    """Meet the other side.
+    """Meet the other side; nothing else may be said on the channel meanwhile. Rank 0 sends, 1 takes.
 
-    Args:
-        channel: To it. Nothing else may be said there meanwhile.
-        rank: 0 for who sends, 1 for who takes.
-        backend: Same on both sides.
-        timeout_s: Limit of the meeting.
-        at_once: How many broadcasts may be under way beside each other (gloo).
-        operation_s: Limit of each, from when it is begun: what cannot be stopped ends then.
-
-    Raises:
-        LinkError: The other side did not come in time.
+    ``at_once`` broadcasts may be under way beside each other (gloo). ``timeout_s`` limits the meeting, and
+    ``operation_s`` each broadcast from when it is begun: what cannot be stopped ends then.
     """
     from trinity_bus.weights.link.store import LinkStore
 
@@ -222,7 +178,7 @@ def open_link(
 
 
 def _agree(link: Link, backend: Backend, store: "LinkStore", channel: Channel, timeout_s: float) -> None:
-    """Have all that the group needs the store for done on both sides: the channel is free from then on."""
+    # Has all that the group needs the store for done on both sides: the channel is free from then on.
     if backend == "nccl":
         import torch
 
@@ -233,7 +189,7 @@ def _agree(link: Link, backend: Backend, store: "LinkStore", channel: Channel, t
 
 
 def _listening() -> dict[int, int]:
-    """Return the descriptors of this process that listen, by the number of their socket."""
+    # The descriptors of this process that listen, by the number of their socket.
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         # Others may be closed meanwhile.
@@ -247,11 +203,8 @@ def _listening() -> dict[int, int]:
 
 
 def _close_to_strangers(listeners: Mapping[int, int]) -> None:
-    """Have the kernel drop what comes for gloo's listener: the two have met, and nobody else is to come.
-
-    gloo goes on to listen for as long as its group lives, keeps whatever connects, and ends the process when it has no
-    descriptor left.
-    """
+    # Has the kernel drop what comes for gloo's listener: the two have met, and nobody else is to come. gloo listens for
+    # as long as its group lives, keeps whatever connects, and ends the process when it has no descriptor left.
     if len(listeners) > 1:
         _log.warning("a link's listener is not told from others that were opened with it, and stays open to strangers")
         return
@@ -266,8 +219,7 @@ def _close_to_strangers(listeners: Mapping[int, int]) -> None:
 def leave_to_a_thread(things: list[object]) -> None:
     """Destroy objects in a thread, because their destructors may block for as long as an operation's time limit.
 
-    Args:
-        things: Emptied. The caller keeps no other reference.
+    ``things`` is emptied. The caller keeps no other reference.
     """
     doomed = list(things)
     things.clear()

@@ -31,24 +31,14 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _BLOCKING_WAIT: Final = "TORCH_NCCL_BLOCKING_WAIT"
+# Seconds, for communicators that do not block while they are made; torch reads it once for the whole process
 _MAKING_LIMIT: Final = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
-"""Seconds, for communicators that do not block while they are made; torch reads it once for the whole process."""
-_MOST_BLOCKS: Final = 4
-"""Multiprocessors of an H100, of 132."""
+_MOST_BLOCKS: Final = 4  # multiprocessors of an H100, of 132
 _environment = threading.Lock()
 
 
 def meet(store: "Store", rank: int, timeout: timedelta) -> None:
-    """Wait until the other of two ranks is here, too.
-
-    Args:
-        store: Both ranks', with a prefix that was never used before.
-        rank: 0 or 1.
-        timeout: How long to wait.
-
-    Raises:
-        RuntimeError: It has not come.
-    """
+    """Wait until the other of two ranks is here; ``store`` has a prefix that was never used before."""
     store.set(f"here/{rank}", "")
     store.wait([f"here/{1 - rank}"], timeout)
 
@@ -69,16 +59,7 @@ def unwatched() -> Iterator[None]:
 
 
 def open_group(store: "Store", rank: int, timeout: timedelta) -> Any:
-    """Return a group of two ranks.
-
-    Args:
-        store: As for :func:`meet`.
-        rank: 0 or 1.
-        timeout: Of the meeting, and of each operation from when it is begun.
-
-    Raises:
-        RuntimeError: The other rank has not come, or there is no GPU.
-    """
+    """Return a group of two ranks; ``timeout`` is of the meeting, and of each operation from when it is begun."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     meet(store, rank, timeout)

@@ -26,13 +26,6 @@ _SEAL = "sealed"
 
 
 class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
-    """What two ends know of each other.
-
-    Args:
-        channel: To the other one.
-        timeout_s: Limit of waiting where none is given.
-    """
-
     def __init__(self, channel: Channel, timeout_s: float) -> None:
         super().__init__()
         self._channel = channel
@@ -42,7 +35,6 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         self._sealed = False
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Keep an entry, and tell the other side."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             self._entries[key] = data
@@ -50,40 +42,28 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
                 self._channel.send(ENTRY.encode(StoreEntry(key, data)))
 
     def get(self, key: str) -> bytes:
-        """Return an entry, as soon as it is there."""
         self.wait([key])
         return self._entries[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return when entries are there.
-
-        Raises:
-            LinkError: They do not come in time.
-        """
         deadline = awake.now() + (self._timeout_s if timeout is None else timeout.total_seconds())
         with self._lock:
             while not all(key in self._entries for key in keys):
                 self.absorb(self._channel.receive(ENTRY.limit, deadline))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether entries are there."""
         return all(key in self._entries for key in keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long to wait where no limit is given."""
         self._timeout_s = timeout.total_seconds()
 
     def has_extended_api(self) -> bool:
-        """Only what is here."""
         return False
 
     def seal(self) -> None:
         """Say that the group is there, and wait until the other side says so.
 
         Whatever a group sets later is of no use to the other one's, and would come amid what is said there then.
-
-        Raises:
-            LinkError: It does not say so in time.
         """
         deadline = awake.now() + self._timeout_s
         with self._lock:
@@ -93,11 +73,6 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
                 continue
 
     def absorb(self, body: bytes) -> str:
-        """Take over what the other side has set. Return its key.
-
-        Raises:
-            WireError: It is no entry.
-        """
         entry = ENTRY.decode(body)
         if len(self._entries) >= MAX_ENTRIES:
             raise WireError("an entry too many for a store")

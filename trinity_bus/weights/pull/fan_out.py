@@ -53,112 +53,78 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from trinity_bus.weights.chunks import Span
+from trinity_bus.weights.layout import Span
 
-TRAINER: Final = 0
-"""Its number; members have 1, 2, ..."""
+TRAINER: Final = 0  # its number; members have 1, 2 and so on
+# Of members of one machine, that their holders have failed them. One that lies would leave nobody to be a holder.
 MOST_CLAIMS: Final = 8
-"""Of members of one machine, that their holders have failed them. One that lies would leave nobody to be a holder."""
-SLOW_SHARE: Final = 0.25
-"""Of what a holder could have given."""
-WINDOW_S: Final = 1.5
-"""Over which a link is judged, at least: three reports."""
-_FEW_CHUNKS: Final = 4
-"""Of the largest, that a holder could have given: with fewer, nothing is said of a link."""
-_SLOW_MACHINES: Final = 4
-"""Of so many machines one may be put behind; of fewer than eight, the two ends of one link."""
-_LEAD: Final = 16
-"""Of so many parts of a version, one that went on from a former try may have one more than its holder."""
-_GONE: Final = 1024
-"""Members that have left and are remembered, besides those from whom somebody takes."""
+SLOW_SHARE: Final = 0.25  # of what a holder could have given
+WINDOW_S: Final = 1.5  # over which a link is judged, at least: three reports
+_FEW_CHUNKS: Final = 4  # of the largest, that a holder could have given: with fewer, nothing is said of a link
+_SLOW_MACHINES: Final = 4  # Of so many machines one may be put behind; of fewer than eight, the two ends of one link
+_LEAD: Final = 16  # Of so many parts of a version, one that went on from a former try may have one more than its holder
+_GONE: Final = 1024  # members that have left and are remembered, besides those from whom somebody takes
 
 
 @dataclass(slots=True)
 class ChainPlace:
-    """Where a member stands."""
-
     host: str
     port: int
     holder: int = TRAINER
-    """Whom it takes from."""
-    failed: bool = False
-    """Somebody says that it has failed them."""
-    alone: bool = False
-    """It cannot reach others."""
-    whole: bool = False
-    """It has all, and takes from nobody."""
-    near: bool = False
-    """Its holder is, or was, on its own machine."""
-    resumed: bool = False
-    """It came with a part of the version."""
-    heard: bool = False
-    """It has told how far it is since it has this holder: a link to that may take its time."""
-    proven: int = 0
-    """Bytes that it has."""
-    began: tuple[float, int] | None = None
-    """Time and bytes of its first report; None before that."""
-    at: float = 0.0
-    """Time of its last one."""
+    failed: bool = False  # somebody says that it has failed them
+    alone: bool = False  # it cannot reach others
+    whole: bool = False  # it has all, and takes from nobody
+    near: bool = False  # its holder is, or was, on its own machine
+    resumed: bool = False  # it came with a part of the version
+    heard: bool = False  # it has reported since it has this holder: a link to that may take its time
+    proven: int = 0  # bytes that it has
+    began: tuple[float, int] | None = None  # time and bytes of its first report
+    at: float = 0.0  # time of its last one
+    # Since when its holder has been ahead of it, what it had then, and what the holder had
     window: tuple[float, int, int] | None = None
-    """Since when its holder has been ahead of it, what it had then, and what the holder had."""
 
     @property
     def rate(self) -> float:
-        """Bytes a second, of all its reports; 0 where there are none."""
         began, had = self.began or (self.at, 0)
         return (self.proven - had) / (self.at - began) if self.at > began else 0.0
 
 
 @dataclass(slots=True)
 class SlowLink:
-    """A link that was slow."""
-
-    number: int
-    """Of the member that took."""
+    number: int  # of the member that took
     holder: str
     taker: str
-    culprit: str | None = None
-    """The machine that is to blame; None where that is not known yet."""
+    culprit: str | None = None  # the machine that is to blame, once that is known
 
 
 class FanOut:
     """Members that take or have one version, by numbers in the order in which they came. Times are of any steady clock.
 
     Args:
-        host: The trainer's.
-        chunks: Of the version.
         slow: Machines that come behind the others from the beginning.
         usual: Bytes a second that members had of the version before; 0 where that is not known.
     """
 
     def __init__(self, host: str, chunks: Sequence[Span] = (), *, slow: Iterable[str] = (), usual: float = 0.0) -> None:
         self._host = host
+        # how many bytes so many chunks have
         self._ends = list(accumulate((end - start for _, start, end in chunks), initial=0))
-        """How many bytes so many chunks have."""
         self._few = _FEW_CHUNKS * max((end - start for _, start, end in chunks), default=0)
         self._slow = set(slow)
         self._usual = usual
         self._places: dict[int, ChainPlace] = {}
         self._gone: dict[int, ChainPlace] = {}
-        self._taking = 0
-        """How many of them are not whole."""
+        self._taking = 0  # how many are not whole
         self._links: list[SlowLink] = []
         self._last = TRAINER
         self._claims: Counter[str] = Counter()
-        self._takers: dict[int, set[int]] = {}
-        """Who takes from whom."""
+        self._takers: dict[int, set[int]] = {}  # who takes from whom
 
     def __len__(self) -> int:
         return len(self._places)
 
     def join(self, host: str, port: int, has: int = 0) -> int:
-        """Note that a member has come. Return its number.
-
-        Args:
-            host: Its address.
-            port: Where it passes on what it takes.
-            has: How many chunks it has, from a former try.
-        """
+        """Note that a member has come, with ``has`` chunks from a former try. Return its number."""
         self._last += 1
         nbytes = self._bytes(has)
         place = self._places[self._last] = ChainPlace(host, port, proven=nbytes, resumed=nbytes > 0)
@@ -171,12 +137,7 @@ class FanOut:
         return self._last
 
     def move(self, number: int, *, alone: bool) -> None:
-        """Note that a member's holder has failed it; it has another one from now on.
-
-        Args:
-            number: The member.
-            alone: Whether it cannot reach others, so that the trainer sends the rest.
-        """
+        """Note that a member's holder has failed it, or that it reaches nobody (``alone``): it has another one now."""
         place = self._places[number]
         self._claims[place.host] += not alone
         place.alone = alone or self._claims[place.host] > MOST_CLAIMS
@@ -207,7 +168,6 @@ class FanOut:
                 self._conclude(taker, is_slow=is_slow)
 
     def leave(self, number: int) -> None:
-        """Note that a member is gone, in whichever way."""
         self._gone[number] = self._places.pop(number)
         self._taking -= not self._gone[number].whole
         self._takers.get(self._gone[number].holder, set()).discard(number)
@@ -219,38 +179,34 @@ class FanOut:
                 self._takers.pop(forgotten, None)
 
     def holder(self, number: int) -> int:
-        """Return whom a member takes from."""
         return self._places[number].holder
 
     def is_whole(self, number: int) -> bool:
-        """Whether a member has all."""
         return self._places[number].whole
 
     def address(self, number: int) -> tuple[str, int] | None:
-        """Return host and port of a member; None for the trainer, and for one that is gone."""
         place = self._places.get(number)
         return None if place is None else (place.host, place.port)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody takes anything at present."""
         return not self._taking
 
     def culprits(self) -> set[str]:
-        """Return the machines that were slow, as far as this round has told."""
+        """Return the machines that were slow, as far as this round has shown."""
         return {link.culprit for link in self._links if link.culprit is not None}
 
     def rate(self) -> float:
-        """Return the bytes a second that members had from other machines, in the median; 0 where nobody has told."""
+        """Return the median of bytes a second that members had from other machines; 0 where nobody has reported."""
         rates = [place.rate for place in (self._gone | self._places).values() if place.rate > 0 and not place.near]
         return statistics.median(rates) if rates else 0.0
 
     def _bytes(self, chunks: int) -> int:
-        """Return how many bytes so many chunks have. Whatever a member says of itself, it has no more than there is."""
+        # Whatever a member says of itself, it has no more than there is.
         return self._ends[min(chunks, len(self._ends) - 1)]
 
     def _is_slow(self, number: int, now: float) -> bool | None:
-        """Return whether a member takes less than it could; None where nobody can tell."""
+        # Whether a member takes less than it could; None where nobody can tell.
         place = self._places[number]
         if place.whole:
             return False
@@ -277,11 +233,11 @@ class FanOut:
         return place.proven - proven < SLOW_SHARE * could
 
     def _card(self, place: ChainPlace) -> float:
-        """Return the bytes a second that a member's card could send, as far as is known: what it has taken."""
+        # Bytes a second that a member's card could send, as far as is known: what it has taken.
         return self._usual if place.near or not place.rate else place.rate
 
     def _conclude(self, number: int, *, is_slow: bool) -> None:
-        """Put both ends of a slow link behind the others, and one back when it is known to be not to blame."""
+        # Puts both ends of a slow link behind the others, and one back when it is known to be not to blame.
         taker = self._places[number].host
         doubted = next((link for link in self._links if link.number == number and link.culprit is None), None)
         if doubted is not None:
@@ -298,7 +254,7 @@ class FanOut:
         self._settle()
 
     def _settle(self) -> None:
-        """Let nobody take from a slow machine, and slow ones from the end of the chain."""
+        # Nobody takes from a slow machine, and slow ones take from the end of the chain.
         if not self._slow:
             return
         for is_slow in (False, True):
@@ -321,7 +277,7 @@ class FanOut:
         return self._host if number == TRAINER else (self._places.get(number) or self._gone[number]).host
 
     def _senders(self, without: int) -> set[str]:
-        """Return the machines that send to another one that is not slow."""
+        # The machines that send to another one that is not slow.
         return {
             self._host_of(at.holder)
             for other, at in self._places.items()
@@ -334,7 +290,7 @@ class FanOut:
         }
 
     def _choose(self, number: int) -> int:
-        """Return the holder of a member, which itself has none that counts."""
+        # The holder of a member, which itself has none that counts.
         place = self._places[number]
         own, senders = place.host, self._senders(number)
         # It would wait for one that has less, until it thinks that something is wrong with that one.
@@ -360,7 +316,7 @@ class FanOut:
         return TRAINER
 
     def _steps(self, start: int, without: int) -> int | None:
-        """Return how far a holder is from one that has all; None where it takes from the member itself."""
+        # How far a holder is from one that has all; None where it takes from the member itself.
         steps, at = 0, start
         while at in self._places and not self._places[at].whole:
             if at == without:

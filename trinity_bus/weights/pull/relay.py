@@ -9,10 +9,8 @@
     a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> chunks (``carrier``)
 
 It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
-``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on, so
-nobody else is let in: the one that names its own member, and later ones that name others, of which its member reads on
-the log as everybody does. No secret is said over a connection. It does not know their names, so all of them together
-have as many connections as one member has with the trainer: the newest ones.
+``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on. It
+does not know their names, so all of them together have as many connections as one member has with the trainer.
 
 A version that has come whole is passed on until the next one begins to come, and the connection to the trainer is kept
 for as long (``keep``): by its end, the trainer knows that there is a holder less.
@@ -26,24 +24,18 @@ from collections import deque
 from typing import Final
 
 from trinity_bus import awake
-from trinity_bus.weights.carrier import Carrier
+from trinity_bus.weights.carrier import Carrier, FrameCarrier, HeldVersion
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.frames import FrameCarrier
-from trinity_bus.weights.held_version import HeldVersion
 from trinity_bus.weights.listener import AwaitedSecrets, PeerListener
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer
 
-_ANNOUNCEMENTS: Final = 8
-"""Of one version, whose members are let in: the newest ones."""
-_WAIT_S: Final = 2.0
-"""For a version that this member has been named as a holder of, and has not been told so yet."""
+_ANNOUNCEMENTS: Final = 8  # of one version, whose members are let in: the newest ones
+_WAIT_S: Final = 2.0  # For a version that this member has been named as a holder of, and does not know of yet
 
 
 class _Announcements(AwaitedSecrets):
-    """Whom a relay lets in: the members of the last announcements of one version."""
-
     def __init__(self) -> None:
         super().__init__()
         self._version = (-1, "")
@@ -83,19 +75,11 @@ class Relay:
         self._announcements = _Announcements()
         self._holding: HeldVersion | None = None
         self._carrier: Carrier = FrameCarrier()
+        # by whose end the trainer knows that ``_holding`` is not passed on any more
         self._trainer: Channel | None = None
-        """By whose end the trainer knows that ``_holding`` is not passed on any more."""
 
     def open(self, host: str, source: Source) -> int:
-        """Listen, where it does not yet. Return the port.
-
-        Args:
-            host: Address of this machine's interface that leads to the trainer.
-            source: The announcement whose members are let in from now on.
-
-        Raises:
-            LinkError: Nothing can listen there, or it is closed.
-        """
+        """Listen, where it does not yet, on the interface ``host`` that leads to the trainer. Return the port."""
         with self._opening:
             if self._closed:
                 raise LinkError("this member ends")
@@ -116,11 +100,7 @@ class Relay:
             return self._listener.address[1]
 
     def let_in(self, source: Source) -> None:
-        """Let the members of another announcement in, too, if it is of the version that is passed on.
-
-        Args:
-            source: As one of them would find it.
-        """
+        """Let the members of another announcement in, too, if it is of the version that is passed on."""
         with self._opening:
             self._announcements.let_in(source)
 
@@ -140,11 +120,7 @@ class Relay:
         trainer.close()
 
     def retire(self, holding: HeldVersion | None = None) -> None:
-        """Pass nothing on any more. Returns when nobody reads its bytes.
-
-        Args:
-            holding: Where given, nothing happens unless it is what is passed on.
-        """
+        """Pass nothing on any more, or only not ``holding``. Returns when nobody reads its bytes."""
         with self._changed:
             if holding is not None and holding is not self._holding:
                 return
@@ -159,7 +135,6 @@ class Relay:
             holding.retire()
 
     def close(self) -> None:
-        """Stop listening."""
         with self._opening:
             self._closed = True
             listener, self._listener = self._listener, None
@@ -168,7 +143,6 @@ class Relay:
         self.retire()
 
     def _attend(self, channel: Channel, who: str) -> bool:
-        """Serve one member, in a thread of its own; the connection is not kept."""
         request = REQUEST.decode(channel.receive(REQUEST.limit))
         deadline = awake.now() + _WAIT_S
         with self._changed:

@@ -18,13 +18,8 @@ and then for as long as the member has the version, so that those who come late 
 
 The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
 beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
-that is slow holds its version's buffers and one thread, nobody else; one that takes no more than nothing within the
-time limit is dropped, and so is one that was killed.
-
-Where the member holds a version that is still here, and what has changed since is smaller than the whole, only that is
-sent. A delta is made by the first who asks for it and kept as long as both versions are.
-
-Failures: see the drawing; none reaches training or another member.
+that is slow holds its version's buffers and one thread, nobody else. A delta is made by the first who asks for it and
+kept as long as both versions are. Failures: see the drawing; none reaches training or another member.
 """
 
 import contextlib
@@ -44,13 +39,12 @@ from schemas.model_version import ModelVersion
 from trinity_bus import awake
 from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
-from trinity_bus.weights.carrier import Sender
-from trinity_bus.weights.carriers import carrier_of
+from trinity_bus.weights.carrier import BEAT_S, HeldVersion, Sender
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import HASH_BYTES, MAX_CHUNKS
 from trinity_bus.weights.delta import Delta, encode
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.held_version import BEAT_S, HeldVersion
+from trinity_bus.weights.layout import HASH_BYTES, MAX_CHUNKS
+from trinity_bus.weights.link.carrier import carrier_of
 from trinity_bus.weights.listener import Keyring, PeerListener, member_name
 from trinity_bus.weights.pull.fan_out import TRAINER, FanOut
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
@@ -63,32 +57,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
-_SPANS: Final = 4096
-"""Members of announcements of which it is known what their spans are to say."""
-_VERSIONS: Final = 8
-"""In which a machine that was slow comes behind the others. Then it has another chance."""
+_SPANS: Final = 4096  # members of announcements of which it is known what their spans are to say
+_VERSIONS: Final = 8  # In which a machine that was slow comes behind the others. Then it has another chance.
 
 
 class WeightServer:
     """Stages versions and serves them to the members of announcements. All methods may be called from any thread.
 
-    What ``memory`` sends over the connections of members, ``gloo`` and ``nccl`` send over links: see ``carrier``.
-
     Args:
-        host: Address to listen on.
         ports: The first free one is taken; 0 is any.
-        tls: Where given, connections are TLS.
-        bucket_bytes: Size of one bucket.
         timeout_s: Limit of a request's arrival, and of each piece that a member takes.
         retain: How many of the newest versions can be had.
-        dtype: As what floating-point tensors travel; as they are if None.
         deltas: Whether to send only what has changed, where that is smaller.
         fan_out: Whether members pass on what they take; never with TLS, for which they have no certificates.
-        method: ``memory``, ``gloo`` or ``nccl``; the last one moves GPU memory. With links, all bytes are sent, and
-            nothing is by TLS.
-
-    Raises:
-        LinkError: Nothing can listen on ``host``.
+        method: ``memory``, ``gloo`` or ``nccl``. With links (the last two) all bytes are sent, and nothing is by TLS.
     """
 
     def __init__(
@@ -117,8 +99,8 @@ class WeightServer:
         self._silence_s = max(1, int(timeout_s))
         self._trees = _Trees(self._silence_s)
         self._told = threading.Lock()
+        # By member and version, what the span of sending it says
         self._spans: OrderedDict[tuple[str, int], tuple[dict[str, str | int], str | None]] = OrderedDict()
-        """Members and versions, and what is told of sending the one the other."""
         self._keyring = Keyring()
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
@@ -126,13 +108,12 @@ class WeightServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, for ``ModelVersion``."""
         return self._listener.address
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
     ) -> str:
-        """Make a version one that can be had; its checksum. See ``Staging.stage``."""
+        """Make a version one that can be had. Return its checksum. See ``Staging.stage``."""
         checksum = self.staging.stage(version, named_tensors, folder).checksum
         if self._deltas is not None:
             self._deltas.forget(checksum)
@@ -145,20 +126,13 @@ class WeightServer:
         return checksum
 
     def durable(self, version: int) -> None:
-        """Note that the files of a version are there. See ``Staging.open``."""
         self.staging.open(version)
 
     def keep(self, version: int) -> None:
-        """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
         self.staging.keep(version)
 
     def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
-        """Let the members of an announcement in. See ``listener.Keyring``.
-
-        Args:
-            announced: The announcement.
-            traceparent: Parent of the spans of what is sent to them.
-        """
+        """Let the members of an announcement in. ``traceparent``: of the spans of what is sent to them."""
         with self._told:
             for member in announced.members:
                 attributes: dict[str, str | int] = {
@@ -172,11 +146,9 @@ class WeightServer:
         self._keyring.add(announced)
 
     def close(self) -> None:
-        """Stop listening and cut all connections."""
         self._listener.close()
 
     def _attend(self, channel: Channel, who: str) -> bool:
-        """Serve one member, in a thread of its own; the connection is not kept by anybody else."""
         request: WeightsRequest | None = REQUEST.decode(channel.receive(REQUEST.limit))
         with contextlib.closing(self._carrier.sender(channel)) as sender:
             while request is not None:
@@ -197,7 +169,7 @@ class WeightServer:
         return False
 
     def _next_version(self, channel: Channel) -> WeightsRequest | None:
-        """Wait, however long, until a member asks for another version; None where it does not."""
+        # Waits, however long; None where it asks for no other version.
         with contextlib.suppress(LinkError):
             channel.notice_silence(self._silence_s)
             channel.wait()
@@ -206,12 +178,8 @@ class WeightServer:
         return None
 
     def _answer(self, channel: Channel, sender: Sender, who: str, request: WeightsRequest) -> WeightsRequest | None:
-        """Send what is asked for, or say from whom it can be had, or why not. Return what the member asks for next.
-
-        Raises:
-            VersionGoneError: The member was refused.
-            LinkError: It is gone or too slow.
-        """
+        # Sends what is asked for, or who has it, or why not. Returns what the member asks for next. VersionGoneError:
+        # it was refused; LinkError: it is gone or too slow.
         try:
             with self._lease(request, sender) as staged:
                 manifest, hashes = staged.manifest.to_json(), staged.chunk_hashes
@@ -233,7 +201,7 @@ class WeightServer:
 
     @contextlib.contextmanager
     def _lease(self, request: WeightsRequest, sender: Sender) -> Iterator[Staged]:
-        """Lease a version, as ``Staging.lease``; what may still be read of it later is not used again."""
+        # What may still be read of it later is not used again.
         with self.staging.lease(request.version, request.checksum) as staged:
             try:
                 yield staged
@@ -243,7 +211,7 @@ class WeightServer:
     def _fan_out(
         self, channel: Channel, sender: Sender, place: "_Joined", request: WeightsRequest, answer: WeightsAnswer
     ) -> WeightsRequest | None:
-        """Send chunks, or name a holder, until the member has all or is gone; returns and raises as ``_answer``."""
+        # Sends chunks, or names a holder, until the member has all or is gone; returns and raises as ``_answer``.
         while True:
             holder = place.holder()
             with contextlib.ExitStack() as leased:
@@ -297,32 +265,26 @@ class _Deltas:
             return self._made[key]
 
     def forget(self, newest: str) -> None:
-        """Drop those that do not lead to ``newest``."""
         with self._lock:
             self._made = {key: delta for key, delta in self._made.items() if key[1] == newest}
 
 
 @dataclass(slots=True)
 class _Joined:
-    """A member's place in the tree of its version."""
-
     trees: "_Trees"
     key: "_Key"
     number: int
-    told: int = TRAINER
-    """The holder that it knows of."""
+    told: int = TRAINER  # the holder that it knows of
     reported_at: float = 0.0
-    is_whole: bool = False
-    """It has said that it has all."""
+    is_whole: bool = False  # it has said that it has all
 
     def holder(self) -> tuple[str, int] | None:
-        """Whom it takes from, from now on."""
         with self.trees.locked(self.key) as tree:
             self.told = tree.holder(self.number)
             return tree.address(self.told)
 
     def report(self, proven: int) -> bool:
-        """Note how many chunks it has. Return whether it stays with the holder that it knows of."""
+        # Returns whether it stays with the holder that it knows of.
         self.reported_at = awake.now()
         with self.trees.locked(self.key) as tree:
             tree.report(self.number, proven, self.reported_at)
@@ -330,17 +292,17 @@ class _Joined:
             return self.is_whole or tree.holder(self.number) == self.told
 
     def goes_on(self, sent: int) -> bool:
-        """Note now and then how much it was sent; as ``report``."""
+        # As ``report``, with what it was sent.
         return awake.now() < self.reported_at + BEAT_S or self.report(sent)
 
     def move(self, *, alone: bool) -> None:
-        """Note that it wants another holder than it knows of; it has failed, unless there is another one already."""
+        # Its holder has failed, unless there is another one already.
         with self.trees.locked(self.key) as tree:
             if alone or tree.holder(self.number) == self.told:
                 tree.move(self.number, alone=alone)
 
     def next_request(self, channel: Channel) -> WeightsRequest | None:
-        """Take reports until the member wants another holder; None where it is gone, or takes another version."""
+        # Takes reports until the member wants another holder; None where it is gone, or takes another version.
         told = False
         while True:
             if self.is_whole:
@@ -358,28 +320,25 @@ class _Joined:
                 told = True
 
 
-type _Key = tuple[int, str]
-"""Number and checksum of a version."""
+type _Key = tuple[int, str]  # number and checksum of a version
 
 
 class _Trees:
-    """Trees of receivers, one for each version that somebody takes or has, and what the last ones have told.
+    """Trees of receivers, one for each version that somebody takes or has, and what the last ones have shown.
 
-    Args:
-        silence_s: After which a machine that has a version, and says nothing more, counts as gone.
+    ``silence_s``: after which a machine that has a version, and says nothing more, counts as gone.
     """
 
     def __init__(self, silence_s: int) -> None:
         self.silence_s = silence_s
         self._lock = threading.Lock()
         self._trees: dict[_Key, FanOut] = {}
-        self._slow: dict[_Key, set[str]] = {}
-        """Machines that the trees of the last versions have told of, the newest last."""
+        self._slow: dict[_Key, set[str]] = {}  # of the last versions, the newest last
         self._usual = 0.0
 
     @contextlib.contextmanager
     def joined(self, channel: Channel, request: WeightsRequest, staged: Staged) -> Iterator[_Joined]:
-        """Give a member a place, as long as its connection is served."""
+        # A member has its place for as long as its connection is served.
         key = (request.version, request.checksum)
         here, there = channel.ends
         with self._lock:
@@ -400,7 +359,7 @@ class _Trees:
 
     @contextlib.contextmanager
     def locked(self, key: _Key) -> Iterator[FanOut]:
-        """Provide the tree of a version that somebody has joined; what it tells is kept when nobody takes any more."""
+        # What a tree shows is kept when nobody takes any more.
         with self._lock:
             tree = self._trees[key]
             was_settled = tree.is_settled

@@ -7,22 +7,20 @@
                         +--refused, late, cancelled---+--the trainer is gone or silent: LinkError
 
 With a ``relay``, the member passes on what it takes, and takes it from whom the trainer names: its *holder*, which is
-another member of the announcement or the trainer itself. Each chunk is proven as it comes (``chunks``), and passed on::
+another member of the announcement or the trainer itself. Each chunk is proven as it comes, and passed on::
 
     TAKING --chunk, right--> TAKING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
        +--the holder is gone, refuses, is silent for ``SILENCE_S``, sends no chunk for ``CHUNK_S``, or a wrong one: ask
-    |     the trainer for another holder, for the chunks from here on; for the trainer itself, where a second one
-    |     could not even be met
-    +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
+       |    |     the trainer for another holder, for the chunks from here on; for the trainer itself where a second one
+       |    |     could not even be met
+       +--the trainer, to whom it reports now and then how far it is, says that there is a better one: likewise
 
-A member that has begun to take the same version before, in whichever epoch and from whichever trainer, says how many
-chunks it has, and goes on from there; with all of them, nothing comes but the hashes.
-
-One connection for each version; where bytes come over links (``carrier``), it and the link are kept as long as trainer
-and epoch are the same. Failures: a version that is gone is a ``VersionGoneError``; the explorer answers that
-it did not get it and is named again for the newest. Every wait ends with the time limit, and within moments of being
-cancelled. What the trainer itself sends wrong fails the transfer.
+A member that has begun to take the same version before says how many chunks it has, and goes on from there; with all of
+them, nothing comes but the hashes. One connection for each version; where bytes come over links (``carrier``), it and
+the link are kept as long as trainer and epoch are the same. Failures: a version that is gone is a ``VersionGoneError``;
+the explorer answers that it did not get it and is named again for the newest. What the trainer itself sends wrong fails
+the transfer.
 """
 
 import contextlib
@@ -33,13 +31,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trinity_bus import awake
-from trinity_bus.weights.carrier import Carrier, Taker
+from trinity_bus.weights.carrier import BEAT_S, Carrier, FrameCarrier, HeldVersion, Taker
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import HASH_BYTES, spans
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.frames import FrameCarrier
-from trinity_bus.weights.held_version import BEAT_S, HeldVersion
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import HASH_BYTES, TransferManifest, spans
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.transport import Offer, Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
@@ -49,23 +44,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SILENCE_S: Final = 3.0
-"""After which a holder counts as gone: it sends an empty frame when it has nothing new."""
+SILENCE_S: Final = 3.0  # After which a holder counts as gone: it sends an empty frame when it has nothing new
+# After which a holder counts as gone that sends no whole chunk, whatever else: those behind it wait, too
 CHUNK_S: Final = 10.0
-"""After which a holder counts as gone that sends no whole chunk, whatever else: those behind it wait, too."""
-_LOOK_S: Final = 0.1
-"""Between two looks whether the trainer has said something."""
-_MOST_HOLDERS: Final = 32
-"""That may fail one transfer."""
+_LOOK_S: Final = 0.1  # between two looks whether the trainer has said something
+_MOST_HOLDERS: Final = 32  # that may fail one transfer
 
 
 class PullTransport:
     """A ``WeightTransport`` from a trainer's server. One that keeps its connection is used for many versions.
 
-    Args:
-        relay: Where this member passes on what it takes; unset: it does not.
-        carrier: What bytes come by.
-        has: How many chunks of the version are in the buffers that are to be filled, from the first on, proven.
+    ``has``: how many chunks of the version are in the buffers that are to be filled, from the first on, proven.
     """
 
     def __init__(self, relay: Relay | None = None, carrier: Carrier | None = None, has: int = 0) -> None:
@@ -74,26 +63,13 @@ class PullTransport:
         self._carrier = FrameCarrier() if carrier is None else carrier
         self._source: Source | None = None
         self._channel: Channel | None = None
-        self._taker: Taker | None = None
-        """What comes from the trainer itself."""
+        self._taker: Taker | None = None  # what comes from the trainer itself
         self._holding: HeldVersion | None = None
         self._holder: tuple[str, int] | None = None
         self._reports = False
         self._has = has
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is worth while to use it for the next version, too."""
-        return self._carrier.keeps
-
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
-        """See ``WeightTransport``.
-
-        Raises:
-            VersionGoneError: The trainer refused.
-            LinkError: It does not answer, or is not the trainer.
-            ManifestError: It offers something else.
-        """
         self._relay = self._own_relay if source.fan_out and not source.cafile else None
         self._holding = None
         answer = self._asked_again(source, held, cancelled)
@@ -120,11 +96,9 @@ class PullTransport:
 
     @property
     def proven(self) -> int:
-        """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
         return 0 if self._holding is None else self._holding.proven
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
-        """See ``WeightTransport``."""
         assert self._channel is not None and self._taker is not None  # noqa: S101, PT018 - ``open`` made them
         if self._holding is None:
             self._taker.whole(buffers, arrived)
@@ -135,7 +109,7 @@ class PullTransport:
         self._fill_chunks(self._channel, self._taker, self._holding, buffers, arrived)
 
     def close(self) -> None:
-        """Close the connection. A version that has come whole is passed on until the relay is told otherwise."""
+        """Close the connection. A version that has come whole is passed on until the relay ends that."""
         if self._taker is not None:
             self._taker.close()
             self._taker = None
@@ -150,7 +124,7 @@ class PullTransport:
             channel.close()
 
     def _asked_again(self, source: Source, held: str | None, cancelled: threading.Event) -> WeightsAnswer | None:
-        """Return the answer over the connection of the last transfer; None where there is none any more."""
+        # Over the connection of the last transfer; None where there is none any more.
         channel, last = self._channel, self._source
         if channel is None or last is None or _trainer(last) != _trainer(source) or not channel.is_open():
             return None
@@ -221,12 +195,7 @@ class PullTransport:
 
 
 class _Reports:
-    """What a member says to the trainer while it takes chunks from another member, and hears from it.
-
-    Args:
-        trainer: Where nothing else is said meanwhile.
-        holding: What it has.
-    """
+    """What a member says to the trainer while it takes chunks from another member, and hears from it."""
 
     def __init__(self, trainer: Channel, holding: HeldVersion) -> None:
         self._trainer = trainer
@@ -234,11 +203,7 @@ class _Reports:
         self._look_at = self._send_at = 0.0
 
     def look(self) -> None:
-        """Report, and see what the trainer says, where it is time.
-
-        Raises:
-            LinkError: There is a better holder.
-        """
+        """Report, and see what the trainer says, where it is time; LinkError where there is a better holder."""
         now = awake.now()
         if now < self._look_at:
             return
@@ -257,28 +222,21 @@ class _Reports:
 
 
 def _trainer(source: Source) -> tuple[str, int, str]:
-    """Return what tells one connection to a trainer from others: the member's name has the incarnation and epoch."""
+    # The member's name has the incarnation and epoch.
     return source.host, source.port, source.prefix
 
 
 def _buckets(holding: HeldVersion) -> range:
-    """Return the buckets of which all chunks are there."""
+    # Those of which all chunks are there.
     chunks = holding.chunks
     return range(chunks[-1][0] + 1 if holding.is_whole else chunks[holding.proven][0])
 
 
 def _again(holding: HeldVersion, *, alone: bool = False, report: bool = False) -> WeightsRequest:
-    """Return what a member says of the rest of a version that it has begun to take."""
     return WeightsRequest(holding.version, holding.checksum, None, 1, holding.proven, alone, report)
 
 
 def _ask(channel: Channel, request: WeightsRequest, deadline: float | None = None) -> WeightsAnswer:
-    """Ask for a version; the answer, which comes by a deadline where there is one.
-
-    Raises:
-        VersionGoneError: It is refused.
-        LinkError: Nobody answers.
-    """
     channel.send(REQUEST.encode(request))
     answer = ANSWER.decode(channel.receive(ANSWER.limit, deadline))
     while answer.is_aside:

@@ -22,26 +22,17 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 
-from trinity_bus.weights.base import BASE, identity
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.tensor_file import BASE, identity
 
+# In every request. There can be no such folder, and a name that is not absolute would be looked up on a hub.
 REQUEST = LoRARequest("trinity", 1, "/dev/null/received")
-"""What every request is made with. There can be no such folder, and a name that is not absolute would be looked up on a
-hub."""
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class ServedAdapter:
-    """The one adapter of a worker.
-
-    Args:
-        manager: VLLM's, of its model runner.
-        folder: Of the model that the worker has loaded.
-
-    Raises:
-        WeightTransferError: There is nothing to know that model by.
-    """
+    """The one adapter of a worker, whose model is in ``folder``. ``manager`` is vLLM's, of its model runner."""
 
     def __init__(self, manager: Any, folder: Path) -> None:
         self._manager, self._adapters = manager, manager._adapter_manager  # noqa: SLF001 (there is no public way)
@@ -56,11 +47,7 @@ class ServedAdapter:
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Make an adapter ready; called by the transfer's thread.
 
-        Args:
-            tensors: By PEFT's names, the ``B`` of each layer already times alpha over rank; and the base's identity.
-
-        Raises:
-            WeightTransferError: It is not for this model.
+        ``tensors`` have PEFT's names, the ``B`` of each layer already times alpha over rank; and the base's identity.
         """
         # In host memory, wherever they were received, and copies: the buffers are those of the next version, too.
         received = {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
@@ -96,15 +83,7 @@ class ServedAdapter:
 
 
 def rank_of(received: Mapping[str, torch.Tensor], most: int) -> int:
-    """Return the rank that all pairs of an adapter's matrices have.
-
-    Args:
-        received: By PEFT's names.
-        most: The largest that there is room for.
-
-    Raises:
-        WeightTransferError: They are not pairs, or not of one rank that there is room for.
-    """
+    """Return the rank of all pairs of an adapter's matrices, by PEFT's names; WeightTransferError if over ``most``."""
     a, b = ({name.removesuffix(end) for name in received if name.endswith(end)} for end in (_A, _B))
     if not a or a != b or len(received) != 2 * len(a):
         raise WeightTransferError("the adapter is not pairs of lora_A and lora_B")

@@ -1,7 +1,7 @@
 """vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
 
 A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
-begins that, and hears of its end, through its control server (``control_server``). On a CPU the same thread then loads
+begins that, and hears of its end, through its control server (``control``). On a CPU the same thread then loads
 the version into a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through
 vLLM's own phases at once: start; update, which finds the version; and finish, which is the only moment at which the
 model is touched: the shadow is exchanged with it, or, without one, the version is loaded. Where versions are adapters
@@ -39,17 +39,15 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.adapter import ServedAdapter
-from trinity_bus.weights.vllm.control_server import ControlServer
+from trinity_bus.weights.vllm.control import ControlServer
 from trinity_bus.weights.vllm.loading import Shadow, elements, load
 
+# How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms
 _SWITCH_S = 0.0005
-"""How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms."""
-_NICE = 5
-"""More than the thread had: a third of the weight of what it gives way to, enough to be preempted by it, and not to
-starve beside training."""
+_NICE = 5  # Of what it gives way to, a third of the weight: enough to be preempted, and not to starve beside training
 
 
 @dataclass
@@ -66,8 +64,6 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
 
 
 class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
-    """Receives whole versions beside generation."""
-
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
@@ -82,8 +78,8 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
             device=self.device,
             shared=self.parallel_config is not None and self.parallel_config.world_size > 1,
         )
+        # Held by the transfer that loads into the shadow; one that was cancelled may still be at it
         self._loading = threading.Lock()
-        """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""
         self._shadow: Shadow | None = None
         self._adapter: ServedAdapter | None = None
         self._expected: frozenset[str] | None = None
@@ -91,18 +87,9 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
 
     @property
     def serves_adapter(self) -> bool:
-        """Whether versions are adapters."""
         return self._adapter is not None
 
     def serve_adapter(self, manager: Any) -> None:
-        """Take adapters from now on, beside the weights that were loaded at the start.
-
-        Args:
-            manager: Of vLLM's model runner.
-
-        Raises:
-            WeightTransferError: There is nothing to know these weights by.
-        """
         with set_current_vllm_config(self.vllm_config):
             self._adapter = ServedAdapter(manager, Path(self.model_config.model))
 
@@ -113,11 +100,7 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         """Nothing: the model stays as it is until ``finish_weight_update``."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Find the version in the buffers.
-
-        Raises:
-            WeightTransferError: Another is there, or none.
-        """
+        """Find the version in the buffers; WeightTransferError where another is there, or none."""
         ready = self.receiver.manifest
         wanted = (update_info.version, update_info.checksum)
         if ready is None or (ready.version, ready.checksum) != wanted:
@@ -151,21 +134,13 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         self._expected = _names(ready)
 
     def _check_names(self, manifest: TransferManifest) -> None:
-        """Refuse what cannot be this model.
-
-        Raises:
-            WeightTransferError: The tensors have other names than those of the last version.
-        """
+        # The tensors have other names than those of the last version: this cannot be this model.
         if self._expected is not None and _names(manifest) != self._expected:
             odd = sorted(_names(manifest) ^ self._expected)[:5]
             raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
 
     def _prepare(self, manifest: TransferManifest, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Do what can be done with a version beside generation; called by the transfer's thread.
-
-        Raises:
-            WeightTransferError: It is not of this model, or cannot be loaded.
-        """
+        # Called by the transfer's thread, beside generation.
         if self._adapter is None and not self._beside:
             return
         self._check_names(manifest)
@@ -186,16 +161,12 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
             self._shadow = shadow
 
     def shutdown(self) -> None:
-        """Let go of the trainer."""
         self.receiver.close()
 
 
 def _most_bytes(model: torch.nn.Module, parallel: Any) -> int:
-    """Return the most bytes that a version of this model may have.
-
-    Each of its ranks holds a part of the model; an element travels as eight bytes at most; and what is tied here may
-    come twice.
-    """
+    # Each of its ranks holds a part of the model; an element travels as eight bytes at most; and what is tied here may
+    # come twice.
     ranks = 1 if parallel is None else int(parallel.world_size)
     return 2 * 8 * ranks * elements(model)
 
@@ -205,12 +176,10 @@ def _names(manifest: TransferManifest) -> frozenset[str]:
 
 
 def _make_way(device: torch.device) -> None:
-    """Let the threads of transfers run as soon as they have something to do, beside this one, which computes.
-
-    A version is delayed by each wait of theirs, and they have little to do between the waits. On a CPU the thread that
-    computes is never idle while there are requests; it gives way to others on its cores, too: to the explorer's event
-    loop, and to the coordinator and the broker where they are here. Threads that exist keep their priority.
-    """
+    # Threads of transfers run as soon as they have something to do, beside this one, which computes. A version is
+    # delayed by each wait of theirs, and they have little to do between the waits. On a CPU the thread that computes is
+    # never idle while there are requests; it gives way to others on its cores, too: to the explorer's event loop, and
+    # to the coordinator and the broker where they are here. Threads that exist keep their priority.
     sys.setswitchinterval(_SWITCH_S)
     # Elsewhere than on Linux, threads have no priority of their own.
     if device.type == "cpu" and sys.platform == "linux":
@@ -235,7 +204,7 @@ class WorkerExtension:
     finish_weight_update: Callable[[], None]
 
     def trinity_open_control(self, folder: str) -> str:
-        """Open this worker's control socket in a folder of the front end's; its path. Once."""
+        """Open this worker's control socket in a folder of the front end's, once. Return its path."""
         path = Path(folder) / f"{self.rank}.sock"
         self.trinity_control = ControlServer(self.weight_transfer_engine.receiver, path)
         _make_way(self.weight_transfer_engine.device)
@@ -244,7 +213,7 @@ class WorkerExtension:
         return str(path)
 
     def trinity_transfer_load(self, update_info: dict[str, Any]) -> None:
-        """VLLM's three phases at once, because each call is a round trip during which generation stands still.
+        """Do vLLM's three phases at once, because each call is a round trip during which generation stands still.
 
         Where versions are adapters, the worker's own part in the phases is left out: it would let go of all adapters,
         as those of weights that are no more.
@@ -259,7 +228,7 @@ class WorkerExtension:
         self.finish_weight_update()
 
     def trinity_transfer_cancel(self) -> bool:
-        """End a session without touching the model; True where an earlier load has already torn the weights."""
+        """End a session without touching the model. Return whether an earlier load has already torn the weights."""
         self.weight_transfer_engine.receiver.cancel()
         self.weight_transfer_engine.reset_weight_update_target()
         self._weight_update_active = False

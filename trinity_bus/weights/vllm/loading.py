@@ -11,12 +11,9 @@ the tensors, and whatever else loading has made, module by module: references, n
                |                          |
                +--failed: give it up      +--load: another version (the one before was never exchanged)
 
-Everything that loading does not touch is shared: configuration, attention's caches, and modules that are referred to in
-other ways than as submodules. A shadow costs one more copy of the weights, and exchanging gives the model's parameters
-other addresses, so it is not for models that are compiled or captured as graphs.
-
-Failures: ``load`` in place leaves a mix of two versions when it fails. A shadow that has failed is a mix, too, but
-nobody computes with it.
+A shadow costs one more copy of the weights; what loading does not touch is shared. Exchanging gives the model's
+parameters other addresses, so it is not for models that are compiled or captured as graphs. Failures: ``load`` in place
+leaves a mix of two versions when it fails. A shadow that has failed is a mix, too, but nobody computes with it.
 """
 
 import logging
@@ -42,15 +39,9 @@ _STRUCTURE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_se
 
 
 def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Load a version into a model, or into its shadow's.
+    """Load a version, by its names in a checkpoint, into a model that was loaded before, or into its shadow's.
 
-    Args:
-        model: Has been loaded before.
-        model_config: Of vLLM.
-        tensors: By their names in a checkpoint.
-
-    Raises:
-        WeightTransferError: A layer got nothing.
+    WeightTransferError: a layer got nothing.
     """
     wanted = {name for name, _ in model.named_parameters()} - _derived(model)
     with torch.no_grad(), _experts_at_once(model):
@@ -65,11 +56,9 @@ def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str,
 
 @contextmanager
 def _experts_at_once(model: torch.nn.Module) -> Iterator[None]:
-    """Within, each stack of a layer's experts is loaded by one call of its loader.
-
-    vLLM calls it for each expert's tensors, and twice: to count, and in earnest. Of some ten thousand tensors that is
-    seconds, most of them its own bookkeeping, and generation stands still for them.
-    """
+    # Each stack of a layer's experts is loaded by one call of its loader. vLLM calls it for each expert's tensors, and
+    # twice: to count, and in earnest. Of some ten thousand tensors that is seconds, most of them its own bookkeeping,
+    # and generation stands still for them.
     layers = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
     loaders = {}
     for layer in layers:
@@ -99,11 +88,7 @@ def _of_all(layer: RoutedExperts) -> Callable[..., None]:
 
 
 def _load_experts(layer: RoutedExperts, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
-    """Load all experts of a layer; returns the parameters that were loaded.
-
-    Raises:
-        WeightTransferError: One of them got nothing.
-    """
+    # Yields the parameters that were loaded.
     own = f"{layer.layer_name.rpartition('.')[2]}."
     places = defaultdict(list)
     for stack, part, expert, shard in layer.get_expert_mapping():
@@ -126,7 +111,7 @@ def _load_experts(layer: RoutedExperts, tensors: Iterable[tuple[str, torch.Tenso
 
 
 def _derived(model: torch.nn.Module) -> set[str]:
-    """Return the parameters that vLLM has made itself while it loaded a layer: the scales of one that it quantizes."""
+    # The parameters that vLLM has made itself while it loaded a layer: the scales of one that it quantizes.
     names: set[str] = set()
     for prefix, layer in model.named_modules():
         noted, _ = get_layerwise_info(layer).restore_metadata
@@ -136,7 +121,7 @@ def _derived(model: torch.nn.Module) -> set[str]:
 
 
 def elements(model: torch.nn.Module) -> int:
-    """How many elements a model of vLLM has in its checkpoint, as far as this rank holds them.
+    """Return how many elements a model of vLLM has in its checkpoint, as far as this rank holds them.
 
     What was packed for a kernel has no elements of its own any more; vLLM has noted what it was made of.
     """
@@ -149,11 +134,9 @@ def elements(model: torch.nn.Module) -> int:
 
 
 def _refresh_tied(model: torch.nn.Module) -> None:
-    """Process the layers again whose weight is another layer's, such as an output layer tied to the embeddings.
-
-    A reload passes them by, because no weight has their name. They see the new values, but not what vLLM derived
-    of the old ones: on a CPU, a copy packed for oneDNN, with which it would go on computing.
-    """
+    # Layers whose weight is another layer's, such as an output layer tied to the embeddings: a reload passes them by,
+    # because no weight has their name. They see the new values, but not what vLLM derived of the old ones: on a CPU, a
+    # copy packed for oneDNN, with which it would go on computing.
     owners: dict[int, torch.nn.Module] = {}
     for layer in model.modules():
         weight = getattr(layer, "weight", None)
@@ -164,10 +147,9 @@ def _refresh_tied(model: torch.nn.Module) -> None:
 
 
 class Shadow:
-    """The modules of a model once more. One thread at a time calls its methods.
+    """The modules of a model once more, which computes eagerly and is loaded.
 
-    Args:
-        model: A model of vLLM that computes eagerly, with its weights loaded.
+    One thread at a time calls its methods.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -178,11 +160,11 @@ class Shadow:
         # What was shared while it was made, is.
         self._storages.clear()
         self._tensors.clear()
+        # Attributes that loading has set since the last exchange, by the module of the model
         self._changed: dict[torch.nn.Module, set[str]] = {live: set() for live in self._twins}
-        """Attributes that loading has set since the last exchange, by the module of the model."""
 
     def load(self, model_config: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load a version beside the model; see :func:`load`. After a failure the shadow is of no use."""
+        """Load a version beside the model. After a failure the shadow is of no use."""
         before = {live: dict(vars(twin)) for live, twin in self._twins.items()}
         load(self._model, model_config, tensors)
         for live, twin in self._twins.items():
@@ -205,7 +187,7 @@ class Shadow:
             self._changed[live].clear()
 
     def _twin(self, live: torch.nn.Module) -> torch.nn.Module:
-        """Return the same module with tensors of its own; modules that appear twice do so here."""
+        # Modules that appear twice do so here.
         known = self._twins.get(live)
         if known is not None:
             return known
@@ -230,7 +212,7 @@ class Shadow:
         return twin
 
     def _copy(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a tensor with the same values elsewhere; tensors that share memory do so among the copies."""
+        # Tensors that share memory do so among the copies.
         if tensor is None:
             return None
         if id(tensor) not in self._tensors:

@@ -13,8 +13,7 @@ import threading
 
 _QUIET = "vllm.model_executor.models.utils"
 _CAST = "Attempted to load weight %s with dtype"
-BACKEND = "trinity"
-"""Name of our engine in vLLM's ``WeightTransferConfig``."""
+BACKEND = "trinity"  # of our engine in vLLM's ``WeightTransferConfig``
 
 _watching: set[int] = set()
 
@@ -33,7 +32,7 @@ def register() -> None:
 
 
 def _is_no_cast(record: logging.LogRecord) -> bool:
-    """Leave out a line for each tensor of each version that comes in another type; the explorer says so once."""
+    # A line for each tensor of each version that comes in another type; the explorer says so once.
     return not str(record.msg).startswith(_CAST)
 
 

@@ -16,7 +16,7 @@ from tests.support.faults.transfers import announcement, settled, source
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.support.mesh.waiting import wait_until
+from trinity_bus.weights.carrier import HeldVersion
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.chunks import PIECE, Span, behind_piece, chunk_hash, piece_bytes, spans
 from trinity_bus.weights.errors import LinkError, WeightTransferError
-from trinity_bus.weights.held_version import HeldVersion
+from trinity_bus.weights.layout import PIECE, Span, behind_piece, chunk_hash, piece_bytes, spans
 from trinity_bus.weights.link import carrier
 from trinity_bus.weights.link.carrier import LinkCarrier, LinkSender, LinkTaker
 from trinity_bus.weights.link.link import Link

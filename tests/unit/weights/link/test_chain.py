@@ -13,7 +13,7 @@ import torch
 
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.weights.held_version import HeldVersion
+from trinity_bus.weights.carrier import HeldVersion
 from trinity_bus.weights.link.carrier import LinkSender, LinkTaker
 from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.pull import transport

@@ -17,12 +17,10 @@ from schemas.model_version import ModelVersion
 from tests.support.faults.pulls import CHUNKED
 from tests.support.faults.transfers import SECRET, announcement, settled, source
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.weights import held_version
-from trinity_bus.weights.buckets import Bucket
+from trinity_bus.weights import carrier
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.chunks import MAX_CHUNKS, PIECE, chunk_bytes, spans
 from trinity_bus.weights.errors import LinkError, VersionGoneError
-from trinity_bus.weights.hashing import ContentHash
+from trinity_bus.weights.layout import MAX_CHUNKS, PIECE, Bucket, ContentHash, chunk_bytes, spans
 from trinity_bus.weights.pull import transport
 from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.relay import Relay
@@ -48,7 +46,7 @@ class PassersOn:
         self.go = threading.Event()
         self.instead: Callable[[Channel, memoryview], None] | None = None
         """What a member does that passes something on."""
-        patch.setattr(held_version, "send_piece", self._send)
+        patch.setattr(carrier, "send_piece", self._send)
         self.joined = 0
         join = FanOut.join
 
@@ -229,7 +227,7 @@ MIB = 1 << 20
 
 def begin(fleet: PassersOn, name: str = "a") -> WeightReceiver:
     """Let a member take three MiB, and wait for more."""
-    write, amid = held_version.send_piece, threading.Event()
+    write, amid = carrier.send_piece, threading.Event()
 
     def three(channel: Channel, piece: memoryview) -> None:
         if fleet.sent_by_trainer == 3 * MIB:
@@ -239,7 +237,7 @@ def begin(fleet: PassersOn, name: str = "a") -> WeightReceiver:
 
     fleet.go.set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_version, "send_piece", three)
+        patch.setattr(carrier, "send_piece", three)
         fleet.come(name)
         assert amid.wait(20)
         receiver = fleet.members[name]

@@ -24,7 +24,7 @@ from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.vllm.control_server import ControlServer
+from trinity_bus.weights.vllm.control import ControlServer
 
 
 class FakeEngine:
@@ -82,7 +82,7 @@ OTHER_WORKER = """
 import sys
 from pathlib import Path
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.vllm.control_server import ControlServer
+from trinity_bus.weights.vllm.control import ControlServer
 import torch
 
 receiver = WeightReceiver()

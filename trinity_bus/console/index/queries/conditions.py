@@ -1,19 +1,23 @@
-"""What the parts of a ``SampleFilter`` are in SQL, and what words somebody searches for."""
+"""What the parts of a ``SampleFilter`` are in SQL, what words somebody searches for, and lists in pages.
+
+A page ends where the number of its last row says, and the next one goes on below it.
+"""
 
 import re
 import sqlite3
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.answers import RowPage
 from trinity_bus.console.index.queries.trainers import whose
-from trinity_bus.console.index.questions import SampleFilter
+from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter
 from trinity_bus.console.index.schema import last_number
 
+# Which record tells what a step was made of: it may have been begun more than once
 LATEST_OF_STEP: Final = (
     '(SELECT "offset" FROM begun WHERE step = :step AND trainer = :trainer AND id BETWEEN :since AND :until '
     "ORDER BY id DESC LIMIT 1)"
 )
-"""Which record tells what a step was made of: it may have been begun more than once."""
 GROUPS_OF_STEP: Final = (
     f'(SELECT DISTINCT partition, "offset" FROM step_groups WHERE begun = {LATEST_OF_STEP}) u '
     'CROSS JOIN groups g ON g.partition = u.partition AND g."offset" = u."offset"'
@@ -22,13 +26,14 @@ _OF_STEP: Final = (
     'EXISTS (SELECT 1 FROM step_groups u WHERE u.partition = g.partition AND u."offset" = g."offset" '
     f"AND u.begun = {LATEST_OF_STEP})"
 )
+# Whether all runs of a group's task have the same reward, but for rounding; of a task without rewards, too
 EQUAL_RUNS: Final = (
     "(SELECT coalesce(max(m.run_max) - min(m.run_min), 0) < 1e-6 FROM groups m WHERE m.id <= :until AND m.id IN ("
     "SELECT g.id UNION ALL SELECT n.id FROM parts o JOIN parts w ON w.task_id = o.task_id "
     'CROSS JOIN groups n ON n.partition = w.partition AND n."offset" = w."offset" '
     'WHERE o.partition = g.partition AND o."offset" = g."offset"))'
 )
-"""Whether all runs of a group's task have the same reward, but for rounding; of a task without rewards, too."""
+# What must hold of a group in which a sample may match
 _OF_GROUP: Final = {
     "task_id": "g.task_id = :task_id",
     "batch_id": "g.batch_id = :batch_id",
@@ -37,18 +42,13 @@ _OF_GROUP: Final = {
     "reward_max": "g.reward_min <= :reward_max",
     "version_min": "g.version_max >= :version_min",
     "version_max": "g.version_min <= :version_max",
-    "workflow": "g.workflow = :workflow",
-    "explorer": "g.explorer = :explorer",
-    "batch_type": "g.batch_type = :batch_type",
     "teaches_nothing": f"{EQUAL_RUNS} = :teaches_nothing",
 }
-"""What must hold of a group in which a sample may match."""
 _OF_SAMPLE: Final = {
     "reward_min": "s.reward >= :reward_min",
     "reward_max": "s.reward <= :reward_max",
     "version_min": "s.version_max >= :version_min",
     "version_max": "s.version_min <= :version_max",
-    "finish_reason": "s.finish_reason = :finish_reason",
 }
 _QUOTED: Final = re.compile(r'"([^"]*)"?|(\S+)')
 
@@ -59,7 +59,6 @@ def of_groups(wanted: SampleFilter) -> str:
 
 
 def of_samples(wanted: SampleFilter) -> str:
-    """Return conditions on samples, beyond those on their groups."""
     return _joined(_OF_SAMPLE, wanted)
 
 
@@ -69,7 +68,6 @@ def rewards(wanted: SampleFilter) -> str:
 
 
 def values_of(db: sqlite3.Connection, wanted: SampleFilter, until: float | None) -> dict[str, Any]:
-    """Return the values that the conditions name."""
     names = (name for name in SampleFilter.__struct_fields__ if name != "text")
     of = {} if wanted.step is None else whose(db, wanted.trainer, until).values
     return {name: getattr(wanted, name) for name in names} | {"until": last_number(until)} | of
@@ -94,3 +92,18 @@ def match_of(text: str) -> str:
 
 def _joined(table: dict[str, str], wanted: SampleFilter) -> str:
     return "".join(f" AND {sql}" for name, sql in table.items() if getattr(wanted, name) is not None)
+
+
+_ANY: Final = 1 << 62
+
+
+def page_values(ask: PageAsk) -> dict[str, int]:
+    """Return the values that a query of a page names: ``before``, and ``rows``, one more than are shown."""
+    return {"before": _ANY if ask.before is None else ask.before, "rows": ask.rows + 1}
+
+
+def row_page[R](found: Iterable[tuple[Any, ...]], ask: PageAsk, make: Callable[[tuple[Any, ...]], R]) -> RowPage[R]:
+    """Return a page of what such a query finds; the first value of each row is its number."""
+    rows = list(found)
+    shown = rows[: ask.rows]
+    return RowPage([make(row) for row in shown], str(shown[-1][0]) if len(rows) > ask.rows else None)

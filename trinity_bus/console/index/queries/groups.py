@@ -21,10 +21,16 @@ from trinity_bus.console.index.answers import (
     StepName,
     WholeGroup,
 )
-from trinity_bus.console.index.queries.conditions import EQUAL_RUNS, GROUPS_OF_STEP, of_groups, values_of
-from trinity_bus.console.index.queries.paging import page_values, row_page
+from trinity_bus.console.index.queries.conditions import (
+    EQUAL_RUNS,
+    GROUPS_OF_STEP,
+    of_groups,
+    page_values,
+    row_page,
+    values_of,
+)
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
-from trinity_bus.console.index.questions import PageAsk, SampleFilter
+from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,
     SAMPLE_BITS,
@@ -35,14 +41,14 @@ from trinity_bus.console.index.schema import (
     time_of,
 )
 
-MAX_GROUPS: Final = 500
-"""Attempts of one task, and steps of one sample, that are told of."""
+MAX_GROUPS: Final = 500  # Attempts of one task, and steps of one sample, that are told of
 
+# Of a step that a trainer has begun twice the last record counts; another run's is not to be looked at any more
 _LAST_WORD: Final = (
     f"{OF_LAST_RUN} AND NOT EXISTS (SELECT 1 FROM begun c WHERE c.step = b.step AND c.trainer = b.trainer "
     "AND c.run = b.run AND c.id > b.id AND c.id <= :until)"
 )
-"""Of a step that a trainer has begun twice the last record counts; another run's is not to be looked at any more."""
+# A number, and what a ``GroupRow`` is made of
 _GROUP: Final = (
     f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
     "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "
@@ -52,41 +58,39 @@ _GROUP: Final = (
     'ON b."offset" = u.begun WHERE u.partition = g.partition AND u."offset" = g."offset" AND b.id <= :until '
     f"AND {_LAST_WORD})"
 )
-"""A number, and what a ``GroupRow`` is made of."""
+# A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown
 SAMPLE: Final = (
     f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, s.run_id, g.batch_id, g.batch_type, '
     "g.workflow, g.explorer, s.reward, s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, "
     "s.finish_reason"
 )
-"""A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown."""
 
+# The steps that were begun with a record of a group, those of live trainers first
 _BEGUN_WITH: Final = (
     'SELECT b."offset", b.step, b.trainer, b.follows, b.id, u.replayed, u.first, b.run FROM step_groups u '
     'JOIN begun b ON b."offset" = u.begun WHERE u.partition = :partition AND u."offset" = :offset '
     f"AND b.id <= :until AND {_LAST_WORD} ORDER BY b.follows IS NOT NULL, b.id LIMIT :most"
 )
-"""The steps that were begun with a record of a group, those of live trainers first."""
+# Where the parts of a group lie of which one lies there; none before its task has a result
 _PARTS: Final = (
     'SELECT w.partition, w."offset" FROM parts o JOIN parts w ON w.task_id = o.task_id '
     'WHERE o.partition = :partition AND o."offset" = :offset ORDER BY w.first'
 )
-"""Where the parts of a group lie of which one lies there; none before its task has a result."""
+# Where a step's figures of a sample's tokens lie; of a step that was trained twice, the last
 _FIGURES: Final = (
     'SELECT partition, "offset" FROM token_figures WHERE group_partition = :partition AND group_offset = :offset '
     "AND trainer = :trainer AND run = :run AND step = :step AND :number BETWEEN first AND last AND id <= :until "
     "ORDER BY id DESC LIMIT 1"
 )
-"""Where a step's figures of a sample's tokens lie; of a step that was trained twice, the last."""
 
 
-def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None) -> RowPage[GroupRow]:
+def groups(
+    db: sqlite3.Connection, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
+) -> RowPage[GroupRow]:
     """Return groups, the newest first.
 
-    Args:
-        db: To be asked.
-        wanted: Which: what it says of samples may hold of some of the group's.
-        ask: Which page.
-        until: Nothing that is younger.
+    What the filter says of single samples (rewards, versions) need hold of some of them; texts
+    are not looked at.
     """
     source = "groups g" if wanted.step is None else GROUPS_OF_STEP
     values = values_of(db, wanted, until) | page_values(ask)
@@ -99,12 +103,11 @@ def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: fl
 
 
 def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[GroupRow]:
-    """Return the groups of all attempts at a task, the oldest first."""
-    return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until).rows[::-1]
+    return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until=until).rows[::-1]
 
 
-def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> SampleDetail | None:
-    """Return one sample; None: there is none, or it came later."""
+def sample(db: sqlite3.Connection, place: SamplePlace, *, until: float | None = None) -> SampleDetail | None:
+    """Return one sample; None: there is none. Its tokens are on the log: see ``PastRecords``."""
     values = {"partition": place.partition, "offset": place.offset, "until": last_number(until)}
     query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset'
     found = db.execute(f"{query} AND g.id <= :until", values).fetchone()
@@ -120,7 +123,6 @@ def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> S
 
 
 def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> list[SampleRow]:
-    """Return rows of what ``SAMPLE`` selects."""
     rows = []
     for number, partition, offset, *values in found:
         head = db.execute("SELECT head FROM texts WHERE id = ?", (number,)).fetchone()
@@ -129,8 +131,10 @@ def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> lis
     return rows
 
 
-def whole_group(db: sqlite3.Connection, partition: int, offset: int, until: float | None) -> WholeGroup | None:
-    """Return the group that a record is a part of; None: the record is not there, or it came later."""
+def whole_group(
+    db: sqlite3.Connection, partition: int, offset: int, *, until: float | None = None
+) -> WholeGroup | None:
+    """Return all parts of the group that a record is of, and the steps that were begun with it; None: no record."""
     values = {"partition": partition, "offset": offset, "until": last_number(until)}
     places = db.execute(f"{_PARTS} LIMIT {MAX_GROUPS}", values).fetchall() or [(partition, offset)]
     query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset AND g.id <= :until'
@@ -163,7 +167,6 @@ def _live_first(step: StepName) -> tuple[bool, int, str]:
 
 
 def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[SampleUse]:
-    """Return what each step that was begun with a sample's group did with it, those of live trainers first."""
     begun = db.execute(_BEGUN_WITH, values | {"most": MAX_GROUPS}).fetchall()
     found = []
     for key, step, trainer, follows, number, replayed, first, run in begun:

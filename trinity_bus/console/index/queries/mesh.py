@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from typing import Any, Final
 
 from trinity_bus.console.index.answers import (
@@ -18,21 +19,30 @@ from trinity_bus.console.index.answers import (
     TaskEvent,
     TaskTimeline,
 )
-from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.queries.conditions import page_values, row_page
 from trinity_bus.console.index.queries.groups import groups_of_task
-from trinity_bus.console.index.queries.paging import page_values, row_page
 from trinity_bus.console.index.queries.trainers import Whose, whose
-from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Axis, DeadLetterFilter, PageAsk
+from trinity_bus.console.index.questions import (
+    ALL_DEAD_LETTERS,
+    FIRST_PAGE,
+    MAX_LIMIT,
+    MAX_NAMES,
+    MAX_POINTS,
+    Axis,
+    DeadLetterFilter,
+    PageAsk,
+    QuestionError,
+)
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 from trinity_bus.runtime.wording import counted
 
+# What came onto the log, as metrics: by time alone, to the minute
 PACE: Final = {
     "log/samples_per_s": "samples",
     "log/groups_per_s": "groups",
     "log/tasks_per_s": "tasks",
     "log/response_tokens_per_s": "response_tokens",
 }
-"""What came onto the log, as metrics: by time alone, to the minute."""
 _MINUTE_S: Final = 60
 _AXES: Final = {"step": "step", "version": "version", "time": "at / 1000.0"}
 _NAMES: Final = (
@@ -46,8 +56,7 @@ def _ms(until: float | None) -> int:
     return MAX_AT if until is None else int(min(max(until * 1000, 0), MAX_AT))
 
 
-def extent(db: sqlite3.Connection, until: float | None) -> Extent:
-    """Return how much there is."""
+def extent(db: sqlite3.Connection, *, until: float | None = None) -> Extent:
     number, at = last_number(until), _ms(until)
     samples, groups, tasks, first, last = db.execute(
         "SELECT coalesce(sum(samples), 0), coalesce(sum(groups), 0), coalesce(sum(tasks), 0), min(minute), max(minute) "
@@ -77,24 +86,28 @@ def extent(db: sqlite3.Connection, until: float | None) -> Extent:
 
 
 def passed_over(db: sqlite3.Connection) -> PassedOver:
-    """Return how much of the log is not in the tables."""
     found = db.execute("SELECT topic, sum(unreadable), sum(lost) FROM offsets GROUP BY topic").fetchall()
     unreadable = {topic: count for topic, count, _ in found if count}
     return PassedOver(unreadable, sum(lost for *_, lost in found))
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:
-    """Return the names of all metrics, in their order."""
+    """Return the names of all metrics: those of steps and of batches, and what came onto the log (``log/...``)."""
     return [*PACE, *(name for (name,) in db.execute(_NAMES))]
 
 
 def metrics(
-    db: sqlite3.Connection, names: list[str], *, by: Axis, points: int, trainer: str | None, until: float | None
+    db: sqlite3.Connection,
+    names: Sequence[str],
+    *,
+    by: Axis = "step",
+    points: int = 500,
+    trainer: str | None = None,
+    until: float | None = None,
 ) -> list[Series]:
-    """Return a series of each name.
+    """Return a series of each name, for charts: at most so many points, in the order of the axis.
 
-    Raises:
-        QuestionError: Too many names or points, or an axis that there is not.
+    Of steps they are those of a trainer's last run; None: of the first of ``trainers``.
     """
     if len(names) > MAX_NAMES:
         raise QuestionError(f"{len(names)} metrics: at most {MAX_NAMES} at once")
@@ -134,8 +147,8 @@ def _series(db: sqlite3.Connection, name: str, *, by: Axis, points: int, of: Who
     return [Point(*row) for row in found]
 
 
-def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
-    """Return every explorer as it last said up to a moment, by name."""
+def fleet(db: sqlite3.Connection, *, until: float | None = None) -> list[ExplorerRow]:
+    """Return the explorers as they last said, by name, those too that were long silent."""
     found = db.execute(
         "SELECT f.explorer, f.at, f.state, f.version, f.slots, f.running, f.pool, f.tokens, e.tokens, e.at "
         "FROM fleet f LEFT JOIN fleet e ON e.explorer = f.explorer AND e.incarnation = f.incarnation AND e.minute = "
@@ -161,8 +174,8 @@ def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
     ]
 
 
-def settings(db: sqlite3.Connection, service: str | None, until: float | None) -> list[SettingsRow]:
-    """Return what each service, or each of one kind, was started with last, up to a moment, by name."""
+def settings(db: sqlite3.Connection, *, service: str | None = None, until: float | None = None) -> list[SettingsRow]:
+    """Return what each service was started with last, by service and name."""
     found = db.execute(
         "SELECT max(id), service, name, told FROM settings WHERE id <= ? AND coalesce(service = ?, 1) "
         "GROUP BY service, name ORDER BY service, name LIMIT ?",
@@ -172,21 +185,24 @@ def settings(db: sqlite3.Connection, service: str | None, until: float | None) -
 
 
 def dead_letters(
-    db: sqlite3.Connection, wanted: DeadLetterFilter, ask: PageAsk, until: float | None
+    db: sqlite3.Connection,
+    wanted: DeadLetterFilter = ALL_DEAD_LETTERS,
+    ask: PageAsk = FIRST_PAGE,
+    *,
+    until: float | None = None,
 ) -> RowPage[DeadLetterRow]:
-    """Return dead letters, the newest first."""
+    """Return records that could not be taken, the newest first."""
     values = {
         "until": last_number(until),
         **page_values(ask),
-        "topic": wanted.topic,
         "source": wanted.source_topic,
         "reason": wanted.reason,
         "text": wanted.text,
     }
     found = db.execute(
         'SELECT id, topic, partition, "offset", reason, detail, source, source_topic, "key", size, head '
-        "FROM dead_letters WHERE id <= :until AND id < :before AND coalesce(topic = :topic, 1) "
-        "AND coalesce(source_topic = :source, 1) AND coalesce(reason = :reason, 1) "
+        "FROM dead_letters WHERE id <= :until AND id < :before AND coalesce(source_topic = :source, 1) "
+        "AND coalesce(reason = :reason, 1) "
         'AND (:text IS NULL OR instr(lower(detail || char(10) || "key" || char(10) || head), lower(:text))) '
         "ORDER BY id DESC LIMIT :rows",
         values,
@@ -194,8 +210,8 @@ def dead_letters(
     return row_page(found, ask, lambda row: DeadLetterRow(Place(*row[1:4]), time_of(row[0]), *row[4:]))
 
 
-def task(db: sqlite3.Connection, task_id: str, until: float | None) -> TaskTimeline | None:
-    """Return the way of a task; None: nothing is known of it."""
+def task(db: sqlite3.Connection, task_id: str, *, until: float | None = None) -> TaskTimeline | None:
+    """Return the whole way of a task, with its groups side by side; None: nothing is known of it."""
     values = {"task_id": task_id, "at": _ms(until), "until": last_number(until), "rows": MAX_LIMIT}
     sent = db.execute(
         'SELECT at, partition, "offset", workflow, batch_id, batch_type, producer, prompt, answer FROM tasks '

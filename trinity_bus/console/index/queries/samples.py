@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from trinity_bus import awake
 from trinity_bus.console.index.answers import Bin, Histogram, RowPage, SampleRow
-from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.conditions import (
     GROUPS_OF_STEP,
     match_of,
@@ -28,13 +27,18 @@ from trinity_bus.console.index.queries.conditions import (
     values_of,
 )
 from trinity_bus.console.index.queries.groups import SAMPLE, sample_rows
-from trinity_bus.console.index.questions import MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
+from trinity_bus.console.index.questions import (
+    ALL_SAMPLES,
+    MAX_BINS,
+    MAX_HISTOGRAM_SAMPLES,
+    PageAsk,
+    QuestionError,
+    SampleFilter,
+)
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
 
-_WINDOW: Final = 20_000
-"""Groups."""
-_FEW: Final = 5_000
-"""Samples that are found by their reward and sorted, rather than looked for from the newest back."""
+_WINDOW: Final = 20_000  # Groups
+_FEW: Final = 5_000  # Samples that are found by their reward and sorted, rather than looked for from the newest back
 _REST: Final = (1 << SAMPLE_BITS) - 1
 _THEIR_SAMPLES: Final = (
     f"CROSS JOIN samples s ON s.id BETWEEN g.id << {SAMPLE_BITS} AND g.id << {SAMPLE_BITS} | {_REST}"
@@ -49,32 +53,17 @@ _WITH_WORDS: Final = (
 
 
 class _Plan(Struct, frozen=True):
-    """How a search goes about."""
-
     source: str
     order: str
-    left: SampleFilter
-    """What of the question the source does not settle."""
-    is_whole: bool
-    """Whether there is little to look at, so that it need not be done in windows."""
+    left: SampleFilter  # What of the question the source does not settle
+    is_whole: bool  # Whether there is little to look at, so that it need not be done in windows
     more: str = ""
 
 
 def samples(
     db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None, limit_s: float
 ) -> RowPage[SampleRow]:
-    """Return samples that match: the newest group first, each group's in their order.
-
-    Args:
-        db: To be asked.
-        wanted: Which.
-        ask: Which page.
-        until: Nothing that is younger.
-        limit_s: After which a search stops that has not filled its page.
-
-    Raises:
-        QuestionError: It cannot be asked so.
-    """
+    # A search that has not filled its page stops after ``limit_s``.
     wanted.check()
     values = values_of(db, wanted, until)
     stop_at = awake.now() + limit_s
@@ -90,12 +79,10 @@ def samples(
     return RowPage(sample_rows(db, found))
 
 
-def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: float | None) -> Histogram:
-    """Return how the rewards of matching samples are spread.
-
-    Raises:
-        QuestionError: It cannot be asked so: for a text, or for too many bins.
-    """
+def histogram(
+    db: sqlite3.Connection, wanted: SampleFilter = ALL_SAMPLES, *, bins: int = 40, until: float | None = None
+) -> Histogram:
+    """Return how the rewards of samples are spread; of more than ``MAX_HISTOGRAM_SAMPLES``, those of the newest."""
     if wanted.text is not None:
         raise QuestionError("rewards are not counted by text")
     if not 1 <= bins <= MAX_BINS:
@@ -123,10 +110,8 @@ def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: fl
 def _search(
     db: sqlite3.Connection, columns: str, wanted: SampleFilter, values: dict[str, Any], before: int | None
 ) -> Iterator[tuple[int, Iterator[tuple[Any, ...]]]]:
-    """Yield for each window the number that its groups are above, and the rows of the samples in it that match.
-
-    The first column is the sample's number.
-    """
+    # For each window: the number that its groups are above, and rows of samples in it that match, by the sample's
+    # number
     top = (values["until"] << SAMPLE_BITS | _REST) + 1
     values = values | {"before": top if before is None else min(top, before)}
     if wanted.text is not None:
@@ -156,7 +141,7 @@ def _search(
 
 
 def _once(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Leave out a sample's own words where its prompt, which comes before, has brought the whole group."""
+    # Leave out a sample's own words where its prompt, which comes before, has brought the whole group
     whole = -1
     for word, found in groupby(rows, itemgetter(0)):
         if word & PROMPT:

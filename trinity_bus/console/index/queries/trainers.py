@@ -14,10 +14,11 @@ from trinity_bus.console.index.answers import TrainerRow
 from trinity_bus.console.index.schema import last_number, time_of
 
 _MOST: Final = 500
+# Of a step ``b`` that was begun: it is of its trainer's last run, as all that pages of a trainer show
 OF_LAST_RUN: Final = (
     "b.run = (SELECT run FROM begun WHERE id = (SELECT max(id) FROM begun WHERE trainer = b.trainer AND id <= :until))"
 )
-"""Of a step ``b`` that was begun: it is of its trainer's last run, as all that pages of a trainer show."""
+# The last run of each trainer
 _RUNS: Final = (
     # From one name to the next by the index: steps are many, and trainers are few.
     "WITH RECURSIVE n (trainer) AS (SELECT (SELECT min(trainer) FROM begun) UNION ALL "
@@ -27,7 +28,6 @@ _RUNS: Final = (
     "(SELECT min(id) FROM begun WHERE trainer = b.trainer) FROM n JOIN begun b ON b.id = "
     "(SELECT max(id) FROM begun WHERE trainer = n.trainer AND id <= :until)"
 )
-"""The last run of each trainer."""
 _ENDS: Final = (
     "WITH RECURSIVE n (trainer) AS (SELECT (SELECT min(trainer) FROM trained) UNION ALL "
     "SELECT (SELECT min(trainer) FROM trained WHERE trainer > n.trainer) FROM n WHERE n.trainer IS NOT NULL "
@@ -39,26 +39,21 @@ _ENDS: Final = (
 class Whose(Struct, frozen=True):
     """One run of one trainer."""
 
-    trainer: str | None
-    """None: nobody has trained."""
-    since: int = 0
-    """Numbers of its records are not below this one."""
-    of_batches: bool = True
-    """Whether figures of batches are of its steps."""
+    trainer: str | None  # None: nobody has trained
+    since: int = 0  # Numbers of its records are not below this one
+    of_batches: bool = True  # Whether figures of batches are of its steps
 
     @property
     def values(self) -> dict[str, str | int | None]:
-        """What conditions name."""
         return {"trainer": self.trainer, "since": self.since}
 
 
-def trainers(db: sqlite3.Connection, until: float | None) -> list[TrainerRow]:
-    """Return who has trained: those that follow nobody first, and of these who spoke last."""
+def trainers(db: sqlite3.Connection, *, until: float | None = None) -> list[TrainerRow]:
+    """Return who has steps: the live trainer that spoke last first, and those that follow one last."""
     return [row for row, _ in _known(db, until)]
 
 
 def whose(db: sqlite3.Connection, trainer: str | None, until: float | None) -> Whose:
-    """Return whose steps are meant by a trainer's name; None: by none."""
     for row, found in _known(db, until):
         if trainer in {None, row.trainer}:
             return found

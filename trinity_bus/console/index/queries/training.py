@@ -4,34 +4,23 @@ import json
 import sqlite3
 from typing import Any, Final
 
-from trinity_bus.console.index.answers import (
-    BatchDetail,
-    BatchRow,
-    BatchTransition,
-    ChoiceRow,
-    LeftOutRow,
-    PublishedRow,
-    RowPage,
-    StepDetail,
-    StepRow,
-    SyncRow,
-    VersionDetail,
-)
-from trinity_bus.console.index.queries.paging import page_values, row_page
+from schemas.record import BatchType
+from trinity_bus.console.index import answers
+from trinity_bus.console.index.queries.conditions import page_values, row_page
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
-from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
+from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 
 _BEGAN: Final = (
     "FROM begun b WHERE b.batch_id = a.batch_id AND b.follows IS NULL AND b.id <= :until "
     f"AND {OF_LAST_RUN} ORDER BY b.id DESC LIMIT 1"
 )
+# A number, and what a ``BatchRow`` is made of
 _BATCH: Final = (
     "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
     f"a.min_version, a.reward, a.reason, {time_in_sql('a.id')}, "
     f"(SELECT b.step {_BEGAN}), (SELECT b.trainer {_BEGAN})"
 )
-"""A number, and what a ``BatchRow`` is made of."""
 _LATEST_BATCH: Final = (
     "NOT EXISTS (SELECT 1 FROM batches c WHERE c.batch_id = a.batch_id AND c.id > a.id AND c.id <= :until)"
 )
@@ -48,8 +37,8 @@ _STEP: Final = (
     't.metrics, t.checksum, t.checkpoint, b.seed, b."offset" FROM n '
     f"LEFT JOIN begun b ON b.id = {_BEGUN} LEFT JOIN trained t ON t.id = {_TRAINED} AND t.id > coalesce(b.id, 0)"
 )
-_STEP_FIELDS: Final = len(StepRow.__struct_fields__)
-"""So many values of it make a ``StepRow``."""
+_STEP_FIELDS: Final = len(answers.StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
+# A number, what a ``PublishedRow`` is made of, metrics and skipped batches
 _VERSION: Final = (
     f"v.id, v.model, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.method, v.trainer, v.checksum, "
     "v.checkpoint, v.seconds, v.rolled_back_to, v.rolled_back_by, v.rolled_back_why, "
@@ -57,7 +46,6 @@ _VERSION: Final = (
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
     "AND s.id <= :until), v.metrics, v.skipped"
 )
-"""A number, what a ``PublishedRow`` is made of, metrics and skipped batches."""
 _ANNOUNCED: Final = (
     "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
     "ORDER BY id DESC LIMIT 1)"
@@ -65,24 +53,23 @@ _ANNOUNCED: Final = (
 
 
 def batches(
-    db: sqlite3.Connection, ask: PageAsk, batch_type: str | None, state: str | None, until: float | None
-) -> RowPage[BatchRow]:
+    db: sqlite3.Connection,
+    ask: PageAsk = FIRST_PAGE,
+    *,
+    batch_type: BatchType | None = None,
+    until: float | None = None,
+) -> answers.RowPage[answers.BatchRow]:
     """Return batches, those that changed last first."""
-    values = {
-        "until": last_number(until),
-        **page_values(ask),
-        "batch_type": batch_type,
-        "state": state,
-    }
+    values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type}
     query = (
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
-        "AND coalesce(a.batch_type = :batch_type, 1) AND coalesce(a.state = :state, 1) ORDER BY a.id DESC LIMIT :rows"
+        "AND coalesce(a.batch_type = :batch_type, 1) ORDER BY a.id DESC LIMIT :rows"
     )
-    return row_page(db.execute(query, values), ask, lambda row: BatchRow(*row[1:]))
+    return row_page(db.execute(query, values), ask, lambda row: answers.BatchRow(*row[1:]))
 
 
-def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDetail | None:
-    """Return one batch; None: there is none."""
+def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) -> answers.BatchDetail | None:
+    """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
     values = {"until": last_number(until), "batch_id": batch_id, "rows": MAX_LIMIT}
     found = db.execute(
         f"SELECT {_BATCH}, a.metrics FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
@@ -92,23 +79,26 @@ def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDe
     if not found:
         return None
     *newest, metrics = found[0]
-    transitions = [BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
-    return BatchDetail(BatchRow(*newest[1:]), transitions, json.loads(metrics))
+    transitions = [answers.BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
+    return answers.BatchDetail(answers.BatchRow(*newest[1:]), transitions, json.loads(metrics))
 
 
-def steps(db: sqlite3.Connection, ask: PageAsk, trainer: str | None, until: float | None) -> RowPage[StepRow]:
-    """Return steps of a trainer, the newest first."""
+def steps(
+    db: sqlite3.Connection, ask: PageAsk = FIRST_PAGE, *, trainer: str | None = None, until: float | None = None
+) -> answers.RowPage[answers.StepRow]:
+    """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time."""
     values = {"until": last_number(until), **page_values(ask), **whose(db, trainer, until).values}
     known = " UNION ".join(
         f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND {_THEIRS}"
         for table in ("begun", "trained")
     )
     query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
-    return row_page(db.execute(query, values), ask, lambda row: StepRow(*row[:_STEP_FIELDS]))
+    return row_page(db.execute(query, values), ask, lambda row: answers.StepRow(*row[:_STEP_FIELDS]))
 
 
-def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float | None) -> StepDetail | None:
-    """Return one step of a trainer; None: there is none."""
+def step(
+    db: sqlite3.Connection, number: int, *, trainer: str | None = None, until: float | None = None
+) -> answers.StepDetail | None:
     values = {"until": last_number(until), "step": number, **whose(db, trainer, until).values}
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
     if row[1] is None:
@@ -117,23 +107,21 @@ def step(db: sqlite3.Connection, number: int, trainer: str | None, until: float 
     left_out = db.execute(
         "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? ORDER BY rowid LIMIT ?", (key, MAX_LIMIT)
     )
-    return StepDetail(
-        row=StepRow(*row[:_STEP_FIELDS]),
+    return answers.StepDetail(
+        row=answers.StepRow(*row[:_STEP_FIELDS]),
         metrics=json.loads(metrics or "{}"),
-        left_out=[LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
+        left_out=[answers.LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
         checksum=checksum,
         checkpoint=checkpoint,
         seed=seed,
     )
 
 
-def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: float | None) -> RowPage[PublishedRow]:
-    """Return published versions, the newest first."""
-    values = {
-        "until": last_number(until),
-        **page_values(ask),
-        "model": model,
-    }
+def versions(
+    db: sqlite3.Connection, ask: PageAsk = FIRST_PAGE, *, model: str | None = None, until: float | None = None
+) -> answers.RowPage[answers.PublishedRow]:
+    """Return the versions that were published, the newest first."""
+    values = {"until": last_number(until), **page_values(ask), "model": model}
     query = (
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.id <= :until AND v.id < :before "
         "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT :rows"
@@ -141,11 +129,9 @@ def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: flo
     return row_page(db.execute(query, values), ask, _version_of)
 
 
-def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) -> list[ChoiceRow]:
-    """Return which versions somebody chose to have served, the newest choice first.
-
-    A choice is announced anew for each explorer that comes late: the first announcement is its time.
-    """
+def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | None = None) -> list[answers.ChoiceRow]:
+    """Return who chose which version to be served, and when, the newest choice first."""
+    # A choice is announced anew for each explorer that comes late: the first announcement is its time.
     found = db.execute(
         "SELECT id, version, pinned, asked_by FROM (SELECT id, version, pinned, asked_by, "
         "lag(version) OVER o IS version AND lag(pinned) OVER o IS pinned AND lag(asked_by) OVER o IS asked_by AS again "
@@ -153,11 +139,13 @@ def choices(db: sqlite3.Connection, model: str, rows: int, until: float | None) 
         "WINDOW o AS (ORDER BY id)) WHERE NOT again ORDER BY id DESC LIMIT :rows",
         {"model": model, "until": last_number(until), "rows": rows},
     )
-    return [ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
+    return [answers.ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
 
 
-def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:
-    """Return one version, as it was published last; None: it was not."""
+def version(
+    db: sqlite3.Connection, number: int, *, model: str | None = None, until: float | None = None
+) -> answers.VersionDetail | None:
+    """Return one version; None: it was not published. Its batch and step lead on to its tasks."""
     values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
     row = db.execute(
         f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.version = :version AND v.id <= :until "
@@ -172,14 +160,14 @@ def version(db: sqlite3.Connection, number: int, model: str | None, until: float
         values | {"model": row[1]},
     )
     *_, metrics, skipped = row
-    return VersionDetail(
+    return answers.VersionDetail(
         row=_version_of(row),
         metrics=json.loads(metrics),
-        syncs=[SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
+        syncs=[answers.SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
         skipped=json.loads(skipped),
     )
 
 
-def _version_of(row: tuple[Any, ...]) -> PublishedRow:
+def _version_of(row: tuple[Any, ...]) -> answers.PublishedRow:
     _, *values, announced, pinned, synced, _, _ = row
-    return PublishedRow(*(*values, bool(announced), bool(pinned), synced))
+    return answers.PublishedRow(*(*values, bool(announced), bool(pinned), synced))

@@ -19,31 +19,19 @@ from trinity_bus.sizing.parameters import parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
 
 _BFLOAT16: Final = 2
-_UNDER_WAY: Final = 2 * (64 << 20)
-"""``trinity_bus.weights.link.carrier``: so many parts of so many bytes."""
-PINNED_BYTES_S: Final = 52e9
-"""From pinned host memory to a GPU: measured on an H100, ``benchmarks/results/gpu.json``."""
+_UNDER_WAY: Final = 2 * (64 << 20)  # ``trinity_bus.weights.link.carrier``: so many parts of so many bytes
+PINNED_BYTES_S: Final = 52e9  # From pinned host memory to a GPU: measured on an H100, ``benchmarks/results/gpu.json``
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One row: bytes that move, or lie somewhere."""
-
     what: str
     nbytes: float
-    versions: float
-    """The same, in versions."""
+    versions: float  # The same, in versions
 
 
 def moved(shape: ModelShape, *, divided: int, engines: int, engine_ranks: int) -> Sequence[Moved]:
-    """Return what a version moves and holds.
-
-    Args:
-        shape: Of the model, in bfloat16.
-        divided: Ranks of the trainer that each have a part of the model.
-        engines: How many take it.
-        engine_ranks: Tensor-parallel ranks of each.
-    """
+    """Return what a bfloat16 version moves and holds, with the model ``divided`` over so many ranks of the trainer."""
     whole = _BFLOAT16 * parameters(shape)
     largest = _BFLOAT16 * shape.vocabulary * shape.hidden
     # A layer, or the embedding, whichever is larger; one layer is what one stage of as many holds, without its ends.

@@ -1,0 +1,286 @@
+"""How models write reasoning and tool calls. Read for people and tools; no token is ever made of what is read.
+
+A format is a function from a turn's text to its content and its calls. Which one a model uses is seen in its chat
+template. A call that cannot be read is a flaw, in words that the model can be told, and stays in the text.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.sampling import StructuredOutputs
+from trinity_bus.chat.messages import ChatError, Tokenizer
+
+MAX_CALLS = 128  # of one turn; the others are a flaw
+MAX_FLAWS = 8  # of one turn that are told; a model that has lost its way makes thousands
+MAX_SHOWN = 200  # characters of a call that are shown where it cannot be read
+UNREADABLE = (ValueError, RecursionError)  # text that is no JSON, or nested too deep
+_OPENING_TOKENS = 16  # at the end of a prompt, in which reasoning may be opened
+THINK, THOUGHT = "<think>", "</think>"
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_TAG = "<|python_tag|>"
+_MARK = "[TOOL_CALLS]"
+
+type Format = Callable[[str], Read]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""  # which of a session's calls it is; a tool's answer names it
+
+
+@dataclass(slots=True)
+class Read:
+    content: str
+    calls: list[ParsedCall] = field(default_factory=list)
+    flaws: list[str] = field(default_factory=list)  # calls that could not be read, in words for the model
+
+    def add(self, name: Any, arguments: Any, written: str) -> bool:
+        """Take a call, its arguments a mapping or JSON of one, or note what is wrong; return whether it is one."""
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments) if arguments.strip() else {}
+            except UNREADABLE as error:
+                return self.flaw(written, f"its arguments are no JSON: {error}")
+        if not isinstance(name, str) or not name:
+            return self.flaw(written, "it names no tool")
+        if not isinstance(arguments, dict):
+            return self.flaw(written, "its arguments are no JSON object")
+        if len(self.calls) == MAX_CALLS:
+            return self.flaw(written, f"there are more than {MAX_CALLS} calls")
+        if (why := _unsendable(name, arguments)) is not None:
+            return self.flaw(written, why)
+        self.calls.append(ParsedCall(name, arguments))
+        return True
+
+    def add_json(self, written: str, arguments_key: str = "arguments") -> bool:
+        """Take a call that is written as a JSON object with a name and arguments; return whether it is one."""
+        try:
+            call = json.loads(written)
+        except UNREADABLE as error:
+            return self.flaw(written, f"it is no JSON: {error}")
+        if not isinstance(call, dict):
+            return self.flaw(written, "it is no JSON object")
+        return self.add(call.get("name"), call.get(arguments_key, call.get("arguments", {})), written)
+
+    def flaw(self, written: str, why: str) -> bool:
+        """Note a call that could not be read, which is none: False."""
+        if len(self.flaws) < MAX_FLAWS:
+            self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
+        return False
+
+
+def _unsendable(name: str, arguments: dict[str, Any]) -> str | None:
+    """Return why a call cannot be written as JSON again; None where it can."""
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "it has half a character"
+    except RecursionError:
+        return "its arguments are nested too deep"
+    return None
+
+
+def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
+    """Return a turn's reasoning, if any, and the rest; ``opened``: its prompt ended in reasoning already."""
+    begun = text.lstrip()
+    if not opened and not begun.startswith(THINK):
+        return None, text
+    inside = text if opened else begun.removeprefix(THINK)
+    reasoning, closed, rest = inside.partition(THOUGHT)
+    return (reasoning.strip(), rest.lstrip("\n")) if closed else (inside.strip(), "")
+
+
+def opens_reasoning(prompt_end: str) -> bool:
+    return prompt_end.rstrip().endswith(THINK)
+
+
+def in_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    return opens_reasoning(tokenizer.decode(list(prompt[-_OPENING_TOKENS:])))
+
+
+def read_hermes(text: str) -> Read:
+    """As Hermes, Qwen2.5 and Qwen3 write calls, one or several after the text.
+
+    ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``
+    """
+    content, *blocks = text.split(_CALL)
+    read, texts = Read(content), [content]
+    for block in blocks:
+        written, closed, after = block.partition(_CALL_END)
+        taken = read.add_json(written) if closed else read.flaw(written, f"it is not ended by {_CALL_END}")
+        texts.append((after if after.strip() else "") if taken else _CALL + block)
+    if blocks:
+        read.content = "".join(texts).strip()
+    return read
+
+
+def read_llama(text: str) -> Read:
+    """As Llama 3 writes calls: ``{"name": "add", "parameters": {"a": 1}}``, or several with semicolons between them.
+
+    With or without ``<|python_tag|>`` before. A turn with text before an object has no calls. Without the tag a JSON
+    object is a call only where it names a tool that the model may call: any answer in JSON may have a name.
+    """
+    before, tagged, rest = text.rpartition(_TAG)
+    if not tagged and not text.lstrip().startswith("{"):
+        return Read(text)
+    read, texts = Read(""), [before]
+    rest = rest.strip()
+    decoder = json.JSONDecoder()
+    at = 0
+    while at < len(rest):
+        try:
+            _, end = decoder.raw_decode(rest, at)
+        except UNREADABLE as error:
+            if not tagged and not read.calls:
+                # An answer that begins with a brace; nothing says that it was to be a call.
+                return Read(text)
+            read.flaw(rest[at:], f"it is no JSON: {error}")
+            texts.append(tagged + rest[at:])
+            break
+        if not read.add_json(rest[at:end], "parameters"):
+            texts.append(tagged + rest[at:end])
+        at = end
+        while at < len(rest) and rest[at] in "; \n":
+            at += 1
+    if read.flaws and not read.calls and not tagged:
+        # JSON that is no call, such as an answer that was asked for as JSON.
+        return Read(text)
+    read.content = "".join(texts).strip()
+    return read
+
+
+def calls_only_by_name(read: Read, text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all calls of a turn without the tag are of tools that the model may call."""
+    offered = {tool.get("function", tool).get("name") for tool in tools}
+    return _TAG in text or all(call.name in offered for call in read.calls)
+
+
+def read_mistral(text: str) -> Read:
+    """As Mistral writes calls: ``[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]``, after the text."""
+    content, marked, written = text.partition(_MARK)
+    if not marked:
+        return Read(text)
+    read, texts = Read(content), [content.strip()]
+    try:
+        calls = json.loads(written)
+    except UNREADABLE as error:
+        read.flaw(written, f"it is no JSON: {error}")
+        return Read(text, flaws=read.flaws)
+    each = [json.dumps(call, ensure_ascii=False) for call in (calls if isinstance(calls, list) else [calls])]
+    texts += [_MARK + call for call in each if not read.add_json(call)]
+    read.content = "".join(texts)
+    return read
+
+
+def read_xml(text: str) -> Read:
+    """As Qwen3-Coder and Qwen3.5 write calls. Takes time in proportion to the text, whatever it is.
+
+    ``<tool_call><function=add><parameter=a>1</parameter></function></tool_call>``. A value is JSON where it can be read
+    as such, and text otherwise: what a parameter is to be is known to the tool.
+    """
+    content, *blocks = text.split(_CALL)
+    read, texts = Read(content), [content]
+    for block in blocks:
+        written, closed, after = block.partition(_CALL_END)
+        function = written.strip()
+        name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
+        if not closed:
+            taken = read.flaw(written, f"it is not ended by {_CALL_END}")
+        elif not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
+            taken = read.flaw(written, "it is no <function=name>...</function>")
+        elif (arguments := _arguments(body)) is None:
+            taken = read.flaw(written, "it has something beside <parameter=name>...</parameter>")
+        else:
+            taken = read.add(name, arguments, written)
+        texts.append(after if taken else _CALL + block)
+    if blocks:
+        read.content = "".join(texts).strip()
+    return read
+
+
+def _arguments(body: str) -> dict[str, Any] | None:
+    """Return what parameters are; None where there is something else."""
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(body):
+        if body[at].isspace():
+            at += 1
+            continue
+        begin = at + len(_PARAMETER)
+        named = body.find(">", begin)
+        end = body.find(_PARAMETER_END, named)
+        if not body.startswith(_PARAMETER, at) or named < 0 or end < 0 or _is_broken(body[begin:named]):
+            return None
+        found[body[begin:named]] = _value(body[named + 1 : end])
+        at = end + len(_PARAMETER_END)
+    return found
+
+
+def _is_broken(name: str) -> bool:
+    return not name or any(character.isspace() for character in name)
+
+
+def _value(written: str) -> Any:
+    text = written.removeprefix("\n").removesuffix("\n")
+    try:
+        return json.loads(text)
+    except UNREADABLE:
+        return text
+
+
+def read_plain(text: str) -> Read:
+    return Read(text)
+
+
+# What is in a chat template, and which format that means; the first that fits.
+_MARKS: tuple[tuple[str, Format], ...] = (
+    ("<function=", read_xml),
+    ("<tool_call>", read_hermes),
+    ("[TOOL_CALLS]", read_mistral),
+    ("<|python_tag|>", read_llama),
+    ("ipython", read_llama),
+)
+
+
+def format_of(chat_template: str) -> Format:
+    return next((reader for mark, reader in _MARKS if mark in chat_template), read_plain)
+
+
+def required_call(chat_template: str, functions: Sequence[Mapping[str, Any]], *, opened: bool) -> StructuredOutputs:
+    """Return what an answer has to look like that must call one of these functions, for vLLM's structural tags.
+
+    Reasoning, unless the model has none or the prompt has ended in it (``opened``), then one call, then the end.
+
+    Raises:
+        ChatError: The model speaks otherwise than ``read_...`` of its format reads, and cannot be told so.
+    """
+    call: dict[str, Any] = {"type": "or", "elements": [_tag(chat_template, one) for one in functions]}
+    begin = "" if opened else THINK
+    thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": f"{THOUGHT}\n\n"}
+    thinking = {"type": "sequence", "elements": [thought, call]}
+    if opened:
+        call = thinking
+    elif THINK in chat_template:
+        call = {"type": "or", "elements": [call, thinking]}
+    return StructuredOutputs(structural_tag=json.dumps({"type": "structural_tag", "format": call}))
+
+
+def _tag(chat_template: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    name, read = json.dumps(function["name"]), format_of(chat_template)
+    content: dict[str, Any] = {"type": "json_schema", "json_schema": function.get("parameters", {"type": "object"})}
+    if read is read_hermes:
+        begin, end = f'<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>"
+    elif read is read_llama:
+        begin, end = f'{{"name": {name}, "parameters": ', "}"
+    elif read is read_xml:
+        begin, end = f"<tool_call>\n<function={function['name']}>\n", "\n</function>\n</tool_call>"
+        content["style"] = "qwen_xml"
+    else:
+        raise ChatError("a call cannot be required of this model, whose chat template writes none that is known")
+    return {"type": "tag", "begin": begin, "content": content, "end": end}

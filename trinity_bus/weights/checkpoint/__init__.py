@@ -1,1 +1,0 @@
-"""Checkpoints: versions that a member reads from storage that both see."""

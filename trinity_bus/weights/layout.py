@@ -1,0 +1,265 @@
+"""The one layout in which both sides see a model's bytes, and the hashes by which they are proven.
+
+*Buckets.* Tensors are packed in the order in which the trainer names them; a tensor that does not fit into what is left
+of a bucket opens the next one, and a tensor larger than a bucket gets one of its own. Offsets are multiples of 16, so
+that every tensor can be viewed in place; the gaps are zeros, so that the checksum depends on the tensors alone.
+
+*Chunks* are parts of a bucket that are proven one by one, so that each can be passed on before the rest has come. Their
+hash is XXH3 of 128 bits, at the speed of memory; the trainer tells the hashes over the connection on which it has
+proven itself. It finds what a broken wire, memory or member has changed. Who can make bytes of a given XXH3 is found
+out by the version's SHA-256, before anything is loaded.
+
+*Content.* Its digest is the SHA-256 of the SHA-256 of every piece, in order; a piece is ``PIECE`` bytes of one buffer,
+or what is left of it. Pieces are independent, so several cores share the work where one core's SHA-256 is slower than
+the wire. A buffer that cannot be hashed (its device is gone) is raised where the context is left.
+
+*Manifest:* JSON, which a trainer tells before the first byte of a version moves, however it travels. The size of the
+text, the number of tensors, names, dtypes, shapes, and the sum of bytes are checked before memory is taken. It has the
+digest of the content; the *checksum*, which is announced over the log, covers the layout, too::
+
+    checksum = SHA-256( domain, SHA-256(names, dtypes, shapes, bucket size: canonical JSON), SHA-256 of the content )
+
+So a manifest with another layout than the announced one is refused before memory is taken for it. The number of the
+version is no part of it: the same model has the same checksum whenever it is staged.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+import msgspec
+import xxhash
+from msgspec import Meta, Struct
+
+from trinity_bus.weights.errors import ManifestError
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 16  # Bytes; at least the size of the largest element
+
+# Bytes per element of each dtype that can travel, by torch's name.
+ITEM_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+MAX_NAME_LENGTH = 512
+MAX_DIMENSIONS = 8
+MAX_TOTAL_BYTES = 4 << 40  # of a whole model, and so the most elements of one dimension
+
+
+class TensorMeta(Struct, frozen=True, array_like=True, gc=False):
+    """Name, dtype and shape of one tensor as it travels: in JSON the list ``[name, dtype, shape]``."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+    dtype: str  # a key of ``ITEM_SIZES``
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)], ...], Meta(max_length=MAX_DIMENSIONS)]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+
+class Slot(Struct, frozen=True, gc=False):
+    meta: TensorMeta
+    offset: int  # bytes from the start of the bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    slots: tuple[Slot, ...]
+    nbytes: int
+
+
+def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
+    """Lay tensors out in order; ``bucket_bytes`` bounds buckets of more than one tensor."""
+    if bucket_bytes <= 0:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be positive")
+    buckets: list[Bucket] = []
+    slots: list[Slot] = []
+    end = 0
+    for meta in metas:
+        offset, size = -(-end // ALIGNMENT) * ALIGNMENT, meta.nbytes
+        if slots and offset + size > bucket_bytes:
+            buckets.append(Bucket(tuple(slots), end))
+            slots, offset = [], 0
+        slots.append(Slot(meta, offset))
+        end = offset + size
+    if slots:
+        buckets.append(Bucket(tuple(slots), end))
+    return buckets
+
+
+HASH_BYTES: Final = 16
+PIECE: Final = 4 << 20  # Hashed at once for the checksum: no chunk is larger, and each divides it
+MAX_CHUNKS: Final = 1 << 20  # of a version; one with more is passed on by nobody
+_FINEST: Final = 256 << 10  # Small, because a version is late by one chunk for each member that passes it on
+# Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so.
+_COARSER: Final = 1 << 17
+_A_BUCKET: Final = 256  # Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``
+# Of a version: a chain of links is late by one of them for each member, and each costs some 0.1 ms at both ends
+_PIECES: Final = 512
+_MOST: Final = 4 * PIECE  # Bytes of a piece at most: it is to move within seconds over a slow wire, too
+
+type Span = tuple[int, int, int]  # the index of a bucket, and where the chunk begins and ends there
+
+
+def chunk_bytes(bucket_bytes: int, before: int) -> int:
+    """Return the size of a bucket's chunks, with ``before`` bytes in those before it; the last may be smaller.
+
+    It is known before the whole version is: buckets are hashed as they are made.
+    """
+    size = _FINEST
+    while size < PIECE and (size * _A_BUCKET < bucket_bytes or size * _COARSER <= before):
+        size *= 2
+    return size
+
+
+def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
+    found: list[Span] = []
+    before = 0
+    for bucket, nbytes in enumerate(sizes):
+        size = chunk_bytes(bucket_bytes, before)
+        found += [(bucket, start, min(start + size, nbytes)) for start in range(0, nbytes, size)]
+        before += nbytes
+    return found
+
+
+def piece_bytes(nbytes: int) -> int:
+    """Return how much of a version goes over a link at once; a chunk may have more."""
+    return min(_MOST, nbytes // _PIECES)
+
+
+def behind_piece(chunks: Sequence[Span], first: int, stop: int, nbytes: int) -> int:
+    """Return the end of what is sent together with ``first``: its neighbours in its bucket, before ``stop``."""
+    bucket, start, _ = chunks[first]
+    end = first + 1
+    while end < stop and chunks[end][0] == bucket and chunks[end][2] - start <= nbytes:
+        end += 1
+    return end
+
+
+def chunk_hash(chunk: memoryview) -> bytes:
+    return xxhash.xxh3_128_digest(chunk)
+
+
+_MOST_THREADS = 4  # More would take cores from what computes, and the wire is slower than four of them
+
+
+class ContentHash:
+    """Digest over buffers, in the order in which they are put. Leaving the context waits until all are hashed.
+
+    With ``bucket_bytes``, of the version, its chunks are hashed as well.
+    """
+
+    def __init__(self, threads: int | None = None, *, bucket_bytes: int | None = None) -> None:
+        count = min(_MOST_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="hash-weights")
+        self._pieces: list[Future[tuple[bytes, bytes]]] = []
+        self._bucket_bytes = bucket_bytes
+        self._nbytes = 0
+        self._hexdigest = ""
+        self.chunk_hashes = b""  # of all chunks, one after the other; after the context was left
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            digests = [piece.result() for piece in self._pieces]
+            self._hexdigest = hashlib.sha256(b"".join(digest for digest, _ in digests)).hexdigest()
+            self.chunk_hashes = b"".join(hashes for _, hashes in digests)
+
+    def put(self, buffer: "torch.Tensor") -> list[Future[tuple[bytes, bytes]]]:
+        """Take a uint8 tensor, which must stay as it is until all that is returned is done, or the context is left."""
+        size = None if self._bucket_bytes is None else chunk_bytes(self._bucket_bytes, self._nbytes)
+        self._nbytes += buffer.numel()
+        pieces = [
+            self._pool.submit(_digest, buffer[start : start + PIECE], size) for start in range(0, buffer.numel(), PIECE)
+        ]
+        self._pieces += pieces
+        return pieces
+
+    def hexdigest(self) -> str:
+        return self._hexdigest
+
+
+def _digest(piece: "torch.Tensor", size: int | None) -> tuple[bytes, bytes]:
+    view = memoryview(piece.cpu().numpy())
+    # The chunks first: what they have brought into the cache, the slower hash finds there.
+    starts = range(0, 0 if size is None else len(view), size or 1)
+    hashes = b"".join(chunk_hash(view[start : start + (size or 0)]) for start in starts)
+    return hashlib.sha256(view).digest(), hashes
+
+
+MAX_MANIFEST_BYTES = 16 << 20
+MAX_TENSORS = 200_000
+_DOMAIN = b"trinity-bus weights 1\n"
+
+
+class _Fields(msgspec.Struct):
+    version: Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)]
+    content: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+    bucket_bytes: Annotated[int, Meta(ge=1, le=MAX_TOTAL_BYTES)]
+    tensors: Annotated[tuple[TensorMeta, ...], Meta(min_length=1, max_length=MAX_TENSORS)]
+
+
+_DECODER = msgspec.json.Decoder(_Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferManifest:
+    version: int
+    content: str  # of the buckets' bytes, hex
+    bucket_bytes: int
+    tensors: tuple[TensorMeta, ...]
+    checksum: str = field(init=False)  # of layout and content, hex: what is announced
+
+    def __post_init__(self) -> None:
+        layout = msgspec.json.encode([self.bucket_bytes, self.tensors])
+        digest = hashlib.sha256(_DOMAIN + hashlib.sha256(layout).digest() + bytes.fromhex(self.content))
+        object.__setattr__(self, "checksum", digest.hexdigest())
+
+    def buckets(self) -> list[Bucket]:
+        return plan(self.tensors, self.bucket_bytes)
+
+    def to_json(self) -> bytes:
+        text = msgspec.json.encode(_Fields(self.version, self.content, self.bucket_bytes, self.tensors))
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
+        return text
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "TransferManifest":
+        """Parse and check; ManifestError where it is malformed or over a limit."""
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
+        try:
+            fields = _DECODER.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ManifestError(f"the manifest cannot be read: {error}") from error
+        tensors = fields.tensors
+        if unknown := {meta.dtype for meta in tensors} - ITEM_SIZES.keys():
+            raise ManifestError(f"the manifest has dtype {min(unknown)[:100]!r}; known: {', '.join(ITEM_SIZES)}")
+        if len({meta.name for meta in tensors}) != len(tensors):
+            raise ManifestError("the manifest names a tensor twice")
+        if sum(meta.nbytes for meta in tensors) > MAX_TOTAL_BYTES:
+            raise ManifestError(f"the tensors are over the limit of {MAX_TOTAL_BYTES} bytes")
+        return cls(fields.version, fields.content, fields.bucket_bytes, tensors)
