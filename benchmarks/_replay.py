@@ -17,8 +17,8 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.megatron_engine import MegatronEngine
-from workers.trainer.quiet import METRICS
 from workers.trainer.replay import ReplayRequest, replay
+from workers.trainer.without_batches import METRICS
 
 GOAL = 0.95
 """Of a replay's steps a second over the bare engine's."""

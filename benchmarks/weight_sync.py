@@ -53,7 +53,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.rendezvous import serve_store
 from trinity_bus.weights.pull.server import WeightServer
 from workers.coordinator.service import Coordinator
-from workers.trainer.publication import Publisher
+from workers.trainer.published_tensors import Publisher
 
 ROUNDS = 5
 CONTROL_GOAL_S = 0.02

@@ -55,7 +55,8 @@ from trinity_bus.weights.vllm.plugin import die_with_parent
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.weights import ServedVersion, WeightFollower
-from workers.trainer.publication import Publication, Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.version_publisher import ServedVersions
 
 type Phase = Literal["rendezvous", "bytes", "answer"]
 PHASES: tuple[Phase, ...] = ("rendezvous", "bytes", "answer")
@@ -280,7 +281,7 @@ async def _trainer(post: Post) -> None:
     )
     if post.method == "checkpoint":
         threading.Thread(target=_die_when_reached, args=(post,), daemon=True).start()
-    publication = Publication(Server(post, publisher), model="policy", incarnation=incarnation)
+    served = ServedVersions(Server(post, publisher), model="policy", incarnation=incarnation)
     step = post.folder / "step"
     published = -1
     async with (
@@ -289,7 +290,7 @@ async def _trainer(post: Post) -> None:
         bus.reader(MODEL_VERSIONS) as announcements,
         asyncio.TaskGroup() as loops,
     ):
-        loops.create_task(publication.serve(announcements))
+        loops.create_task(served.serve(announcements))
         loops.create_task(_beat(producer, publisher, post.name, incarnation))
         while True:
             version = int(step.read_text())
@@ -297,7 +298,7 @@ async def _trainer(post: Post) -> None:
                 published = version
                 folder = await asyncio.to_thread(_save, directory, version) if post.method == "checkpoint" else None
                 checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
-                publication.published(version, checksum)
+                served.add(version, checksum)
                 host, port = publisher.address
                 told = StepTrained(
                     trainer=post.name,

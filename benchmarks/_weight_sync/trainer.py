@@ -13,7 +13,7 @@ from benchmarks._weight_sync.raw import LIMIT_S
 from schemas import ModelVersion, StepTrained, TrainerHeartbeat, WeightsSynced
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer, Reader
-from workers.trainer.publication import Publisher
+from workers.trainer.published_tensors import Publisher
 
 
 @dataclass(frozen=True, slots=True)

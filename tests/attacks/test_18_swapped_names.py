@@ -19,7 +19,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 
 type Rows = list[list[Any]]
 type Lie = Callable[[Rows], None]

@@ -48,7 +48,7 @@ from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, St
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.watch.render import mesh
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}

@@ -26,33 +26,19 @@ FOLDER: Final = "adapter"
 
 
 def initial_a(module: str, features: int, settings: TrainerSettings) -> torch.Tensor:
-    """Return the ``A`` that a projection begins with, [rank, features], uniform as PEFT's is.
-
-    Args:
-        module: The projection's Hugging Face name.
-        features: Of its input.
-        settings: Rank and seed.
-    """
+    """Return the ``A`` that a projection begins with, [rank, features], uniform as PEFT's is."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{settings.seed} {module}".encode()))
     return (torch.rand(settings.lora_rank, features, generator=generator) * 2 - 1) * features**-0.5
 
 
 def peft_names(module: str) -> tuple[str, str]:
-    """Return what PEFT calls a projection's ``A`` and ``B``."""
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 
 
 def write_peft(
     folder: Path, source: Path, adapter: Iterable[tuple[str, torch.Tensor]], settings: TrainerSettings
 ) -> None:
-    """Write an adapter as PEFT, vLLM and others read it.
-
-    Args:
-        folder: Does not exist yet.
-        source: The model that it is for.
-        adapter: By PEFT's names.
-        settings: Its rank and alpha.
-    """
+    """Write an adapter as PEFT, vLLM and others read it, into a folder that does not exist yet."""
     folder.mkdir()
     config = {
         "peft_type": "LORA",

@@ -90,11 +90,8 @@ def _padded_inside(
     *,
     grouped: bool,
 ) -> torch.Tensor:
-    """Spreads [t, heads, d] over [sequences, longest, heads, d], attends, and gathers the tokens again.
-
-    Padding comes after each sequence, so a causal mask hides it from every real token. Where all are equally long there
-    is none, and nothing to move.
-    """
+    # Spreads [t, heads, d] over [sequences, longest, heads, d]. Padding comes after each sequence, so a causal mask
+    # hides it from every real token. Where all are equally long there is none, and nothing to move.
     sequences, longest = len(packed.cu_seqlens_q) - 1, int(packed.max_seqlen_q)
     slots = _slots(packed.cu_seqlens_q, longest) if len(query) < sequences * longest else None
     q, k, v = (_spread(x, slots, sequences, longest) for x in (query, key, value))
@@ -112,7 +109,7 @@ def _of_parts(
     scale: float | None,
     group: dist.ProcessGroup,
 ) -> torch.Tensor:
-    """Attends for this rank's parts of the sequences, [t / ranks, heads, d], to all of their tokens."""
+    # For this rank's parts of the sequences, [t / ranks, heads, d]
     bounds, longest, ranks = packed.cu_seqlens_q, int(packed.max_seqlen_q), group.size()
     parts = [packing.context_part(bounds.cpu().numpy(), rank, ranks) for rank in range(ranks)]
     order, mine = torch.from_numpy(np.concatenate(parts)), torch.from_numpy(parts[group.rank()])
@@ -132,12 +129,10 @@ def _of_parts(
 
 
 def _slots(bounds: torch.Tensor, longest: int) -> torch.Tensor:
-    """Return where each token of a packed row lies when every sequence takes as much room as the longest."""
     shifts = torch.arange(len(bounds) - 1, device=bounds.device) * longest - bounds[:-1]
     return torch.arange(int(bounds[-1]), device=bounds.device) + shifts.repeat_interleave(bounds.diff())
 
 
 def _spread(x: torch.Tensor, slots: torch.Tensor | None, sequences: int, longest: int) -> torch.Tensor:
-    """Return [t, heads, d] as [sequences, heads, longest, d], a view where each token is in its place already."""
     padded = x if slots is None else x.new_zeros(sequences * longest, *x.shape[1:]).index_copy_(0, slots, x)
     return padded.view(sequences, longest, *x.shape[1:]).transpose(1, 2)

@@ -37,13 +37,11 @@ from schemas.step import MAX_WHY_CHARS, LeftOut, StepBegun
 from schemas.trainable import Bounds, FlawKind, flaws
 from trinity_bus.training.examples import ExampleFlaw
 
+# The metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind.
 LEFT_OUT = "samples_left_out"
-"""Name of the metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind."""
 
 
 class Unfit(StrEnum):
-    """Why a sample that a model could be trained on is not; see the module's docstring."""
-
     LIMITED_SAMPLING = "limited_sampling"
     GREEDY = "greedy"
     BASELINE = "baseline"
@@ -55,8 +53,8 @@ class Unfit(StrEnum):
 REASONS = tuple(kind.value for kinds in (FlawKind, Unfit, ExampleFlaw) for kind in kinds)
 _COUNTS_ALL_THE_SAME = frozenset({Unfit.BASELINE.value, Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
 _DRAWN_GREEDILY = frozenset({Unfit.GREEDY.value, Unfit.BASELINE.value})
+# Which are no samples of a task, though one may have the same id
 _OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
-"""Which are no samples of a task, though one may have the same id."""
 _DETAILS = {
     Unfit.LIMITED_SAMPLING: "it was drawn with more than a temperature (top-p, top-k, min-p, a penalty)",
     Unfit.GREEDY: "it was drawn at temperature 0",
@@ -71,11 +69,7 @@ def left_out(
 ) -> list[LeftOut]:
     """Return what of a batch is not trained on, in the order of its groups.
 
-    Args:
-        groups: Of the batch.
-        bounds: Of the model.
-        train_limited: Whether samples of ``limited_sampling`` are trained on.
-        wants_greedy: Whether the advantage compares with greedy samples.
+    ``wants_greedy``: whether the advantage compares with greedy samples.
     """
     greedy = Unfit.BASELINE if wants_greedy else Unfit.GREEDY
     return [one for group in groups for one in _of_group(group, bounds, greedy, train_limited=train_limited)]
@@ -162,7 +156,6 @@ def _kept(group: ExperienceGroup, gone: set[int]) -> ExperienceGroup | None:
 
 
 def counts(left: Sequence[LeftOut]) -> Metrics:
-    """Return how many samples are left out, of each kind that there is."""
     kinds: dict[str, int] = defaultdict(int)
     for one in left:
         kinds[one.reason] += len(one.samples)

@@ -14,11 +14,9 @@ _PATTERNS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def write_companions(folder: Path, source: Path, dtype: str | None) -> None:
-    """Make a folder of weights a model folder that transformers and vLLM read.
+    """Make a folder of weights, which exists already, a model folder that transformers and vLLM read.
 
     Args:
-        folder: Exists already; files in it are overwritten.
-        source: Folder of the model that the weights came from.
         dtype: What ``config.json`` is to say about the weights, in torch's words; None for what it says already.
 
     Raises:

@@ -34,19 +34,12 @@ _POINTER: Final = "latest_checkpointed_iteration.txt"
 
 
 def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
-    """Write a checkpoint in another form.
+    """Write a checkpoint in another form; return the model folder that was written.
 
     Args:
         source: A checkpoint of a trainer here, or a ``global_step_N`` of the reference's.
         target: For ``hf`` the model folder, which must not exist; for ``reference`` the folder of its job.
-        form: Which.
         model: Where configuration and tokenizer are, if not in the source.
-
-    Returns:
-        The model folder that was written.
-
-    Raises:
-        CheckpointError: See the module.
     """
     step, weights, dtype = _read(source)
     written = target if form == "hf" else target / f"global_step_{step}" / "actor" / "huggingface"
@@ -76,7 +69,6 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
 
 
 def _read(source: Path) -> tuple[int, Path, str | None]:
-    """Return step, folder of the weights, and their type where it is known."""
     if (source / PROGRESS).exists():
         verify(source, lambda name: name != STATE)
         manifest = read_manifest(source)

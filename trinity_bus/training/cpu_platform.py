@@ -35,36 +35,37 @@ from trinity_bus.runtime.heap import importing
 
 CPU: Final = torch.device("cpu")
 
+# Name in ``torch.cuda`` to its meaning on a CPU, and who calls it
 CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "current_device": (lambda: CPU, "gradient buffers of DistributedDataParallel are allocated on it"),
 }
-"""Name in ``torch.cuda`` to its meaning on a CPU, and who calls it."""
 
+# The same, for what only several stages call
 PIPELINE_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "synchronize": (lambda: None, "stages wait for the device after they have exchanged shapes and tensors"),
 }
-"""The same, for what only several stages call."""
 
+# The same, for what only models with experts call
 EXPERT_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "Stream": (lambda: None, "the dispatcher of tokens to experts makes one to copy counts to the host on"),
 }
-"""The same, for what only models with experts call."""
 
+# Copies counts of tokens to the host, on streams and as numpy's numbers; here they are there, and tensors still.
 COUNTS: Final = (
     "megatron.core.transformer.moe.token_dispatcher",
     "MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize",
 )
-"""Copies counts of tokens to the host, on streams and as numpy's numbers; here they are there, and tensors still."""
 
+# A name that the router compares with None, and that Megatron 0.16 defines only where Transformer Engine is there.
 UNDEFINED: Final = ("megatron.core.transformer.moe.moe_utils", "te_general_gemm")
-"""A name that the router compares with None, and that Megatron 0.16 defines only where Transformer Engine is there."""
 
+# Tensor factories that Megatron calls with a CUDA device, and where
 FACTORIES: Final[dict[str, str]] = {
     "tensor": "FP32Optimizer keeps its loss scale in a CUDA tensor",
     "zeros": "the pipeline schedule counts tokens, and gradient clipping its overflows, in CUDA tensors",
 }
-"""Tensor factories that Megatron calls with a CUDA device, and where."""
 
+# Module to the function in it that asserts a CUDA tensor type, and what it asserts
 TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
     "megatron.core.optimizer.optimizer": (
         "clip_grad_by_total_norm_fp32",
@@ -75,9 +76,9 @@ TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
         "asserts the same of the weights that it shards",
     ),
 }
-"""Module to the function in it that asserts a CUDA tensor type, and what it asserts."""
 
 RANDOM: Final = "megatron.core.tensor_parallel.random"
+# Functions of :data:`RANDOM` that save and restore CUDA's generator, which does not exist here.
 RANDOM_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "_get_cuda_rng_state": (lambda **_: None, "saved before a layer whose activations are computed again"),
     "_set_cuda_rng_state": (
@@ -85,7 +86,6 @@ RANDOM_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
         "queues a call for when there is CUDA, at each such layer, for ever",
     ),
 }
-"""Functions of :data:`RANDOM` that save and restore CUDA's generator, which does not exist here."""
 
 TIED_REASON: Final = (
     "Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the "
@@ -97,9 +97,9 @@ JIT_REASON: Final = (
     "the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is."
 )
 
+# Megatron's inference imports it where it can, and its import asks the GPU for its properties. That takes 20 s, and a
+# process that is forked afterwards cannot use CUDA. Training has no use for it.
 _BEGINS_CUDA: Final = "flashinfer"
-"""Megatron's inference imports it where it can, and its import asks the GPU for its properties. That takes 20 s, and a
-process that is forked afterwards cannot use CUDA. Training has no use for it."""
 
 _MODULES: Final = (
     "megatron.core.distributed",
@@ -121,7 +121,7 @@ _IMPORT_WARNINGS: Final = (
 
 
 class _TorchView(types.ModuleType):
-    """torch as Megatron's modules see it. Attributes are copied, so a look-up costs what it costs on torch."""
+    # Attributes are copied, so a look-up costs what it costs on torch
 
     def __init__(self) -> None:
         super().__init__("torch", "torch, where CUDA means the CPU")
@@ -135,7 +135,7 @@ class _TorchView(types.ModuleType):
             setattr(self, name, _on_cpu(getattr(torch, name)))
 
     def __getattr__(self, name: str) -> Any:
-        """Submodules that torch loads on first use."""
+        # Submodules that torch loads on first use
         return getattr(torch, name)
 
 
@@ -151,7 +151,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 @contextlib.contextmanager
 def _tensors_say_cuda() -> Iterator[None]:
-    """Within, ``tensor.type()`` of a CPU tensor names the CUDA type. Not re-entrant, nor is its one caller."""
+    """Make ``tensor.type()`` of a CPU tensor name the CUDA type. Not re-entrant, nor is its one caller."""
     torch_type = torch.Tensor.type
 
     def cuda_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ def _saying_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """See :data:`TIED_REASON`."""
+    # See TIED_REASON
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +189,7 @@ def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counts_are_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """See :data:`COUNTS`."""
+    # See COUNTS
 
     @functools.wraps(function)
     def wrapped(dispatcher: Any, _point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -203,7 +203,7 @@ def _counts_are_here(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _no_compilation() -> Iterator[None]:
-    """See :data:`JIT_REASON`."""
+    # See JIT_REASON
 
     def compile_nothing(function: Callable[..., Any] | None = None, **_: Any) -> Any:
         return function if function is not None else compile_nothing
@@ -217,7 +217,6 @@ def _no_compilation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Within, a module that is not imported yet cannot be."""
     if module in sys.modules:
         yield
         return
@@ -229,18 +228,11 @@ def _without(module: str) -> Iterator[None]:
 
 
 def on_cpu() -> bool:
-    """Return True where Megatron runs on the CPU: there is no CUDA device, or it is not to be used."""
     return not uses_gpu()
 
 
 def replace_function(module: str, path: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put another function in the place of one in a module, or in a class of it.
-
-    Args:
-        module: Its name.
-        path: Of the function within it.
-        replacement: Makes the other one of it.
-    """
+    """Put another function in the place of one in a module, or in a class of it."""
     *classes, name = path.split(".")
     owner = functools.reduce(getattr, classes, sys.modules[module])
     found = vars(owner)[name]
@@ -252,11 +244,7 @@ def replace_function(module: str, path: str, replacement: Callable[[Callable[...
 
 @functools.cache
 def prepare() -> _TorchView | None:
-    """Import Megatron-core and, where there is no CUDA device, fit it to the CPU. Later calls do nothing.
-
-    Returns:
-        The view that Megatron's modules were given; None where CUDA is there.
-    """
+    """Import Megatron-core and, where there is no CUDA device, fit it to the CPU. Later calls do nothing."""
     with warnings.catch_warnings(), importing():
         for message in _IMPORT_WARNINGS:
             warnings.filterwarnings("ignore", message=message)

@@ -32,22 +32,13 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.micro_batch import MicroBatchBudget
 from trinity_bus.training.packing import PackedArrays, TrainSample
-from trinity_bus.training.padding import padded
 from trinity_bus.training.step_plan import Update
 
 log = logging.getLogger(__name__)
 
 
 class Critic:
-    """Values of tokens.
-
-    Args:
-        source: The model that it begins as.
-        settings: Of the trainer.
-        layout: Where this process stands.
-        budget: Size of micro-batches.
-        before_each: Called before each micro-batch; what it raises ends the pass.
-    """
+    """Values of tokens. What ``before_each`` micro-batch raises ends the pass."""
 
     def __init__(
         self,
@@ -99,11 +90,7 @@ class Critic:
         return [found[i] for i in range(len(samples))]
 
     def train(self, update: Update) -> Metrics:
-        """Make one update, unless loss or gradients are not finite.
-
-        Args:
-            update: This rank's shard of it; samples that were drawn have values and returns.
-        """
+        """Make one update with this rank's shard, unless loss or gradients are not finite."""
         # What examples say was not expected of the policy.
         drawn = [sample for sample in update.samples if sample.returns is not None]
 
@@ -145,11 +132,6 @@ class Critic:
         return state
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`state` gave.
-
-        Raises:
-            CheckpointError: It is of another model.
-        """
         parameters = dict(self._network.named_parameters())
         if missing := [name for name in parameters if f"weight.{name}" not in tensors]:
             raise CheckpointError(f"the checkpoint's critic has no {missing[0]}: it is of another model")
@@ -169,7 +151,7 @@ class Critic:
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
     ) -> Iterator[tuple[list[int], PackedArrays, torch.Tensor]]:
-        """Run the model on micro-batches: which samples, their arrays, the value of each position, [tokens]."""
+        # Which samples, their arrays, the value of each position, [tokens]
         lengths = [len(sample.tokens) for sample in samples]
         for indices in packing.first_fit_decreasing(lengths, self._budget.tokens):
             self._before_each()
@@ -188,3 +170,15 @@ class Critic:
             errors = torch.maximum(errors, (clipped - returns).square())
         loss: torch.Tensor = (errors * weight).sum() / 2
         return loss
+
+
+def padded(arrays: PackedArrays, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sequences of a micro-batch as rows, and where in them its tokens are; both [sequences, longest].
+
+    What is computed for rows, at the places of the second, is as flat as the arrays. Padding comes after each sequence,
+    where attention that is causal never looks.
+    """
+    real = torch.arange(arrays.longest) < torch.from_numpy(arrays.bounds).diff()[:, None]
+    tokens = torch.zeros(real.shape, dtype=torch.long)
+    tokens[real] = torch.from_numpy(arrays.tokens)
+    return tokens.to(device), real.to(device)

@@ -11,18 +11,13 @@ import xxhash
 
 from trinity_bus.runtime.plain_files import open_plain, within
 
+# Fits into a core's own cache: what was read is hashed before it is written back
 _CHUNK_BYTES = 1 << 20
-"""Fits into a core's own cache: what was read is hashed before it is written back."""
+# Files that are read at once; hashing lets other threads run
 _THREADS = 8
-"""Files that are read at once; hashing lets other threads run."""
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file, hex.
-
-    Raises:
-        OSError: It cannot be read.
-    """
     digest = xxhash.xxh3_128()
     buffer = bytearray(_CHUNK_BYTES)
     view = memoryview(buffer)
@@ -33,11 +28,7 @@ def file_digest(path: Path) -> str:
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the digests of files in a folder, by name.
-
-    Raises:
-        OSError: One cannot be read, or leads out of the folder.
-    """
+    """Return the digests of files in a folder, by name; OSError where one leads out of the folder."""
     ordered = sorted(names)
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda name: file_digest(within(folder / name, folder)), ordered)
@@ -45,15 +36,10 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def text_digest(text: str) -> str:
-    """Return the digest of a text, hex."""
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
 def model_digest(folder: Path) -> str:
-    """Return the digest of a Hugging Face model: its configuration and its weights, hex.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the digest of a Hugging Face model: its configuration and its weights, hex."""
     names = [path.name for path in folder.iterdir() if path.name == "config.json" or path.suffix == ".safetensors"]
     return text_digest("".join(f"{name} {digest}\n" for name, digest in digests(folder, names).items()))

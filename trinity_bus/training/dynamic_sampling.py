@@ -22,12 +22,7 @@ from trinity_bus.training.choice import Unfit
 
 
 def waiting(begun: Iterable[StepBegun], *, step: int) -> list[StepBegun]:
-    """Return the steps before one that changed nothing because of what was to come, the oldest first.
-
-    Args:
-        begun: What earlier steps were made of, each once, the oldest first.
-        step: That is about to begin.
-    """
+    """Return the steps before one that changed nothing because of what was to come, the oldest first."""
     found: list[StepBegun] = []
     for record in sorted(begun, key=lambda record: record.step, reverse=True):
         if record.step >= step:
@@ -45,8 +40,6 @@ def has_to_wait(
 
     Args:
         taught: Which groups teach something, those that wait included.
-        settings: Of the trainer.
-        step: That is about to begin.
         groups: Of its own batch.
         before: The steps that wait.
     """
@@ -56,7 +49,6 @@ def has_to_wait(
 
 
 def left_waiting(groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
-    """Return all samples of a step that waits as left out of it."""
     why = "too few groups of its step teach something: it is trained on with those of the next"
     return [
         LeftOut(task_id=group.task_id, reason=Unfit.WAITING.value, samples=list(range(len(group))), detail=why)

@@ -1,14 +1,7 @@
 """The contract of training engines: experiences in, better weights out.
 
-===============================  =====================================================================================
-``rank_engine.RankEngine``       what engines of one process share: the course of a step
-``saved_engine.SavedEngine``     its base: checkpoints and exports
-``megatron_engine``              Megatron-core, packed micro-batches; one rank of any layout
-``torch_engine``                 transformers and a torch optimizer in one process: the numeric reference
-``multi_rank_engine``            Megatron's, with the other ranks of the layout behind it
-===============================  =====================================================================================
-
-``trainer.engine`` chooses. A service opens one by its constructor, which takes seconds, goes back to the newest
+``trainer.engine`` chooses which: ``rank_engine.RankEngine`` is what all of one process share, ``multi_rank_engine`` has
+other ranks behind it. A service opens one by its constructor, which takes seconds, goes back to the newest
 checkpoint with :meth:`TrainingEngine.load_latest`, and ends with :meth:`TrainingEngine.leave`.
 
 A step trains on one batch::
@@ -84,8 +77,7 @@ class TrainingEngine(ABC):
 
     @property
     @abstractmethod
-    def source(self) -> Path:
-        """The model that training began with."""
+    def source(self) -> Path: ...
 
     @property
     @abstractmethod
@@ -94,8 +86,7 @@ class TrainingEngine(ABC):
 
     @property
     @abstractmethod
-    def dtype(self) -> "torch.dtype":
-        """The type of weights and activations."""
+    def dtype(self) -> "torch.dtype": ...
 
     @property
     @abstractmethod
@@ -114,7 +105,7 @@ class TrainingEngine(ABC):
         seed: int | None = None,
         examples: "Sequence[TrainSample]" = (),
     ) -> Metrics:
-        """Trains on one batch, and counts it in :attr:`progress`.
+        """Train on one batch, and count it in :attr:`progress`.
 
         A batch in which no group teaches anything is a step too: it changes no weights.
 
@@ -122,9 +113,6 @@ class TrainingEngine(ABC):
             groups: The batch, in the order of its manifest; none where the loss learns from examples.
             seed: Of the shuffling, where it is not that of the settings: a step that is taken again has its own.
             examples: What the loss learns from, in the order wanted; else demonstrations that are mixed with the batch.
-
-        Returns:
-            See the module's docstring.
 
         Raises:
             TrainingInterruptedError: :meth:`interrupt` was called.
@@ -162,8 +150,7 @@ class TrainingEngine(ABC):
 
         Args:
             directory: The trainer's checkpoint directory.
-            progress: What to record. Steps, version and tokens are the engine's own count in :attr:`progress`; the
-                caller adds where it reads on.
+            progress: Steps, version and tokens are the engine's own count; the caller adds where it reads on.
             as_hf: Whether configuration and tokenizer are put beside the weights, so that it is a model folder.
 
         Returns:
@@ -174,9 +161,7 @@ class TrainingEngine(ABC):
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
         """Go back to the newest checkpoint, of whatever layout; nothing changes where there is none.
 
-        Args:
-            directory: Of the checkpoints, which may be another trainer's: nothing in it is changed.
-            through: The last step whose checkpoint may be taken; any where absent.
+        ``directory`` may be another trainer's: nothing in it is changed. No step after ``through`` is taken.
 
         Raises:
             CheckpointError: It is damaged or does not fit.

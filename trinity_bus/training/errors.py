@@ -1,13 +1,3 @@
-"""Errors of training.
-
-* TrainingError
-    + CheckpointError: a checkpoint is damaged, foreign or in use
-    + ConversionError: a model folder cannot become a Megatron model
-    + ParallelError: the process layout does not fit the model or the environment
-    + RankError: a rank of this trainer died, failed, or does not answer
-    + TrainingInterruptedError: a step was abandoned on request; nothing of it is kept
-"""
-
 from trinity_bus.errors import TrinityError
 
 

@@ -27,16 +27,12 @@ from trinity_bus.training.packing import TrainSample
 
 
 class ExampleFlaw(StrEnum):
-    """Why an example cannot be trained on; see the module's docstring."""
-
     UNWRITABLE = "example_unwritable"
     TOO_LONG = "example_too_long"
     BAD_TOKEN = "example_bad_token"  # noqa: S105 - a token of a language model
 
 
 class ExampleError(TrinityError, ValueError):
-    """An example cannot be trained on."""
-
     def __init__(self, flaw: ExampleFlaw, detail: str) -> None:
         super().__init__(detail)
         self.flaw = flaw
@@ -44,30 +40,17 @@ class ExampleError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ExampleReader:
-    """Samples made of examples.
-
-    Args:
-        writer: Of the model that is trained.
-        bounds: Of the same.
-    """
-
     writer: ExampleWriter
     bounds: Bounds
 
     @classmethod
     def of(cls, tokenizer: EndingTokenizer, bounds: Bounds) -> "ExampleReader":
-        """Return one for a model."""
         return cls(ExampleWriter(tokenizer), bounds)
 
     def samples(self, example: Demonstration | Preference, *, pair: int = 0) -> list[TrainSample]:
         """Return the samples of an example.
 
-        Args:
-            example: Of the log.
-            pair: What the two samples of a preference are known by among those of a step.
-
-        Raises:
-            ExampleError: It cannot be trained on.
+        ``pair`` is what the two samples of a preference are known by among those of a step.
         """
         try:
             answers = self.writer.write(example)

@@ -22,13 +22,7 @@ from trinity_bus.training.megatron import (
 
 
 class Experts(MegatronModule):  # type: ignore[misc]  # Megatron is not type-checked
-    """Those of one layer that one rank has; Megatron's layer makes it, and moves tokens to it and back.
-
-    Args:
-        count: How many.
-        config: Of the model.
-        pg_collection: Groups of ranks, of which the one that splits each expert matters here.
-    """
+    """Those of one layer that one rank has; Megatron's layer makes it, and moves tokens to it and back."""
 
     def __init__(self, count: int, config: TransformerConfig, pg_collection: Any) -> None:
         super().__init__(config=config)
@@ -61,13 +55,7 @@ class Experts(MegatronModule):  # type: ignore[misc]  # Megatron is not type-che
 
 
 def multiply(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return ``rows @ weights[group].T``, group by group.
-
-    Args:
-        rows: [rows, in], group by group.
-        weights: [groups, out, in].
-        counts: How many rows are in each group, all of them in all.
-    """
+    """Return ``rows @ weights[group].T``, group by group, of [rows, in] and [groups, out, in]."""
     product: torch.Tensor = _Product.apply(rows, weights, counts)
     return product
 

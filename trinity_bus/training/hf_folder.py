@@ -36,7 +36,6 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
 
     Raises:
         OSError, ValueError, SafetensorError: A file is missing, or is none.
-        KeyError: From the returned function: there is no such tensor.
     """
     files = _opened(folder)
     return lambda name: files[name].get_tensor(name)
@@ -44,11 +43,7 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Within the block, errors of a folder's files are those of a model.
-
-    Raises:
-        ConversionError: A file cannot be read, or is none.
-    """
+    """Within the block, errors of a folder's files become ConversionError."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
@@ -97,7 +92,6 @@ def weights(folder: Path, shape: ModelShape) -> Callable[[str], torch.Tensor]:
 
 
 def _opened(folder: Path) -> dict[str, Any]:
-    """Return the open file of each tensor, by the tensor's name."""
     if (folder / INDEX).exists():
         content = json.loads(within(folder / INDEX, folder).read_bytes())
         files = content.get("weight_map") if isinstance(content, dict) else None

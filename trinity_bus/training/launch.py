@@ -15,29 +15,24 @@ from trinity_bus.training.errors import ParallelError
 class Launch:
     """Who this process is among those that a launcher has started together."""
 
+    # Rank 0 is the service
     rank: int
-    """Of this process: ``RANK``. Rank 0 is the service."""
+    # Processes on all machines
     world_size: int
-    """Processes on all machines: ``WORLD_SIZE``."""
+    # Says which GPU is this process's
     local_rank: int
-    """Among those on this machine, which says which GPU is this process's: ``LOCAL_RANK``."""
+    # All, where nobody says
     local_world_size: int
-    """Processes on this machine: ``LOCAL_WORLD_SIZE``; all, where nobody says."""
+    # How often the launcher would start all anew by itself
     restarts: int
-    """How often the launcher would start all anew by itself: ``TORCHELASTIC_MAX_RESTARTS``."""
 
     @property
     def spans_machines(self) -> bool:
-        """Whether some of the processes are on another machine."""
         return self.local_world_size < self.world_size
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch | None:
-    """Return what a launcher says; None where this process is alone.
-
-    Raises:
-        ParallelError: A variable is no number, or the rank is not of the world.
-    """
+    """Return what a launcher says; None where this process is alone."""
 
     def number(name: str, default: int) -> int:
         value = environment.get(name, str(default))

@@ -24,8 +24,6 @@ from trinity_bus.config import TrainerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where this process stands."""
-
     rank: int
     world_size: int
     device: torch.device
@@ -38,12 +36,10 @@ class Layout:
 
     @classmethod
     def alone(cls, device: torch.device) -> "Layout":
-        """Return the layout of a process that trains by itself."""
         return cls(rank=0, world_size=1, device=device)
 
     @classmethod
     def of(cls, settings: TrainerSettings, *, rank: int, device: torch.device) -> "Layout":
-        """Return where a rank stands in the layout that the settings ask for."""
         return cls(
             rank=rank,
             world_size=settings.ranks,
@@ -63,12 +59,10 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Into how many stretches the layers are divided."""
         return self.pipeline_parallel * self.virtual_pipeline
 
     @property
     def own_stages(self) -> range:
-        """Which of them this rank holds."""
         return range(self.pipeline_rank, self.stages, self.pipeline_parallel)
 
     @property
@@ -84,44 +78,35 @@ class Layout:
 
     @property
     def tensor_rank(self) -> int:
-        """Which shard of each layer this rank holds."""
         return self.rank % self.tensor_parallel
 
     @property
     def context_rank(self) -> int:
-        """Which part of each sample this rank holds."""
         return self.rank // self.tensor_parallel % self.context_parallel
 
     @property
     def expert_rank(self) -> int:
-        """Which of each layer's experts this rank holds."""
         return self.rank // self.tensor_parallel % self.expert_parallel
 
     @property
     def data_rank(self) -> int:
-        """Which shard of each batch this rank trains on."""
         return self.data_rank_of(self.rank)
 
     def data_rank_of(self, rank: int) -> int:
-        """Return which shard of each batch a rank of this world trains on."""
         return rank // (self.tensor_parallel * self.context_parallel) % self.data_parallel
 
     @property
     def pipeline_rank(self) -> int:
-        """Which stages this rank holds; see :attr:`own_stages`."""
         return self.rank // self._of_a_stage
 
     def rank_of_stage(self, stage: int) -> int:
-        """Return the rank that holds this stage of this rank's model."""
         return self.rank % self._of_a_stage + stage % self.pipeline_parallel * self._of_a_stage
 
     def rank_of_experts(self, expert_rank: int) -> int:
-        """Return the rank that holds these of this rank's layers' experts."""
         return self.rank + (expert_rank - self.expert_rank) * self.tensor_parallel
 
     @property
     def tensor_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the shards of one model; None where there is one shard."""
         return self._group("tensor_model", self.tensor_parallel)
 
     @property
@@ -151,7 +136,6 @@ class Layout:
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the stages of one model, in order; None where there is one stage."""
         return self._group("pipeline_model", self.pipeline_parallel)
 
     @property

@@ -19,16 +19,7 @@ from trinity_bus.training.families.shape import ModelShape
 
 
 def check(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:
-    """Pass a layout that a model can be trained in.
-
-    Args:
-        settings: Of the trainer.
-        shape: Of the model.
-        engine: That is to train it, as ``trainer.engine`` has it.
-
-    Raises:
-        ParallelError: It cannot; the message says what could be.
-    """
+    """ParallelError where a model cannot be trained in this layout; the message says what could be."""
     tensor, pipeline, virtual = settings.tensor_parallel, settings.pipeline_parallel, settings.virtual_pipeline
     width = "width of an expert" if shape.experts else "MLP width"
     for name, size in (("heads", shape.heads), ("key-value heads", shape.groups), (width, shape.intermediate)):

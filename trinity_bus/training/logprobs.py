@@ -26,7 +26,7 @@ def _rows(columns: int, *, on_gpu: bool) -> int:
 
 
 def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
-    """In float32, divided by the temperature of each row; a view where there is nothing to do."""
+    # In float32, divided by the temperature of each row; a view where there is nothing to do
     scaled = logits.float()
     return scaled if temperatures is None else scaled / temperatures[:, None]
 
@@ -131,7 +131,7 @@ def vocab_parallel_logprobs(
         hidden: [tokens, hidden], any float type; the same on all ranks.
         weight: [columns, hidden] of the output layer, this rank's part of the vocabulary, of the same type.
         targets: [tokens] token ids, int64, the same on all ranks.
-        vocabulary: True size of the vocabulary, without padding.
+        vocabulary: True size, without padding.
         temperatures: [tokens] what the logits of each are divided by, as when it was drawn; None: by 1.
         group: The tensor-parallel ranks; None where this rank has all columns.
         sums: Of the weight's shape and type: what its gradient is added to. None: it is given to autograd.

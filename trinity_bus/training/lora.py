@@ -34,15 +34,7 @@ _LAYERS: Final = ("self_attention.linear_qkv", "self_attention.linear_proj", "ml
 
 
 class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-    """What is trained of one linear layer.
-
-    Args:
-        name: Of the layer's weight in the whole model.
-        weight: This rank's shard of it.
-        shape: Of the model.
-        layout: Where this process stands.
-        settings: Rank, alpha, seed.
-    """
+    """What is trained of one linear layer. ``weight`` is this rank's shard."""
 
     def __init__(
         self, name: str, weight: torch.Tensor, shape: ModelShape, layout: Layout, settings: TrainerSettings
@@ -87,7 +79,6 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         return self._scale * self._joined([torch.nn.functional.linear(h, b) for h, b in parts], -1)
 
     def added(self) -> torch.Tensor:
-        """Return what is added to this rank's shard of the layer's weight."""
         parts = zip(self.b, self.a.split(self._rank), strict=True)
         return self._scale * self._joined([b @ a for b, a in parts], 0)
 
@@ -109,21 +100,12 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
             yield parameter, b if self.by_inputs else b.chunk(self._parts)[self._part]
 
     def _joined(self, parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-        """Return the outputs of all projections as the layer has them: group by group."""
+        # Group by group
         axis %= parts[0].dim()
         return torch.cat([part.unflatten(axis, (self._groups, -1)) for part in parts], axis + 1).flatten(axis, axis + 1)
 
 
 class Adapters:
-    """The adapters of this rank's stages of a model, whose own weights are frozen.
-
-    Args:
-        chunks: The stages, with their weights.
-        shape: Of the model.
-        layout: Where this process stands.
-        settings: Rank, alpha, seed.
-    """
-
     def __init__(
         self, chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, settings: TrainerSettings
     ) -> None:
@@ -148,19 +130,13 @@ class Adapters:
         self._of[number, path] = self._of_weight[linear.weight] = adapter
 
     def merged(self, weight: torch.nn.Parameter) -> torch.Tensor:
-        """Return a weight of the model with what its adapter adds."""
         adapter = self._of_weight.get(weight)
         return weight.detach() if adapter is None else weight.detach() + adapter.added().detach().to(weight.dtype)
 
     def tensors(
         self, of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the adapter, or what belongs to it, by PEFT's names, whole. A collective, as ``model.hf_tensors`` is.
-
-        Args:
-            of: What is returned of each parameter, of its shape.
-            dtype: Of that; the weights' where it is not given.
-        """
+        """Return the adapter, or ``of`` each parameter, by PEFT's names, whole. A collective."""
         layout, per_stage = self._layout, self._shape.layers // self._layout.stages
         first = layout.own_stages[0] * per_stage
         for number in range(self._shape.layers):
@@ -182,15 +158,7 @@ class Adapters:
     def shards_of(
         self, read: Callable[[str], torch.Tensor], folder: Path
     ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Return this rank's parameters, each with its shard of what is read by PEFT's names, whole.
-
-        Args:
-            read: Gives a whole tensor by name.
-            folder: Where it reads, for messages.
-
-        Raises:
-            CheckpointError: A tensor has another shape than the parameter.
-        """
+        """Return this rank's parameters, each with its shard of what is read by PEFT's names, whole."""
         for adapter in self._of.values():
             for parameter, shard in adapter.shards_of(read):
                 if shard.shape != parameter.shape:

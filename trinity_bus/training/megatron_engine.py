@@ -25,13 +25,8 @@ from trinity_bus.training.runner import ModelRunner
 class MegatronEngine(RankEngine):
     """One rank of a trainer on Megatron-core.
 
-    Args:
-        settings: What to train and how.
-        layout: Where this process stands; by default as the settings and the environment say, joining the process
-            groups where that has not been done.
-
-    Raises:
-        ParallelError: The layout does not fit the model, the settings or the environment.
+    Without ``layout`` it stands as the settings and the environment say, and joins the process groups where that has
+    not been done. ParallelError where that does not fit.
     """
 
     NAME: ClassVar[str] = "megatron"
@@ -50,7 +45,6 @@ class MegatronEngine(RankEngine):
 
     @staticmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        """See :class:`RankEngine`."""
         dtype: torch.dtype = getattr(torch, computed_dtype(settings.dtype, on_cpu=on_cpu()))
         return dtype
 
@@ -73,11 +67,10 @@ class MegatronEngine(RankEngine):
         parallel.shut_down()
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """See :class:`RankEngine`."""
         return self._runner.logprobs(samples)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :class:`RankEngine`. All ranks must iterate to the end."""
+        """All ranks must iterate to the end."""
         return self._runner.hf_tensors()
 
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
@@ -114,7 +107,7 @@ class MegatronEngine(RankEngine):
         self._runner.load(folder)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :class:`RankEngine`. All ranks must iterate to the end."""
+        """All ranks must iterate to the end."""
         return self._runner.adapter_tensors()
 
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:

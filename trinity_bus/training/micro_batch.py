@@ -36,10 +36,10 @@ class MicroBatchBudget:
     """Tokens of a micro-batch, at most, unless a sample alone has more."""
 
     tokens: int
+    # Whether this rank may take fewer than others do
     may_halve: bool = True
-    """Whether this rank may take fewer than others do."""
+    # How often, since the start
     halved: int = 0
-    """How often, since the start."""
 
     def within_memory[R](self, samples: Sequence[TrainSample], run: Callable[[], R]) -> R:
         """Run a pass over samples; anew, with half as many tokens at once, where a GPU has too little memory.
@@ -70,13 +70,7 @@ class MicroBatchBudget:
 def fitted(settings: TrainerSettings, shape: ModelShape, longest: int = 1) -> TrainerSettings:
     """Return settings with a number of tokens in place of ``auto``, for what is free now.
 
-    Args:
-        settings: Of the trainer, of all its ranks.
-        shape: Of the model.
-        longest: Tokens that a sample may have.
-
-    Raises:
-        ConfigError: A sample of that length does not fit, or so many tokens as the settings ask for.
+    ConfigError where a sample of ``longest`` tokens does not fit, or so many tokens as the settings ask for.
     """
     if uses_gpu():
         free, total = torch.cuda.mem_get_info()

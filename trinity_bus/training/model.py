@@ -39,25 +39,13 @@ _OUTPUT: Final = "output_layer.weight"
 
 
 def have_transformer_engine() -> bool:
-    """Return True where Transformer Engine's layers can be used."""
     return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
 
 def transformer_config(
     shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool, local: bool
 ) -> TransformerConfig:
-    """Megatron's configuration of a model.
-
-    Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
-
-    Args:
-        shape: Of the model.
-        layout: Where this process stands.
-        dtype: Of weights and activations.
-        recompute: Whether activations are computed again in the backward pass.
-        replay: Whether routers can be told what to choose.
-        local: Whether it is of Megatron's own layers.
-    """
+    # Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
     fused = not on_cpu()
     return TransformerConfig(
         num_layers=shape.layers,
@@ -122,7 +110,6 @@ def transformer_config(
 
 
 def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> ModuleSpec | TransformerBlockSubmodules:
-    """Return what Megatron is to build a stage of so many layers from, ``local`` or of Transformer Engine."""
     if not local:
         spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm
@@ -156,9 +143,6 @@ def build(
     """Return this rank's stages of a model, with memory but no weights yet, on the layout's device.
 
     Args:
-        shape: Of the model.
-        layout: Where this process stands.
-        dtype: Of weights and activations.
         recompute: Whether activations are computed again in the backward pass.
         replay: Whether routers can be told what to choose.
         adapters: Whether adapters are put beside its linear layers.
@@ -223,19 +207,7 @@ def shards_of(
     read: Callable[[str], torch.Tensor],
     folder: Path,
 ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return this rank's parameters, each with its shard of what is read under its Hugging Face names.
-
-    Args:
-        chunks: The model's stages on this rank.
-        shape: Of the model.
-        layout: Where this process stands.
-        read: Gives a whole tensor by name.
-        folder: Where it reads, for messages.
-
-    Raises:
-        ConversionError: A tensor has another shape than the parameter.
-        KeyError: From ``read``.
-    """
+    """Return this rank's parameters, each with its shard of what is read whole under its Hugging Face names."""
     own = _own_experts(shape, layout)
     for name, parameter in _named_parameters(chunks, shape, layout):
         shards = []
@@ -254,7 +226,6 @@ def shards_of(
 
 
 def _own_experts(shape: ModelShape, layout: Layout) -> range:
-    """Return the experts of each layer that this rank has."""
     count = shape.experts // layout.expert_parallel
     return range(layout.expert_rank * count, (layout.expert_rank + 1) * count)
 
@@ -262,7 +233,7 @@ def _own_experts(shape: ModelShape, layout: Layout) -> range:
 def _named_parameters(
     chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Return this rank's parameters by their names in the whole model; its experts of a layer are stacks."""
+    # By their names in the whole model; its experts of a layer are stacks
     layers = shape.layers // layout.stages
     for stage, chunk in zip(layout.own_stages, chunks, strict=True):
         for name, parameter in chunk.named_parameters():
@@ -272,7 +243,7 @@ def _named_parameters(
 
 
 def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
-    """Return the tensors of a Hugging Face folder that a parameter is made of; a tied output layer is the embedding."""
+    # A tied output layer is the embedding
     return tensors.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
 
 
@@ -283,10 +254,7 @@ def _shards(
     of: Callable[[torch.nn.Parameter], torch.Tensor],
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return this rank's shard of what belongs to every parameter of the whole model, in the model's order.
-
-    Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
-    """
+    # Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
     own = dict(_named_parameters(chunks, shape, layout))
     stages, experts, own_experts = layout.pipeline_group, layout.expert_group, _own_experts(shape, layout)
     for name, stage, size in _everything(own, shape, layout):
@@ -308,7 +276,7 @@ def _shards(
 def _everything(
     own: Mapping[str, torch.Tensor], shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, int, torch.Size]]:
-    """Return every parameter of the whole model in its order: the name, the stage that holds it, its size on a rank."""
+    # In the model's order: the name, the stage that holds it, its size on a rank
     per_stage = shape.layers // layout.stages
     first_layer = f"decoder.layers.{layout.own_stages[0] * per_stage}."
     layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
@@ -331,13 +299,7 @@ def hf_tensors(
     """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
     Where the model is on several ranks, this is a collective: all of them must iterate to the end, and each gets all.
-
-    Args:
-        chunks: Of this rank.
-        shape: Of the model.
-        layout: Where this process stands.
-        of: What is returned of each parameter, of its shape: its value, or such a thing as its gradient.
-        dtype: Of that; the weights' where it is not given.
+    ``of`` gives what is returned of each parameter, of its shape: its value, or such a thing as its gradient.
     """
     group = layout.tensor_group
     for name, shard in _shards(chunks, shape, layout, of, dtype or next(chunks[0].parameters()).dtype):

@@ -45,18 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class MultiRankEngine(TrainingEngine):
-    """Rank 0's engine, and the others behind it. Not safe for two threads at once, but for :meth:`interrupt`.
-
-    Args:
-        settings: What to train and how, on every rank.
-        followers: The other ranks, as many as the settings say.
-
-    Raises:
-        ConfigError: ``model_path`` is not set.
-        ConversionError: The model cannot be read.
-        ParallelError: The model cannot be split so, or there is no GPU for this rank.
-        RankError: A rank is lost, or cannot take part.
-    """
+    """Rank 0's engine, and the others behind it. Not safe for two threads at once, but for :meth:`interrupt`."""
 
     def __init__(self, settings: TrainerSettings, followers: Followers) -> None:
         world_size, host = followers.world_size, followers.host
@@ -75,7 +64,7 @@ class MultiRankEngine(TrainingEngine):
         self._settle()
 
     def _join(self, directory: Path | None) -> None:
-        """Have the others show that they can take part, before anything is loaded."""
+        # Have the others show that they can take part, before anything is loaded
         parallel.check_device(0)
         with contextlib.ExitStack() as stack:
             join = Join(version("trinity-bus"))
@@ -88,22 +77,19 @@ class MultiRankEngine(TrainingEngine):
 
     @property
     def source(self) -> Path:
-        """See :class:`TrainingEngine`."""
         return self._engine.source
 
     @property
     def device_type(self) -> str:
-        """See :class:`TrainingEngine`."""
         return self._engine.device_type
 
     @property
     def dtype(self) -> torch.dtype:
-        """See :class:`TrainingEngine`."""
         return self._engine.dtype
 
     @property
     def progress(self) -> TrainingProgress:
-        """See :class:`TrainingEngine`. The others learn all but the step when a checkpoint is written."""
+        """The others learn all but the step when a checkpoint is written."""
         return self._engine.progress
 
     @progress.setter
@@ -117,7 +103,6 @@ class MultiRankEngine(TrainingEngine):
         seed: int | None = None,
         examples: Sequence[TrainSample] = (),
     ) -> Metrics:
-        """See :class:`TrainingEngine`."""
         began = time.perf_counter()
         engine, layout = self._engine, self._engine.layout
         step = engine.plan(groups, seed, examples)
@@ -130,19 +115,19 @@ class MultiRankEngine(TrainingEngine):
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
     def take_figures(self) -> list[SampleFigures]:
-        """See :class:`TrainingEngine`; those of all ranks."""
+        """Those of all ranks."""
         return [*self._engine.take_figures(), *self._followers.take_figures()]
 
     def interrupt(self) -> None:
-        """See :class:`TrainingEngine`; the others then wait in vain until :meth:`leave` kills them."""
+        # The others then wait in vain until :meth:`leave` kills them.
         self._engine.interrupt()
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :class:`TrainingEngine`. Whoever stops on the way can make no further call."""
+        """Whoever stops on the way can make no further call."""
         return self._gathered(Gather(), self._engine.hf_tensors())
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :class:`TrainingEngine`. Whoever stops on the way can make no further call."""
+        """Whoever stops on the way can make no further call."""
         return self._gathered(Gather(adapter=True), self._engine.adapter_tensors())
 
     def _gathered(
@@ -158,14 +143,12 @@ class MultiRankEngine(TrainingEngine):
         self._settle()
 
     def export_hf(self, path: Path) -> None:
-        """See :class:`TrainingEngine`."""
         self._followers.begin(Export(str(path)))
         with self._followers.explained():
             self._engine.export_hf(path)
         self._settle()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
-        """See :class:`TrainingEngine`."""
         self._followers.begin(Save(str(directory), progress.model_dump_json().encode()))
         with self._followers.explained():
             written = self._engine.save_checkpoint(directory, progress, as_hf=as_hf)
@@ -173,7 +156,6 @@ class MultiRankEngine(TrainingEngine):
         return written
 
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
-        """See :class:`TrainingEngine`."""
         self._followers.begin(Load(str(directory), through))
         with self._followers.explained():
             progress = self._engine.load_latest(directory, through=through)

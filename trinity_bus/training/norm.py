@@ -22,7 +22,6 @@ class Norm(torch.nn.RMSNorm):  # type: ignore[misc]  # torch is not followed by 
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., hidden] as they came, each row divided by its root mean square and weighted."""
         if x.is_cuda:
             return super().forward(x)
         return rms_norm(x, self.weight, self.eps)
@@ -33,11 +32,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
     In float32 and float64 it is the same bit for bit. In bfloat16 and float16 torch computes in float32 and rounds the
     result; here each operation is rounded, and results differ by up to three times the dtype's ``eps``, relatively.
-
-    Args:
-        x: [..., hidden]
-        weight: [hidden]
-        epsilon: Added to the mean square.
     """
     result: torch.Tensor = _RMSNorm.apply(x, weight, epsilon)
     return result

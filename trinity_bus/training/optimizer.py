@@ -31,17 +31,14 @@ from trinity_bus.training.megatron import (
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the state of a weight is on this rank."""
-
     optimizer: torch.optim.Optimizer
     group: dict[str, Any]
+    # That the optimizer updates: the weight, or its own copy or part of it
     parameter: torch.Tensor
-    """That the optimizer updates: the weight, or its own copy or part of it."""
+    # Which part of the weight, flattened; None for all of it
     span: slice | None = None
-    """Which part of the weight, flattened; None for all of it."""
 
     def value(self, kind: str) -> torch.Tensor:
-        """Return the part of this rank."""
         if kind == "master":
             return self.parameter.detach()
         value: torch.Tensor = self.optimizer.state[self.parameter][kind]
@@ -49,13 +46,7 @@ class _Place:
 
 
 class AdamW:
-    """Updates the weights of one model.
-
-    Args:
-        chunks: The model's stages on this rank, each wrapped for data parallelism.
-        settings: Rates and decays.
-        dtype: Of the weights.
-    """
+    """Updates the weights of one model, whose stages on this rank are each wrapped for data parallelism."""
 
     def __init__(
         self, chunks: Sequence[DistributedDataParallel], settings: TrainerSettings, dtype: torch.dtype
@@ -99,14 +90,12 @@ class AdamW:
         self._places = self._find_places()
         self._data_groups = self._find_data_groups()
         self.updates = 0
-        """That were made."""
 
     def zero_grad(self) -> None:
-        """Forgets gradients."""
         self._megatron.zero_grad()
 
     def step(self, learning_rate: float) -> float:
-        """Clips gradients to the configured norm and updates the weights, unless the gradients are not finite.
+        """Clip gradients to the configured norm and update the weights, unless the gradients are not finite.
 
         Megatron's own ``step`` does the same, but updates in any case.
 
@@ -182,7 +171,7 @@ class AdamW:
         return found
 
     def _find_data_groups(self) -> dict[torch.nn.Parameter, dist.ProcessGroup]:
-        """Return the ranks among which the state of each weight of this rank is divided."""
+        # The ranks among which the state of each weight of this rank is divided
         if not self._distributed:
             return {}
         return {

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32, UInt8
 
+# That the loss computes: 16 MiB of float32 a temporary. There are never those of a whole micro-batch.
 LOGITS_AT_ONCE: Final = 1 << 22
-"""That the loss computes: 16 MiB of float32 a temporary. There are never those of a whole micro-batch."""
+# Times as many on a GPU: products of a few rows, and a sum over the output layer for each, took a tenth of a step.
 ON_GPU: Final = 32
-"""Times as many on a GPU: products of a few rows, and a sum over the output layer for each, took a tenth of a step."""
 
 type Int64 = NDArray[np.int64]
 
@@ -30,48 +30,42 @@ class TrainSample(Struct, frozen=True, kw_only=True, eq=False):
     A msgspec ``Struct``, as a step has thousands, and a frozen dataclass takes several times as long to fill.
     """
 
+    # [tokens] prompt, then response
     tokens: Int32
-    """[tokens] prompt, then response."""
+    # At least 1: the first token has nothing before it that could predict it
     prompt_length: int
-    """At least 1: the first token has nothing before it that could predict it."""
+    # [response] True where the token is trained on
     mask: Bool
-    """[response] True where the token is trained on."""
     advantages: Float32
-    """[response]"""
     rollout_logprobs: Float32
-    """[response]"""
     old_logprobs: Float32
-    """[response]"""
+    # [response]; either all samples of a step have them or none has
     ref_logprobs: Float32 | None = None
-    """[response]; either all samples of a step have them or none has."""
+    # [response] what a critic expects from each on
     values: Float32 | None = None
-    """[response] what a critic expects from each on."""
+    # [response] what it should have expected
     returns: Float32 | None = None
-    """[response] what it should have expected."""
+    # At which it was drawn; None where nobody knows
     temperature: float | None = None
-    """At which it was drawn; None where nobody knows."""
+    # [tokens, layers * k] the experts that each layer's router is to choose; None: what it finds best.
     routes: UInt8 | None = None
-    """[tokens, layers * k] the experts that each layer's router is to choose; None: what it finds best."""
+    # What each of its trained tokens weighs beside those of others
     scale: float = 1.0
-    """What each of its trained tokens weighs beside those of others."""
+    # False where an example says it, and no policy drew it
     drawn: bool = True
-    """False where an example says it, and no policy drew it."""
+    # Its place among all samples of the step's groups, where its figures by token are wanted: ``token_figures``.
     number: int | None = None
-    """Its place among all samples of the step's groups, where its figures by token are wanted: ``token_figures``."""
+    # Of a preference: what its two samples are known by in the step; they are always in one micro-batch.
     pair: int | None = None
-    """Of a preference: what its two samples are known by in the step; they are always in one micro-batch."""
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens the loss is over."""
         return int(np.count_nonzero(self.mask))
 
     def with_old_logprobs(self, logprobs: Float32) -> "TrainSample":
-        """Return the sample with other log-probabilities under the old policy."""
         return replace(self, old_logprobs=logprobs)
 
     def with_ref_logprobs(self, logprobs: Float32) -> "TrainSample":
-        """Return the sample with log-probabilities under a reference."""
         return replace(self, ref_logprobs=logprobs)
 
 
@@ -86,35 +80,29 @@ class PackedArrays:
     tokens: Int64
     positions: Int64
     targets: Int64
+    # True where the target is of a response: of nothing else is the log-probability wanted
     responses: Bool
-    """True where the target is of a response: of nothing else is the log-probability wanted."""
     weight: Float32
     advantages: Float32
     rollout_logprobs: Float32
     old_logprobs: Float32
     ref_logprobs: Float32 | None
     temperatures: Float32
-    """What logits are divided by."""
+    # None where all are
     drawn: Bool | None
-    """None where all are."""
+    # [sequences] of which preference each is; None where there are none
     pairs: Int32 | None
-    """[sequences] of which preference each is; None where there are none."""
+    # [sequences + 1] where each begins; the last entry is the number of tokens
     bounds: Int32
-    """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
+    # [tokens, layers * k]; None where a sample has none
     routes: UInt8 | None = None
-    """[tokens, layers * k]; None where a sample has none."""
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Packs items into bins.
+    """Pack items into bins, lists of indices, longest item first. The same for the same lengths.
 
-    Args:
-        lengths: Tokens of each item.
-        budget: Tokens of a bin. A longer item gets a bin of its own.
-
-    Returns:
-        The bins as lists of indices, each index once, longest item first. The same for the same lengths.
+    An item that is longer than the budget gets a bin of its own.
     """
     room: list[int] = []
     bins: list[list[int]] = []
@@ -143,10 +131,7 @@ def micro_batches(
 ) -> list[list[int]]:
     """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`.
 
-    Args:
-        samples: What cannot be parted is in one of them.
-        budget: Tokens of one.
-        count: How many are wanted, given how many are needed at least; see :func:`divided`.
+    ``count`` says how many are wanted, given how many are needed at least; see :func:`divided`.
     """
     parts = units(samples)
     bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
@@ -168,7 +153,7 @@ def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
 def pack(
     samples: Sequence[TrainSample], *, token_weight: float, temperature: float = 1.0, multiple: int = 1
 ) -> PackedArrays:
-    """Lays samples one after another.
+    """Lay samples one after another.
 
     Args:
         samples: In the order wanted.
@@ -222,7 +207,7 @@ def pack(
 
 
 def _runs(starts: NDArray[Any], lengths: NDArray[Any]) -> Int64:
-    """Return the places of runs, of which each begins somewhere and is so long, one after another."""
+    # The places of runs, of which each begins somewhere and is so long, one after another
     ends = np.cumsum(lengths)
     places: Int64 = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
     return places
@@ -237,7 +222,7 @@ def lay(values: Sequence[Float32], arrays: PackedArrays, samples: Sequence[Train
 
 
 def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | None:
-    """Return the routes of a micro-batch; what is padded goes where the token before it goes."""
+    # What is padded goes where the token before it goes
     known = [sample.routes for sample in samples if sample.routes is not None]
     if len(known) < len(samples):
         return None
@@ -248,7 +233,7 @@ def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | N
 
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:
-    """Cuts each sample's response out of values per position of a micro-batch: the inverse of :func:`pack`."""
+    """Cut each sample's response out of values per position of a micro-batch: the inverse of :func:`pack`."""
     return [
         values[start + sample.prompt_length - 1 : start + len(sample.tokens) - 1]
         for sample, start in zip(samples, arrays.bounds[:-1].tolist(), strict=True)
@@ -259,12 +244,7 @@ def context_part(bounds: Int32, rank: int, ranks: int) -> Int64:
     """Return which tokens of a packed row one of several ranks holds, of each sequence two equal parts.
 
     That is a part from the front and its mirror image from the back, as Megatron's rotary positions have it: so all
-    ranks have as much to attend to.
-
-    Args:
-        bounds: [sequences + 1] where each begins; their lengths are multiples of ``2 * ranks``.
-        rank: Whose.
-        ranks: How many there are.
+    ranks have as much to attend to. Lengths are multiples of ``2 * ranks``.
     """
     parts = []
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):

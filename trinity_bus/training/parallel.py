@@ -31,44 +31,29 @@ from trinity_bus.training.megatron import (
 )
 from trinity_bus.training.rank_protocol import LIMIT_S
 
+# How long a collective may wait for the others before it fails
 TIMEOUT = timedelta(seconds=LIMIT_S)
-"""How long a collective may wait for the others before it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The processes that train together."""
-
     rank: int = 0
-    """Of this one."""
     world_size: int = 1
+    # Among those on this machine; says which GPU is this process's
     local_rank: int = 0
-    """Among those on this machine; says which GPU is this process's."""
+    # Where they meet. Unset: in memory for one process, else where the environment says.
     store: dist.Store | None = None
-    """Where they meet. Unset: in memory for one process, else where the environment says."""
+    # Whether all are known to be on one machine
     on_this_machine: bool = False
-    """Whether all are known to be on one machine."""
 
 
 def world_of_environment() -> World:
-    """Return the world that a launcher describes, or a process alone.
-
-    Raises:
-        ParallelError: A variable is no number.
-    """
     launch = launch_of(os.environ)
     return World() if launch is None else World(launch.rank, launch.world_size, launch.local_rank)
 
 
 def check_device(local_rank: int) -> None:
-    """Pass where there is a device for a rank: a GPU of its own, or the CPU where there is none at all.
-
-    Args:
-        local_rank: Its number among those on this machine.
-
-    Raises:
-        ParallelError: There are fewer GPUs than ranks.
-    """
+    """ParallelError where there is no device for a rank: a GPU of its own, or the CPU where there is none at all."""
     if not on_cpu() and (gpus := torch.cuda.device_count()) <= local_rank:
         raise ParallelError(
             f"each rank needs a GPU of its own, and this machine has {gpus} for {local_rank + 1} or more: lower "
@@ -78,7 +63,7 @@ def check_device(local_rank: int) -> None:
 
 @contextlib.contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Within, gloo's groups listen on the loopback interface, whatever the host's name resolves to."""
+    # Gloo's groups listen on the loopback interface, whatever the host's name resolves to
     name = "GLOO_SOCKET_IFNAME"
     if name in os.environ or sys.platform != "linux":
         yield
@@ -91,15 +76,7 @@ def _loopback_only() -> Iterator[None]:
 
 
 def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
-    """Join the world's process groups. A second call with the same layout joins nothing anew.
-
-    Args:
-        settings: Over how many ranks layers are split, layers are distributed, and batches are dealt.
-        world: Unset: the one that the environment describes.
-
-    Raises:
-        ParallelError: The world has not as many ranks, or groups of another shape exist already.
-    """
+    """Join the world's process groups, by default the environment's; once for the same layout."""
     world = world or world_of_environment()
     rank, world_size = world.rank, world.world_size
     asked = _degrees(settings)
@@ -161,7 +138,6 @@ def _degrees(settings: TrainerSettings) -> dict[str, int]:
 
 
 def shut_down() -> None:
-    """Leaves the process groups; nothing happens where there are none."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
@@ -170,7 +146,6 @@ def shut_down() -> None:
 
 @contextlib.contextmanager
 def initialized(settings: TrainerSettings) -> Iterator[Layout]:
-    """:func:`initialize` on entry, :func:`shut_down` on exit."""
     layout = initialize(settings)
     try:
         yield layout

@@ -20,17 +20,14 @@ import numpy as np
 from schemas import StepBegun, StepGroup
 from trinity_bus.config import TrainerSettings
 
+# Keeps these draws apart from those that shuffle the samples of the same seed and step
 _OWN_DRAWS = 1
-"""Keeps these draws apart from those that shuffle the samples of the same seed and step."""
 
 
 def ranked(begun: Iterable[StepBegun], settings: TrainerSettings, *, step: int) -> list[StepGroup]:
     """Return the groups that may be learned from once more, those of the highest priority first.
 
-    Args:
-        begun: What earlier steps were made of, each once, the oldest first.
-        settings: Of the trainer.
-        step: That is about to begin.
+    ``begun`` has what earlier steps were made of, each once, the oldest first.
     """
     earlier = [record for record in begun if step - settings.replay_steps <= record.step < step]
     uses = Counter(group.task_id for record in earlier for group in record.replayed)

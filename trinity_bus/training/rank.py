@@ -59,27 +59,17 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """How following rank 0 came to its end."""
-
+    # As it was told; another training may come
     LEFT = auto()
-    """As it was told; another training may come."""
+    # It could not make a call, and has said why
     FAILED = auto()
-    """It could not make a call, and has said why."""
+    # Rank 0 has ended as it should, and nothing is to be trained
     DISMISSED = auto()
-    """Rank 0 has ended as it should, and nothing is to be trained."""
+    # Rank 0 is gone without a word
     ORPHANED = auto()
-    """Rank 0 is gone without a word."""
 
 
 class Rank:
-    """A follower rank, which makes the calls that the first orders.
-
-    Args:
-        rank: Its number.
-        local_rank: Its number among those on this machine.
-        line: To rank 0.
-    """
-
     def __init__(self, rank: int, local_rank: int, line: RankLine) -> None:
         self._rank = rank
         self._local_rank = local_rank
@@ -87,14 +77,6 @@ class Rank:
         self._engine: MegatronEngine | None = None
 
     def make(self, call: Call) -> Done:
-        """Make one call.
-
-        Returns:
-            What there is to answer.
-
-        Raises:
-            Exception: Whatever the engine raises.
-        """
         if isinstance(call, Leave):
             self._engine = None
             parallel.shut_down()
@@ -148,16 +130,6 @@ class Rank:
 
 
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
-    """Make calls until told to leave, or until rank 0 is gone.
-
-    Args:
-        line: To rank 0.
-        rank: Number of this one.
-        local_rank: Its number among those on this machine.
-
-    Raises:
-        ProtocolError: Rank 0 says what cannot be understood.
-    """
     turns = Turns()
     follower = Rank(rank, local_rank, line)
     while (body := line.receive(rank_protocol.ORDERS.limit)) is not None:
@@ -192,7 +164,6 @@ def prepare(rank: int, level: int) -> None:
 
 
 def main() -> None:
-    """Follow rank 0 at the other end of a socket pair."""
     descriptor, rank, level = map(int, sys.argv[1:])
     prepare(rank, level)
     outcome = follow(PairLine(socket.socket(fileno=descriptor)), rank, rank)

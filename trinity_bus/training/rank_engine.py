@@ -47,10 +47,6 @@ log = logging.getLogger(__name__)
 class RankEngine(SavedEngine):
     """One rank's part of a trainer.
 
-    Args:
-        settings: What to train and how. ``model_path`` must be set.
-        layout: Where this process stands.
-
     Raises:
         ConfigError: ``model_path`` is not set.
         ConversionError: The model cannot be read.
@@ -69,8 +65,8 @@ class RankEngine(SavedEngine):
         self.settings = settings
         assert settings.micro_batch_tokens != "auto"  # noqa: S101 - what that is for
         self._budget = MicroBatchBudget(settings.micro_batch_tokens, may_halve=layout.passes_alone)
+        # Updates, up to the last one, that were not made because their gradients were not finite
         self._skipped_in_a_row = 0
-        """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
         self._figures = FigureKeeper(is_keeping=layout.tensor_rank == layout.context_rank == 0)
@@ -89,28 +85,19 @@ class RankEngine(SavedEngine):
         """Make the model, with the weights of the source, and its optimizer."""
 
     @abstractmethod
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Return the log-probabilities of each sample's response tokens under the present weights."""
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]: ...
 
     @abstractmethod
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         """Compute gradients anew, and sum them over ranks.
 
-        Args:
-            samples: This rank's.
-            token_weight: Weight of each of their trained tokens, times the sample's scale.
-
-        Returns:
-            The objective's metrics, summed over all ranks, and how many micro-batches this one has run.
+        ``token_weight`` is that of each trained token of this rank's samples, times the sample's scale. Returned are
+        the objective's metrics, summed over all ranks, and how many micro-batches this one has run.
         """
 
     @abstractmethod
     def _update_weights(self, learning_rate: float) -> float:
-        """Clip the gradients and update the weights, unless the gradients are not finite.
-
-        Returns:
-            Their norm over all ranks before clipping.
-        """
+        """Clip the gradients and update the weights, unless they are not finite; return their norm before clipping."""
 
     @abstractmethod
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
@@ -125,7 +112,7 @@ class RankEngine(SavedEngine):
         seed: int | None = None,
         examples: Sequence[TrainSample] = (),
     ) -> Metrics:
-        """See :class:`TrainingEngine`. All ranks are given the same groups."""
+        """All ranks are given the same groups."""
         began = time.perf_counter()
         step = self.plan(groups, seed, examples)
         metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
@@ -134,7 +121,6 @@ class RankEngine(SavedEngine):
     def plan(
         self, groups: Sequence[ExperienceGroup], seed: int | None = None, examples: Sequence[TrainSample] = ()
     ) -> StepPlan:
-        """Return what all ranks together are to train on in the next step; see :meth:`train_step`."""
         if self._objective.learns_from != "experiences":
             return plan_examples(examples, self.settings)
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
@@ -145,7 +131,6 @@ class RankEngine(SavedEngine):
         return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
 
     def train(self, step: StepPlan) -> Metrics:
-        """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""
         learning_rate = self._learning_rate()
         self._figures.begin()
         updates, told = self._with_passes(step.updates)
@@ -171,24 +156,17 @@ class RankEngine(SavedEngine):
         }
 
     def take_figures(self) -> list[SampleFigures]:
-        """See :class:`TrainingEngine`; those of this rank."""
         return self._figures.take()
 
     def interrupt(self) -> None:
-        """See :class:`TrainingEngine`."""
         self._interrupted.set()
 
     def _stop_if_asked(self) -> None:
-        """To be called before each micro-batch.
-
-        Raises:
-            TrainingInterruptedError: :meth:`interrupt` was called.
-        """
         if self._interrupted.is_set():
             raise TrainingInterruptedError("a pass was abandoned on request")
 
     def _halved(self) -> float:
-        """Return how often micro-batches were halved, on all ranks together; a collective."""
+        # On all ranks together; a collective
         halved = torch.tensor(float(self._budget.halved), device=self.layout.device)
         if (group := self.layout.data_group) is not None:
             dist.all_reduce(halved, group=group)
@@ -201,7 +179,7 @@ class RankEngine(SavedEngine):
         return settings.learning_rate * warm * left
 
     def _with_passes(self, updates: Sequence[Update]) -> tuple[list[Update], Metrics]:
-        """Add what the objective needs: log-probabilities of others, values, and advantages from these."""
+        # What the objective needs: log-probabilities of others, values, and advantages from these
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
             self._saver.taken()
@@ -221,10 +199,8 @@ class RankEngine(SavedEngine):
         return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates], told
 
     def _update(self, update: Update, learning_rate: float) -> Metrics | None:
-        """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite.
-
-        While the critic warms up it is the only one that learns, and all that is told.
-        """
+        # None, and nothing changes, where loss or gradients are not finite. While the critic warms up it is the only
+        # one that learns, and all that is told.
         if self._critic is not None:
             self._saver.taken()
         judged = {} if self._critic is None else self._critic.train(update)
@@ -254,14 +230,7 @@ class RankEngine(SavedEngine):
     def _loss(
         self, samples: Iterable[TrainSample], arrays: PackedArrays, logprobs: torch.Tensor, entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of a micro-batch and the objective's metrics, both weighted sums over its tokens.
-
-        Args:
-            samples: Of the micro-batch, whose figures are kept where they are wanted.
-            arrays: The same, packed.
-            logprobs: [tokens]
-            entropy: [tokens]
-        """
+        # Both weighted sums over the tokens of the micro-batch; its samples' figures are kept where they are wanted.
         own_policy_is_old = self.settings.old_logprobs == "recompute" and self.settings.mini_batches == 1
         own = logprobs.detach()
         old, rollout = self._tensor(arrays.old_logprobs), self._tensor(arrays.rollout_logprobs)
@@ -285,14 +254,13 @@ class RankEngine(SavedEngine):
         return self._objective.loss(tokens)
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """Return an array on the device."""
         return torch.from_numpy(array).to(self.layout.device)
 
     def _copy_weights(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters()]
 
     def _exchange_weights(self, others: list[torch.Tensor]) -> None:
-        """Put other weights in the place of the present ones, which the list has then; nothing is copied."""
+        # The list has the present ones then; nothing is copied
         for place, parameter in enumerate(self._parameters()):
             parameter.data, others[place] = others[place], parameter.data
 

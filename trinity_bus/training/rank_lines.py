@@ -22,8 +22,6 @@ from trinity_bus.training.rank_protocol import LIMIT_S, SAMPLE_BYTES
 
 
 class RankLine(ABC):
-    """One side's end of it."""
-
     @abstractmethod
     def send(self, bodies: Sequence[bytes]) -> None:
         """Say something, in one message or several.
@@ -36,16 +34,10 @@ class RankLine(ABC):
 
     @abstractmethod
     def receive(self, limit: int) -> bytes | None:
-        """Wait for the next message, however long.
-
-        Args:
-            limit: Most bytes of it.
-
-        Returns:
-            It; None where the other side has ended.
+        """Wait for the next message, however long; None where the other side has ended.
 
         Raises:
-            ProtocolError: It is over the limit, or is none.
+            ProtocolError: It is over the limit of bytes, or is none.
         """
 
     @abstractmethod
@@ -58,8 +50,6 @@ class RankLine(ABC):
 
 
 class PairLine(RankLine):
-    """A line to a process on this machine, over one end of a socket pair."""
-
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         # Of sends only: who reads waits as long as it takes.
@@ -67,21 +57,17 @@ class PairLine(RankLine):
         self._file = end.makefile("rb")
 
     def send(self, bodies: Sequence[bytes]) -> None:
-        """See :class:`RankLine`."""
         for body in bodies:
             self._socket.sendall(head_of(body, SAMPLE_BYTES) + body)
 
     def receive(self, limit: int) -> bytes | None:
-        """See :class:`RankLine`."""
         return read_frame(self._file, limit)
 
     def end(self) -> None:
-        """See :class:`RankLine`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See :class:`RankLine`."""
         self.end()
         self._file.close()
         self._socket.close()

@@ -40,123 +40,99 @@ from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.step_plan import StepPlan, Update
 from trinity_bus.training.token_figures import SampleFigures
 
+# How long a rank may wait for the others, within a collective or for an answer, before it fails.
 LIMIT_S: Final = 600.0
-"""How long a rank may wait for the others, within a collective or for an answer, before it fails."""
+# Most of one sample: advantages and log-probabilities of several policies come to what is on the log. No message is
+# larger.
 SAMPLE_BYTES: Final = 4 * ExperienceGroup.MAX_BYTES
-"""Most of one sample: advantages and log-probabilities of several policies come to what is on the log. No message is
-larger."""
+# Characters of the reason of a failure
 MAX_WHY: Final = 2000
-"""Characters of the reason of a failure."""
 
 
 class Join(Struct, frozen=True, tag=True):
-    """Show that you can take part."""
-
+    # Of this project, which must be the same on all machines
     version: str
-    """Of this project, which must be the same on all machines."""
+    # Of the checkpoints, which all machines share; empty where there are none
     folder: str = ""
-    """Of the checkpoints, which all machines share; empty where there are none."""
+    # In that folder; see ``shared_folder``
     mark: str = ""
-    """In that folder; see ``shared_folder``."""
 
 
 class Build(Struct, frozen=True, tag=True):
-    """Join the process groups and build the engine."""
-
     world_size: int
+    # Of the store in which all ranks meet
     store_host: str
-    """Of the store in which all ranks meet."""
     store_port: int
+    # ``TrainerSettings`` as JSON
     settings: bytes
-    """``TrainerSettings`` as JSON."""
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Go back to the newest checkpoint; see :meth:`TrainingEngine.load_latest`."""
-
     directory: str
     through: int | None = None
 
 
 class UpdateShard(Struct, frozen=True):
-    """A rank's shard of an update: see ``step_plan.Update``."""
-
+    # In the messages that follow
     samples: int
-    """In the messages that follow."""
     divisor: float
     weight: float
 
 
 class Train(Struct, frozen=True, tag=True):
-    """Train on the samples in the messages that follow."""
-
     updates: tuple[UpdateShard, ...]
     trained_tokens: int
 
 
 class Save(Struct, frozen=True, tag=True):
-    """Write a checkpoint."""
-
     directory: str
+    # ``TrainingProgress`` as JSON
     progress: bytes
-    """``TrainingProgress`` as JSON."""
 
 
 class Gather(Struct, frozen=True, tag=True):
-    """Give the weights."""
-
+    # Not these, but what is trained beside them
     adapter: bool = False
-    """Not these, but what is trained beside them."""
 
 
 class Export(Struct, frozen=True, tag=True):
-    """Write the model as a Hugging Face folder."""
-
     path: str
 
 
 class Leave(Struct, frozen=True, tag=True):
-    """Leave the process groups and end."""
+    pass
 
 
 class Disband(Struct, frozen=True, tag=True):
-    """End: there is nothing to take part in any more."""
+    pass
 
 
 type Call = Join | Build | Load | Train | Save | Gather | Export | Leave
 
 
 class Order(Struct, frozen=True, array_like=True):
-    """One call, to all ranks but the first."""
-
     number: int
     call: Call | Disband
 
 
 class Done(Struct, frozen=True, tag=True):
-    """The call is made."""
-
+    # At which the rank's engine is; 0 where it has none any more
     step: int
-    """At which the rank's engine is; 0 where it has none any more."""
+    # What it has kept of single tokens, after Train
     figures: list[SampleFigures] = []
-    """What it has kept of single tokens, after Train."""
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """It is not, and the rank ends."""
-
     why: str
 
 
 class RankAnswer(Struct, frozen=True, array_like=True):
-    """What came of an order."""
-
     number: int
     result: Done | Failed
 
 
+# Of a sample's arrays; all others are float32
 _DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8}
-"""Of a sample's arrays; all others are float32."""
 
 
 def train_order(step: StepPlan) -> tuple[Train, list[bytes]]:
@@ -177,13 +153,11 @@ def step_of(order: Train, read: Callable[[], TrainSample]) -> StepPlan:
 
 
 def encode_sample(sample: TrainSample) -> bytes:
-    """Return a sample as a message."""
     values = structs.asdict(sample)
     return msgpack.encode({n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in values.items()})
 
 
 def decode_sample(body: bytes) -> TrainSample:
-    """Return the sample in a message that :func:`encode_sample` has made."""
     values = msgpack.decode(body)
     arrays = {n: np.frombuffer(v, _DTYPES.get(n, np.float32)) if isinstance(v, bytes) else v for n, v in values.items()}
     if (routes := arrays["routes"]) is not None:
@@ -192,8 +166,8 @@ def decode_sample(body: bytes) -> TrainSample:
 
 
 ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)
+# Twice what figures may be: a sample of few tokens has as much beside them
 ANSWERS: Dialect[RankAnswer] = Dialect(RankAnswer, limit=2 * token_figures.MAX_BYTES)
-"""Twice what figures may be: a sample of few tokens has as much beside them."""
 
 
 @dataclass(slots=True)
@@ -203,11 +177,7 @@ class Turns:
     last: int = 0
 
     def take(self, order: Order) -> None:
-        """Take note of an order.
-
-        Raises:
-            RankError: It is not the next, or Join does not come first and once.
-        """
+        """RankError where it is not the next, or Join does not come first and once."""
         if order.number != self.last + 1:
             raise RankError(f"order {order.number} came after order {self.last}: one is missing")
         if isinstance(order.call, Join) != (self.last == 0):
@@ -217,15 +187,11 @@ class Turns:
 
 @dataclass(slots=True)
 class PendingCalls:
-    """Rank 0's side: what was called, who has answered, who is lost.
-
-    Args:
-        world_size: Ranks, the first included.
-    """
+    """Rank 0's side: what was called, who has answered, who is lost."""
 
     world_size: int
+    # Who was lost first, and why
     lost: str | None = None
-    """Who was lost first, and why."""
     _number: int = 0
     _call: Call | None = None
     _steps: dict[int, int] = field(default_factory=dict)
@@ -233,25 +199,18 @@ class PendingCalls:
 
     @property
     def settled(self) -> bool:
-        """Whether every rank has answered the last call."""
         return self._call is None or not self.waiting
 
     @property
     def waiting(self) -> list[int]:
-        """The ranks whose answer to the last call is missing."""
         return [rank for rank in range(1, self.world_size) if rank not in self._steps]
 
     @property
     def leaving(self) -> bool:
-        """Whether the ranks have been told to end."""
         return isinstance(self._call, Leave)
 
     def call(self, call: Call) -> int:
-        """Return the number of the next call.
-
-        Raises:
-            RankError: A rank is lost, or has not answered the call before.
-        """
+        """Return the number of the next call; RankError where a rank is lost, or has not answered the call before."""
         if self.lost is not None:
             raise RankError(self.lost)
         if self._call is not None and self.waiting:
@@ -262,7 +221,6 @@ class PendingCalls:
         return self._number
 
     def answered(self, rank: int, answer: RankAnswer) -> None:
-        """Take note of an answer."""
         if answer.number != self._number or rank in self._steps:
             self._lose(rank, f"answered order {answer.number}, where order {self._number} was the last")
         elif isinstance(answer.result, Failed):
@@ -277,15 +235,12 @@ class PendingCalls:
         return figures
 
     def spoke_nonsense(self, rank: int, why: str) -> None:
-        """Take note that what a rank sent cannot be read."""
         self._lose(rank, f"sent what cannot be read ({why})")
 
     def ended(self, rank: int, how: str) -> None:
         """Take note that a rank has ended; after Leave that is as it should be.
 
-        Args:
-            rank: Which.
-            how: Such as ``"(process 42) was ended by SIGKILL"``.
+        ``how``: such as ``"(process 42) was ended by SIGKILL"``.
         """
         if self.leaving:
             # A rank that died over it owes an answer no more.
@@ -294,20 +249,12 @@ class PendingCalls:
         self._lose(rank, how)
 
     def check(self, step: int) -> None:
-        """Whether all ranks are where rank 0 is, once a call is settled.
-
-        Args:
-            step: At which rank 0's engine is.
-
-        Raises:
-            RankError: One is at another step.
-        """
+        """RankError where a rank's engine is at another step than rank 0's, once a call is settled."""
         for rank, theirs in sorted(self._steps.items()):
             if theirs != step:
                 raise RankError(f"rank {rank} is at step {theirs}, rank 0 at step {step}: they have drifted apart")
 
     def late(self, limit_s: float) -> str:
-        """Return what to say of the ranks that have not answered in time."""
         ranks = ", ".join(map(str, self.waiting))
         return f"rank {ranks} of {self.world_size} did not answer {_name(self._call)} within {limit_s:g} s"
 

@@ -46,21 +46,18 @@ from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
 
+# How long a rank may take to end after it was told to leave
 GRACE_S: Final = 5.0
-"""How long a rank may take to end after it was told to leave."""
+# How long this process may take to end after a rank was lost
 ABORT_S: Final = 10.0
-"""How long this process may take to end after a rank was lost."""
+# How long to wait for news of a death after a collective has failed
 _WORDS_S: Final = 5.0
-"""How long to wait for news of a death after a collective has failed."""
 
 
 class Follower(ABC):
     """A rank other than the first, as the first knows it.
 
-    Args:
-        rank: Its number.
-        line: To it.
-        where: It is, for people, such as ``"process 42"``.
+    ``where`` it is, for people, such as ``"process 42"``.
     """
 
     def __init__(self, rank: int, line: RankLine, where: str) -> None:
@@ -70,10 +67,7 @@ class Follower(ABC):
 
     @abstractmethod
     def see_to_end(self, grace_s: float) -> str:
-        """Have it ended, now that its line has.
-
-        Args:
-            grace_s: How long it may take to do so by itself.
+        """Have it ended, now that its line has; it may take ``grace_s`` to do so by itself.
 
         Returns:
             How it ended, for people, such as ``"was ended by SIGKILL"``.
@@ -83,29 +77,17 @@ class Follower(ABC):
 class RankSource(Protocol):
     """Where the other ranks come from. One set of them at a time."""
 
+    # Where stores listen in which all ranks can meet
     host: str
-    """Where stores listen in which all ranks can meet."""
 
     def wait(self, world_size: int) -> None:
-        """Wait until so many ranks can be had, this one included. May be called from any thread.
-
-        Raises:
-            RankError: They cannot.
-        """
+        """Wait until so many ranks can be had, this one included. May be called from any thread."""
         ...
 
-    def start(self, world_size: int) -> Sequence[Follower]:
-        """Return the others, in order.
-
-        Raises:
-            TrinityError: They cannot be had.
-        """
-        ...
+    def start(self, world_size: int) -> Sequence[Follower]: ...
 
 
 class _Child(Follower):
-    """A rank that is a child process of this one."""
-
     def __init__(self, rank: int, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -116,49 +98,33 @@ class _Child(Follower):
         super().__init__(rank, PairLine(ours), f"process {self.child.pid}")
 
     def see_to_end(self, grace_s: float) -> str:
-        """See :class:`Follower`."""
         status = self.child.wait(grace_s)
         return how_ended(self.child.kill() if status is None else status)
 
 
 class ChildRanks:
-    """Starts the other ranks on this machine, as child processes; see :class:`RankSource`.
+    """Starts the other ranks on this machine, as child processes.
 
-    Args:
-        command: What runs a rank; its socket, its number and its log level are added.
+    ``command`` runs a rank; its socket, its number and its log level are added.
     """
 
     host = LOOPBACK
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "trinity_bus.training.rank")) -> None:
         self._command = command
+        # In order
         self.pids: list[int] = []
-        """Process ids of the other ranks, in order."""
 
-    def wait(self, world_size: int) -> None:
-        """See :class:`RankSource`."""
+    def wait(self, world_size: int) -> None: ...
 
     def start(self, world_size: int) -> list[_Child]:
-        """See :class:`RankSource`.
-
-        Raises:
-            ProcessError: One cannot be started.
-        """
         children = [_Child(rank, self._command) for rank in range(1, world_size)]
         self.pids = [one.child.pid for one in children]
         return children
 
 
 class Followers:
-    """The other ranks of this trainer, rank 0. All calls come from one thread, but for ``watch`` and ``end``.
-
-    Args:
-        world_size: Ranks, this one included.
-        source: Where they come from.
-
-    Raises:
-        TrinityError: One cannot be had.
-    """
+    """The other ranks of this trainer, rank 0. All calls come from one thread, but for ``watch`` and ``end``."""
 
     def __init__(self, world_size: int, source: RankSource) -> None:
         self.world_size = world_size
@@ -180,10 +146,9 @@ class Followers:
     # ------------------------------------------------------------------------------------------------------ calls
 
     def begin(self, call: Call | Callable[[int], tuple[Call, Sequence[bytes]]]) -> None:
-        """Has the other ranks make a call, which this one must then make, too.
+        """Have the other ranks make a call, which this one must then make, too.
 
-        Args:
-            call: Which; or, for each rank, which, and the messages that come after it.
+        ``call`` may say, for each rank, which call, and the messages that come after it.
 
         Raises:
             RankError: One is lost, or has not answered the call before.
@@ -215,10 +180,7 @@ class Followers:
             raise
 
     def settle(self, step: int | None) -> None:
-        """Wait until all other ranks have made the call, too.
-
-        Args:
-            step: At which this rank's engine is, and theirs must be. Unset: there is none any more.
+        """Wait until all other ranks have made the call, too, and are at this step. None: there is no engine any more.
 
         Raises:
             RankError: One is lost, late, or somewhere else.
@@ -272,7 +234,6 @@ class Followers:
             self._abort.cancel()
 
     def _wait(self, has_come: Callable[[], object], limit_s: float) -> bool:
-        """With the lock held: whether it has come in time."""
         return awake.wait_in_thread(partial(self._changed.wait_for, has_come), limit_s)
 
     def _until_lost(self) -> None:
@@ -291,7 +252,6 @@ class Followers:
             raise RankError(self._roll.lost or otherwise) from error
 
     def _read(self, follower: Follower) -> None:
-        """Note that what a rank says, until its end; then its end."""
         self._hear(follower)
         with self._changed:
             grace_s = 0.0 if self._ending and not self._roll.leaving else GRACE_S
@@ -323,10 +283,6 @@ class Followers:
 async def followers_of(world_size: int, source: RankSource) -> AsyncIterator[Followers | None]:
     """Provide the other ranks, watched: within, the death of one cancels the block. None where there is one rank.
 
-    Args:
-        world_size: Ranks, this one included.
-        source: Where they come from.
-
     Raises:
         RankError: They cannot be had.
         ExceptionGroup: Of RankError, where one was lost.
@@ -347,7 +303,6 @@ async def followers_of(world_size: int, source: RankSource) -> AsyncIterator[Fol
 
 
 def end_by_force(reason: str) -> NoReturn:
-    """End this process, whatever its threads wait for, and say why."""
     sys.stderr.write(f"{reason}: ended by force, because a collective still waits for it\n")
     sys.stderr.flush()
     os._exit(1)

@@ -70,7 +70,6 @@ _COMPARED_ELSEWHERE = {
 
 
 def shaping(mesh: MeshSettings, trainer: TrainerSettings) -> Shaping:
-    """Return the settings that shape training, by their full names."""
     own = trainer.model_dump(mode="json", exclude={*_TELLS_WHERE_AND_WHEN, *_COMPARED_ELSEWHERE, *_OPTIONS})
     return {
         **{f"mesh.{name}": value for name, value in mesh.model_dump(mode="json", include=_MESH).items()},
@@ -95,12 +94,7 @@ def _option(value: Any) -> Value:
 def differences(written: Mapping[str, Value], ours: Mapping[str, Value]) -> list[str]:
     """Return a line for each setting that differs, in the order of ours; then those that are no setting any more.
 
-    Args:
-        written: Of a checkpoint.
-        ours: Of this trainer.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be gone on from with ours.
+    CheckpointError where the checkpoint cannot be gone on from with ours.
     """
     names = [*ours, *(name for name in written if name not in ours)]
     lines = [

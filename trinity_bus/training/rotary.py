@@ -21,17 +21,15 @@ from trinity_bus.training.megatron import GPTModel, PackedSeqParams
 
 
 class Rotation(NamedTuple):
-    """How the heads of each token are turned; both [tokens, 1, head dimension]."""
+    # Both [tokens, 1, head dimension]
 
     cosines: torch.Tensor
+    # With the sign that they have: negative in the first half
     sines: torch.Tensor
-    """With the sign that they have: negative in the first half."""
 
 
 @dataclass(kw_only=True)
 class PlacedSeqParams(PackedSeqParams):  # type: ignore[misc]  # Megatron has no types
-    """Megatron's, and where in their sequences the tokens are."""
-
     rotation: Rotation
 
 
@@ -65,13 +63,7 @@ class RotaryModel(GPTModel):  # type: ignore[misc]  # Megatron has no types
 
 
 def rotation_of(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """Return how tokens are turned.
-
-    Args:
-        positions: [tokens] of each in its sequence.
-        frequencies: [head dimension / 2]
-        dtype: Of what is to be turned.
-    """
+    """Return how tokens are turned, from positions [tokens] and frequencies [head dimension / 2]."""
     angles = torch.outer(positions.float(), frequencies)[:, None]
     cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
     return Rotation(torch.cat([cosines, cosines], -1), torch.cat([-sines, sines], -1))
@@ -97,6 +89,5 @@ class _Rotate(torch.autograd.Function):  # type: ignore[misc]  # torch is not fo
 
 
 def _swapped(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy in which the two halves of each head have changed places."""
     first, second = x.chunk(2, -1)
     return torch.cat([second, first], -1)

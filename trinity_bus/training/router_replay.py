@@ -13,13 +13,6 @@ from trinity_bus.training.megatron import RouterReplay, RouterReplayAction, TopK
 
 
 class RoutesOfModel:
-    """The routers of this rank's stages of a model.
-
-    Args:
-        chunks: The stages, as they are called.
-        layout: Where this process stands.
-    """
-
     def __init__(self, chunks: Sequence[torch.nn.Module], layout: Layout) -> None:
         self._layout = layout
         self._routers: dict[torch.nn.Module, list[tuple[int, RouterReplay]]] = {
@@ -30,9 +23,7 @@ class RoutesOfModel:
     def choose(self, chunk: torch.nn.Module, routes: torch.Tensor | None) -> None:
         """Say what the routers of a stage choose in the next forward pass.
 
-        Args:
-            chunk: The stage.
-            routes: [this rank's tokens, layers of the model, k]; None: what they find best.
+        ``routes``: [this rank's tokens, layers of the model, k]; None: what they find best.
         """
         if routes is not None and self._layout.sequence_parallel:
             routes = routes.chunk(self._layout.tensor_parallel)[self._layout.tensor_rank]

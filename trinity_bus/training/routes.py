@@ -22,13 +22,6 @@ from trinity_bus.training.packing import TrainSample
 
 
 def prepared(samples: Sequence[TrainSample], shape: ModelShape, *, replay: bool) -> tuple[list[TrainSample], Metrics]:
-    """Return samples with the routes that are to be used, and what there is to say of them.
-
-    Args:
-        samples: With routes as they were recorded.
-        shape: Of the model.
-        replay: Whether any are to be used.
-    """
     if not replay:
         return [sample if sample.routes is None else replace(sample, routes=None) for sample in samples], {}
     kept = [sample if _usable(sample, shape) else replace(sample, routes=None) for sample in samples]

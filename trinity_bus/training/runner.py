@@ -45,17 +45,7 @@ from trinity_bus.training.router_replay import RoutesOfModel
 
 
 class ModelRunner:
-    """Holds a model and runs it.
-
-    Args:
-        source: Folder with the weights.
-        shape: What its configuration says.
-        layout: Where this process stands.
-        dtype: Of weights and activations.
-        settings: Temperature of samples that do not say theirs, and what memory is spent on.
-        budget: Size of micro-batches.
-        before_each: Called before each micro-batch; what it raises ends the pass.
-    """
+    """Holds a model and runs it. What ``before_each`` micro-batch raises ends the pass."""
 
     def __init__(
         self,
@@ -85,17 +75,15 @@ class ModelRunner:
         self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
-        """The model's stages on this rank."""
         self._options: Final = {"fp32_output": False} if bf16 else {}
         self._routes = RoutesOfModel(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
-        """Fill the model from a Hugging Face folder; see :func:`trinity_bus.training.model.load`."""
         model.load(self._model, self._shape, self._layout, folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :func:`trinity_bus.training.model.hf_tensors`; what adapters add is added."""
+        # What adapters add is added.
         if self._adapters is None:
             return model.hf_tensors(self._model, self._shape, self._layout)
         return model.hf_tensors(self._model, self._shape, self._layout, self._adapters.merged)
@@ -119,12 +107,10 @@ class ModelRunner:
         return self._adapters.shards_of(read, folder)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return this rank's weights that are trained."""
         everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
         return (parameter for parameter in everything if parameter.requires_grad)
 
     def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """Return an array on the device."""
         return torch.from_numpy(array).to(self._layout.device)
 
     @property
@@ -142,10 +128,7 @@ class ModelRunner:
     def token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of each position's target, and the entropy there, both [tokens]; 0 outside responses.
 
-        Args:
-            hidden: [1, this rank's tokens, hidden] as the last layer has left them; of sequence-parallel ranks, each
-                has its part of the tokens.
-            arrays: The micro-batch.
+        ``hidden``: [1, this rank's tokens, hidden] as the last layer has left them; or a sequence-parallel part.
         """
         mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
         wanted = np.flatnonzero(arrays.responses[mine])
@@ -174,7 +157,6 @@ class ModelRunner:
         return whole[:, 0], whole[:, 1]
 
     def _own_tokens(self, arrays: PackedArrays) -> slice | packing.Int64:
-        """Return which tokens of a micro-batch this rank runs."""
         if self._layout.context_parallel == 1:
             return slice(None)
         return packing.context_part(arrays.bounds, self._layout.context_rank, self._layout.context_parallel)
@@ -270,7 +252,7 @@ class ModelRunner:
         return result
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[tuple[list[int], float]]:
-        """Return which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again."""
+        # Which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again.
         layout, wanted = self._layout, 0
 
         def count(fewest: int) -> int:
@@ -291,7 +273,6 @@ class ModelRunner:
 
 
 def _wrapped(stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool) -> list[DistributedDataParallel]:
-    """Return the model with buffers for its gradients, float32, summed over data-parallel ranks."""
     config = stages[0].config
     chunks = [
         DistributedDataParallel(

@@ -20,24 +20,19 @@ from trinity_bus.training.packing import TrainSample
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What a step trains on."""
-
+    # In the order of the groups; without those that teach nothing
     samples: list[TrainSample]
-    """In the order of the groups; without those that teach nothing."""
+    # Samples of each group, which their numbers count through
     sizes: list[int]
-    """Samples of each group, which their numbers count through."""
     metrics: Metrics
+    # Tokens of all samples that the policy drew, those that teach nothing included
     response_tokens: int
-    """Tokens of all samples that the policy drew, those that teach nothing included."""
 
 
 def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advantage) -> TrainBatch:
     """Compute advantages, and pass over what has none.
 
-    Args:
-        groups: The batch, in order.
-        version: Version of the weights that are about to be trained, for staleness.
-        advantage: Computes the advantages of the batch.
+    ``version`` is that of the weights that are about to be trained, for staleness.
     """
     views, advantages = _judged(groups, advantage)
     firsts = accumulate(map(len, groups), initial=0)
@@ -69,19 +64,13 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
 
 
 def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]:
-    """Return which groups of a batch teach something."""
     return [given is not None for given in _judged(groups, advantage)[1]]
 
 
 def compared(group: ExperienceGroup, advantage: Advantage) -> dict[int, Float32] | None:
     """Return the advantages of a group that is looked at by itself, without the others of its batch.
 
-    Args:
-        group: Without what is left out of the step.
-        advantage: That hangs on no other group.
-
-    Returns:
-        Those of each sample that takes part, [response], by its place in the group; None where it teaches nothing.
+    Those of each sample that takes part, [response], by its place in the group; None where it teaches nothing.
     """
     (view,), (given,) = _judged([group], advantage)
     return None if given is None else {place: values for (place, _), values in zip(view, given, strict=True)}
@@ -90,7 +79,7 @@ def compared(group: ExperienceGroup, advantage: Advantage) -> dict[int, Float32]
 def _judged(
     groups: Sequence[ExperienceGroup], advantage: Advantage
 ) -> tuple[list[list[tuple[int, Sample]]], list[GroupAdvantages]]:
-    """Return the samples of each group that take part, with their places in it, and their advantages."""
+    # The samples of each group that take part, with their places in it, and their advantages
     views = [
         [(at, sample) for at, sample in enumerate(group.samples()) if advantage.wants_greedy or not _is_greedy(sample)]
         for group in groups
@@ -116,7 +105,7 @@ def _is_greedy(sample: Sample) -> bool:
 
 
 def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSample | None:
-    """Return a sample as the trainer takes it; None where nothing of it is to be trained on."""
+    # None where nothing of it is to be trained on
     if not np.count_nonzero(sample.mask) or np.count_nonzero(np.isnan(advantages)):
         return None
     # Weight 0 does not stop a NaN, and nothing is known of the log-probabilities of what the policy did not draw.
@@ -135,7 +124,6 @@ def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSamp
 
 
 def _mean_advantages(samples: Sequence[TrainSample]) -> Float64:
-    """Return the mean over the trained tokens of each sample."""
     if not samples:
         return np.empty(0)
     starts = list(accumulate((len(sample.mask) for sample in samples[:-1]), initial=0))

@@ -31,17 +31,11 @@ from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot, c
 class SavedEngine(TrainingEngine):
     """One rank's part of a trainer, as far as it is written and read.
 
-    Args:
-        settings: What to train and how. ``model_path`` must be set.
-        layout: Where this process stands.
-
-    Raises:
-        ConfigError: ``model_path`` is not set.
-        TrainingError: See :meth:`dtype_of`.
+    ConfigError where ``model_path`` is not set.
     """
 
+    # In ``trainer.engine`` and in checkpoints
     NAME: ClassVar[str]
-    """In ``trainer.engine`` and in checkpoints."""
 
     def __init__(self, settings: TrainerSettings, layout: Layout) -> None:
         self.settings, self.layout, self._dtype = settings, layout, self.dtype_of(settings)
@@ -55,27 +49,14 @@ class SavedEngine(TrainingEngine):
     @staticmethod
     @abstractmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        """Return the type of the weights.
-
-        Raises:
-            TrainingError: The engine does not train in the type that the settings ask for.
-        """
+        """Return the type of the weights; TrainingError where the engine does not train in the one asked for."""
 
     @abstractmethod
-    def _load_weights(self, folder: Path) -> None:
-        """Fill the model from a Hugging Face folder."""
+    def _load_weights(self, folder: Path) -> None: ...
 
     @abstractmethod
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Take over what :meth:`adapter_tensors` gave in any layout.
-
-        Args:
-            state: By name.
-            folder: Of the checkpoint, for messages.
-
-        Raises:
-            CheckpointError: They are of another model.
-        """
+        """Take over what :meth:`adapter_tensors` gave in any layout; CheckpointError where it is of another model."""
 
     @abstractmethod
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -83,36 +64,24 @@ class SavedEngine(TrainingEngine):
 
     @abstractmethod
     def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Take over a state that :meth:`_optimizer_state` gave in any layout.
-
-        Args:
-            state: By name.
-            folder: Of the checkpoint, for messages.
-
-        Raises:
-            CheckpointError: It is of another model.
-        """
+        """Take over a state of any layout; CheckpointError where it is of another model."""
 
     # ------------------------------------------------------------------------------------------- writing and reading
 
     @property
     def source(self) -> Path:
-        """See :class:`TrainingEngine`."""
         return self._source
 
     @property
     def device_type(self) -> str:
-        """See :class:`TrainingEngine`."""
         return str(self.layout.device.type)
 
     @property
     def dtype(self) -> torch.dtype:
-        """See :class:`TrainingEngine`."""
         return self._dtype
 
     @property
     def progress(self) -> TrainingProgress:
-        """See :class:`TrainingEngine`."""
         return self._progress
 
     @progress.setter
@@ -120,7 +89,6 @@ class SavedEngine(TrainingEngine):
         self._progress = progress
 
     def export_hf(self, path: Path) -> None:
-        """See :class:`TrainingEngine`."""
         tensors, adapter = self.hf_tensors(), self.adapter_tensors()
         if self.layout.rank == 0:
             partial = path.with_name(f".partial-{path.name}")
@@ -140,7 +108,7 @@ class SavedEngine(TrainingEngine):
         self._barrier()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
-        """See :class:`TrainingEngine`. All ranks give what they have, and rank 0 alone writes."""
+        """All ranks give what they have, and rank 0 alone writes."""
         if progress.step != self.progress.step:
             raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
         self.progress = progress
@@ -181,7 +149,6 @@ class SavedEngine(TrainingEngine):
         return self._saver.save(snapshot, directory)
 
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
-        """See :class:`TrainingEngine`."""
         self._saver.wait()
         folder = checkpoint.latest(directory, through)
         if folder is None:
@@ -209,16 +176,11 @@ class SavedEngine(TrainingEngine):
         return progress
 
     def leave(self) -> None:
-        """See :class:`TrainingEngine`. A checkpoint that is being written is finished."""
+        # A checkpoint that is being written is finished.
         self._saver.close()
 
     @classmethod
     def written_by(cls, settings: TrainerSettings) -> WrittenBy:
-        """Return what checkpoints say of the engine that writes them with these settings.
-
-        Raises:
-            TrainingError: See :meth:`dtype_of`.
-        """
         return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
 
     def _barrier(self) -> None:

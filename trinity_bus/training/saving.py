@@ -33,37 +33,27 @@ from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.tensor_file import write_tensors
 
+# Gives the same names, in the same order, each time
 type NamedTensors = Callable[[], Iterable[tuple[str, torch.Tensor]]]
-"""Gives the same names, in the same order, each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a checkpoint is made of."""
-
     progress: TrainingProgress
     written_by: WrittenBy
     weights: NamedTensors
     state: NamedTensors
+    # Folder that the model came from
     source: Path
-    """Folder that the model came from."""
+    # Of the weights
     dtype: torch.dtype
-    """Of the weights."""
+    # Whether it is to be a model folder, with configuration and tokenizer
     as_hf: bool
-    """Whether it is to be a model folder, with configuration and tokenizer."""
+    # Checkpoints, this one included
     keep: int
-    """Checkpoints, this one included."""
 
     def write(self, directory: Path, taken: Callable[[], None]) -> Path:
-        """Make it a checkpoint; its folder.
-
-        Args:
-            directory: Of checkpoints.
-            taken: Called once no tensor is read any more, whatever comes.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Make it a checkpoint; its folder. ``taken`` is called once no tensor is read any more, whatever comes."""
         try:
             try:
                 folder = checkpoint.begin(directory, self.progress.step)
@@ -82,7 +72,6 @@ class Snapshot:
 
 
 def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:
-    """Return copies on the CPU."""
     copied = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
     return copied.items
 
@@ -111,11 +100,7 @@ class BackgroundSaver:
         self._taken.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written.
-
-        Raises:
-            Exception: What the last one failed with.
-        """
+        """Return when nothing is being written; raises what the last one failed with."""
         if self._last is not None:
             self._last.result()
 
@@ -125,15 +110,7 @@ class BackgroundSaver:
 
 
 class SavedState(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint's ``STATE``, read as they are asked for.
-
-    Args:
-        folder: Of the checkpoint.
-        prefix: Of the names that are meant; they are given without it.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """The tensors of a checkpoint's ``STATE``, read as they are asked for; names are given without ``prefix``."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         path = folder / STATE
@@ -153,7 +130,6 @@ class SavedState(Mapping[str, torch.Tensor]):
         return tensor
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape. Reads nothing of the tensor."""
         return tuple(self._file.get_slice(self._prefix + name).get_shape())  # type: ignore[no-untyped-call]  # likewise
 
     def __iter__(self) -> Iterator[str]:
@@ -164,16 +140,7 @@ class SavedState(Mapping[str, torch.Tensor]):
 
 
 def ensure_loadable(folder: Path, settings: TrainerSettings, *, critic: bool) -> None:
-    """Refuse a checkpoint that cannot be gone on from with these adapters, or this critic. Reads names and shapes.
-
-    Args:
-        folder: Of the checkpoint.
-        settings: Of the trainer that is to go on.
-        critic: Whether it has one.
-
-    Raises:
-        CheckpointError: It cannot be.
-    """
+    """Refuse a checkpoint that cannot be gone on from with these adapters, or this critic. Reads names and shapes."""
     adapter, asked = SavedState(folder, ADAPTER), settings.lora_rank
     # What PEFT calls A is [rank, features].
     written = next((adapter.shape_of(name)[0] for name in adapter if name.endswith("lora_A.weight")), 0)

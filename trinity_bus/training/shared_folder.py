@@ -22,7 +22,6 @@ _MARK = re.compile(r"[0-9a-f]{16}")
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Provide a mark in a folder, for as long as the block takes."""
     mark = secrets.token_hex(8)
     folder.mkdir(parents=True, exist_ok=True)
     path = _path(folder, mark)
@@ -34,11 +33,7 @@ def marked(folder: Path) -> Iterator[str]:
 
 
 def look_for(folder: Path, mark: str) -> None:
-    """Pass where a mark is in a folder.
-
-    Raises:
-        RankError: It is not: this machine sees another folder than rank 0 does.
-    """
+    """RankError where the mark is not there: this machine sees another folder than rank 0 does."""
     if _MARK.fullmatch(mark) is None or not _path(folder, mark).exists():
         raise RankError(
             f"this machine does not see rank 0's {folder}: trainer.checkpoint_dir must be one folder that all "

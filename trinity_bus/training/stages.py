@@ -36,38 +36,25 @@ _OF_THE_SERVICE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of training, such as supervised fine-tuning before GRPO."""
-
+    # Empty where there are no stages
     name: str
-    """Empty where there are no stages."""
     settings: Settings
+    # Of its checkpoints
     directory: Path
-    """Of its checkpoints."""
     is_last: bool
 
     @property
     def writer(self) -> str:
-        """Who writes its steps on ``steps``."""
         name = self.settings.trainer.name
         return f"{name}/{self.name}" if self.name else name
 
     def starting_from(self, model: Path) -> "Stage":
-        """Return the stage with the model that it begins with."""
         trainer = self.settings.trainer.model_copy(update={"model_path": str(model)})
         settings = self.settings.model_copy(update={"trainer": trainer})
         return Stage(self.name, settings, self.directory, self.is_last)
 
 
 def stages_of(settings: Settings, directory: Path) -> list[Stage]:
-    """Return the stages that the settings ask for.
-
-    Args:
-        settings: Of the service.
-        directory: Its ``checkpoint_dir``.
-
-    Raises:
-        ConfigError: They cannot be.
-    """
     told = settings.trainer.stages
     if not told:
         return [Stage("", settings, directory, is_last=True)]

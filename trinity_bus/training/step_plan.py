@@ -30,10 +30,10 @@ class Update:
     """One update of the weights, or a rank's shard of it."""
 
     samples: Sequence[TrainSample]
+    # What the sum over the tokens of all ranks is divided by
     divisor: float
-    """What the sum over the tokens of all ranks is divided by."""
+    # What those tokens weigh together before that: as many as they are, where each weighs 1
     weight: float
-    """What those tokens weigh together before that: as many as they are, where each weighs 1."""
 
     def shard(self, rank: int, ranks: int) -> "Update":
         """Return what one of the ranks trains on: at least one sample, which weighs nothing where none is left."""
@@ -49,29 +49,20 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """A step, or a rank's shard of it."""
-
+    # None where there is nothing to learn
     updates: Sequence[Update]
-    """None where there is nothing to learn."""
     trained_tokens: int
+    # What there is to say of the batch
     metrics: Metrics = field(default_factory=dict)
-    """What there is to say of the batch."""
 
     def shard(self, rank: int, ranks: int) -> "StepPlan":
-        """Return what one of the ranks trains on."""
         if ranks == 1:
             return self
         return replace(self, updates=[update.shard(rank, ranks) for update in self.updates])
 
 
 def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> StepPlan:
-    """Divide a batch into updates.
-
-    Args:
-        batch: What there is to train on.
-        settings: How many updates, and what they are divided by; see ``trainer.loss_normalizer``.
-        step: Steps trained before this one.
-    """
+    """Divide a batch into updates. ``step`` counts the steps trained before this one."""
     samples, tokens = batch.samples, int(batch.metrics["trained_tokens"])
     if not samples:
         return StepPlan(updates=(), trained_tokens=tokens, metrics=batch.metrics)
@@ -98,12 +89,7 @@ def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> Ste
 
 
 def plan_examples(samples: Sequence[TrainSample], settings: TrainerSettings) -> StepPlan:
-    """Divide examples into updates, in their order, each divided by what its own tokens weigh.
-
-    Args:
-        samples: Of demonstrations, or of preferences.
-        settings: How many updates.
-    """
+    """Divide examples into updates, in their order, each divided by what its own tokens weigh."""
     samples = [sample for sample in samples if sample.scale]
     updates = []
     for part in _parts(samples, settings.mini_batches):
@@ -125,11 +111,6 @@ def mixed(plan: StepPlan, samples: Sequence[TrainSample], settings: TrainerSetti
 
     ``(1 - mu)`` times the loss of the plan, and ``mu`` times the mean over the tokens of the update's demonstrations:
     Zhang et al., "On-Policy RL Meets Off-Policy Experts" (CHORD), arXiv:2508.11408.
-
-    Args:
-        plan: Of a batch.
-        samples: Of the demonstrations.
-        settings: Say ``mu``, and how many updates there are where the batch teaches nothing.
     """
     samples, mu = [sample for sample in samples if sample.scale], settings.mix_coef
     if not samples:
@@ -149,7 +130,7 @@ def mixed(plan: StepPlan, samples: Sequence[TrainSample], settings: TrainerSetti
 
 
 def _parts(samples: Sequence[TrainSample], count: int) -> list[list[TrainSample]]:
-    """Divide samples into at most so many parts; a preference is never parted."""
+    # At most so many parts; a preference is never parted
     indices = units(samples)
     parts = np.array_split(np.arange(len(indices)), min(count, len(indices))) if indices else []
     return [[samples[i] for unit in part for i in indices[unit]] for part in parts]
@@ -166,15 +147,7 @@ def _scaled(sample: TrainSample, settings: TrainerSettings) -> TrainSample:
 
 
 def balanced(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal items to ranks so that their sums are about equal.
-
-    Args:
-        sizes: Of each item.
-        ranks: How many there are.
-
-    Returns:
-        The indices of each rank's items in order, each index once. The same for the same sizes.
-    """
+    """Deal items to ranks so that their sums are about equal: the indices of each rank's items, in order."""
     sums = [0] * ranks
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

@@ -27,11 +27,7 @@ def finish(
 ) -> tuple[list[TrainSample], Metrics]:
     """Return a rank's samples with their advantages, and what there is to say about those of all ranks.
 
-    Args:
-        samples: With rewards in the place of advantages, and with what the objective needs.
-        advantage: Of the objective.
-        objective: Knows what the divergence from a reference costs.
-        layout: Where this process stands.
+    ``samples`` have rewards in the place of advantages, and what the objective needs.
     """
     found: dict[int, Float64] = {}
     expected: dict[int, Float64] = {}
@@ -68,14 +64,13 @@ def _penalties(sample: TrainSample, objective: Objective) -> Float32:
 
 
 def _placed(values: Float64, sample: TrainSample) -> Float32:
-    """Return values of trained tokens as values of the response."""
     placed = np.zeros(len(sample.mask), np.float32)
     placed[sample.mask] = values
     return placed
 
 
 def _statistics(parts: Sequence[Float64], layout: Layout) -> tuple[float, float, float, float]:
-    """Return mean, deviation, lowest and highest of the values of all ranks; zeros where nobody has any."""
+    # Mean, deviation, lowest and highest of the values of all ranks; zeros where nobody has any
     values = np.concatenate([np.empty(0), *parts])
     sums = torch.tensor([len(values), values.sum(), np.square(values).sum()], dtype=torch.float64, device=layout.device)
     ends = torch.tensor(

@@ -27,23 +27,22 @@ from trinity_bus.training.packing import PackedArrays, TrainSample
 if TYPE_CHECKING:
     import torch
 
+# Of a step, with ``trainer.token_figures=sampled``
 SAMPLED_GROUPS: Final = 8
-"""Of a step, with ``trainer.token_figures=sampled``."""
+# Of one rank and step: what is more is left out
 MAX_BYTES: Final = 64 << 20
-"""Of one rank and step: what is more is left out."""
+# Beside the step's shuffling, which has the same seed
 _OWN_STREAM: Final = 0x70F
-"""Beside the step's shuffling, which has the same seed."""
 
 
 class SampleFigures(Struct, frozen=True, array_like=True):
     """What is kept of one sample: two numbers for each of its response tokens."""
 
     number: int
-    """``TrainSample.number``."""
+    # Of the step
     updates_before: int
-    """Of the step."""
+    # As ``schemas.token_figures`` has them
     gaps: bytes
-    """As ``schemas.token_figures`` has them."""
     entropies: bytes
 
 
@@ -53,8 +52,7 @@ def marked(
     """Return samples of which those alone have a number whose figures are kept.
 
     Args:
-        samples: Of a step, numbered.
-        sizes: Samples of each of its groups, those too that teach nothing.
+        sizes: Samples of each of the step's groups, those too that teach nothing.
         settings: Say of how many groups, and the seed: a step that is trained again chooses the same.
         step: Steps trained before this one.
     """
@@ -77,8 +75,7 @@ def marked(
 class FigureKeeper:
     """Keeps the figures of one rank's passes over one step at a time, on the device until they are taken.
 
-    Args:
-        is_keeping: Whether this rank is the one of those that compute the same figures.
+    ``is_keeping``: whether this rank is the one of those that compute the same figures.
     """
 
     def __init__(self, *, is_keeping: bool) -> None:
@@ -86,10 +83,8 @@ class FigureKeeper:
         self._kept: dict[int, tuple[int, TrainSample, torch.Tensor, torch.Tensor]] = {}
         self._tokens = 0
         self.updates = 0
-        """That the step has made."""
 
     def begin(self) -> None:
-        """Forget the step before."""
         self._kept, self._tokens, self.updates = {}, 0, 0
 
     def keep(
@@ -98,8 +93,6 @@ class FigureKeeper:
         """Keep what is wanted of a micro-batch; of a sample that is run again, the first.
 
         Args:
-            samples: Of the micro-batch.
-            arrays: The same, packed.
             gaps: [tokens] the trainer's log-probabilities less the engine's.
             entropies: [tokens]
         """

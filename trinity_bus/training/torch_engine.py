@@ -19,27 +19,19 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.config.values import unknown_options
 from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.training import adapters, packing
+from trinity_bus.training.critic import padded
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
-from trinity_bus.training.padding import padded
 from trinity_bus.training.rank_engine import RankEngine
 
 _ADAPTER: Final = ("lora_A", "lora_B")
 
 
 class TorchEngine(RankEngine):
-    """A trainer of one process.
-
-    Args:
-        settings: What to train and how.
-
-    Raises:
-        ParallelError: The settings ask for several ranks.
-        TrainingError: They ask for another type than float32.
-    """
+    """A trainer of one process. ParallelError for several ranks, TrainingError for another type than float32."""
 
     NAME: ClassVar[str] = "torch"
 
@@ -51,7 +43,6 @@ class TorchEngine(RankEngine):
 
     @staticmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        """See :class:`RankEngine`."""
         if settings.dtype == "bfloat16":
             raise TrainingError("trainer.engine=torch trains in float32, not in bfloat16")
         return torch.float32
@@ -69,8 +60,8 @@ class TorchEngine(RankEngine):
             raise ConversionError(f"{self.source}: transformers cannot read its config.json: {error}") from error
         self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
         self._load_weights(self.source)
+        # Linear layers beside whose weights something is trained, by name
         self._adapted: dict[str, Any] = {}
-        """Linear layers beside whose weights something is trained, by name."""
         if settings.lora_rank:
             self._adapt()
         self._network.to(self.layout.device)
@@ -107,7 +98,6 @@ class TorchEngine(RankEngine):
         return self.settings.lora_alpha / self.settings.lora_rank
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """See :class:`RankEngine`."""
         found: dict[int, Float32] = {}
         with torch.no_grad():
             for indices, arrays, logprobs, _ in self._passes(samples, 0.0):
@@ -116,13 +106,11 @@ class TorchEngine(RankEngine):
         return [found[i] for i in range(len(samples))]
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :class:`RankEngine`."""
         for name, weight in self._hf_views():
             linear = self._adapted.get(name.removesuffix(".weight"))
             yield name, weight if linear is None else weight + self._scale * (linear.lora_B @ linear.lora_A).detach()
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :class:`RankEngine`."""
         return ((name, parameter.detach()) for name, parameter in self._adapters())
 
     def _adapters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -137,11 +125,7 @@ class TorchEngine(RankEngine):
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
     ) -> Iterator[tuple[list[int], PackedArrays, torch.Tensor, torch.Tensor]]:
-        """Run the model on micro-batches.
-
-        Yields:
-            Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
-        """
+        # Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
         for indices in packing.micro_batches(samples, self._budget.tokens):
             self._stop_if_asked()
             arrays = packing.pack(
@@ -152,10 +136,8 @@ class TorchEngine(RankEngine):
             yield indices, arrays, *self._token_logprobs(hidden, arrays)
 
     def _token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probability and entropy of each position, [tokens], 0 outside responses.
-
-        Rows of logits are computed in chunks, and again in the backward pass where there are several.
-        """
+        # [tokens], 0 outside responses. Rows of logits are computed in chunks, and again in the backward pass where
+        # there are several.
         head = self._network.get_output_embeddings()
         rows, size = self._tensor(np.flatnonzero(arrays.responses)), max(1, packing.LOGITS_AT_ONCE // head.out_features)
 
@@ -227,5 +209,5 @@ class TorchEngine(RankEngine):
             self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
-        """Return what is trained, by its names in checkpoints."""
+        # By its names in checkpoints
         return dict(self._adapters() if self._adapted else self._network.named_parameters())

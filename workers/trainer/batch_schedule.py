@@ -29,13 +29,11 @@ from workers.trainer.manifest import batch_to_train
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A batch whose turn it is."""
-
     batch: BatchRecord
+    # In ``batches``, of what follows
     next_offset: int
-    """In ``batches``, of what follows."""
+    # Why it is to be passed over; None to train on it
     skip: str | None
-    """Why it is to be passed over; None to train on it."""
 
 
 class BatchSchedule:
@@ -56,17 +54,13 @@ class BatchSchedule:
         self._skips: dict[str, BatchSkipped] = {}
 
     def take(self, received: Received[Any]) -> None:
-        """Run the next record of ``batches``."""
         if isinstance(received.record, BatchSkipped):
             self._skips[received.record.batch_id] = received.record
         elif not (isinstance(received.record, BatchRecord) and 0 < received.record.sequence <= self._known_through):
             self._records.append(received)
 
     def next(self, trained_sequence: int) -> Due | None:
-        """Return the batch whose turn it is, which leaves the agenda; None where nothing is known to follow.
-
-        Args:
-            trained_sequence: Sequence of the batch that took the last step; 0 before the first.
+        """Return the batch whose turn it is, which leaves the schedule; None where nothing is known to follow.
 
         Raises:
             BatchError: What follows cannot be read, or is of another history.
@@ -79,7 +73,6 @@ class BatchSchedule:
         return None
 
     def following(self) -> Iterator[BatchRecord]:
-        """Return the batches that are known to come after the one whose turn it was last, in their order."""
         for received in self._records:
             record = received.record
             if (

@@ -1,9 +1,13 @@
 """The engine that a trainer's settings ask for, as its newest checkpoint left it."""
 
+import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, required
@@ -18,7 +22,7 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import Followers
 from trinity_bus.training.resume import Shaping
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 
 if TYPE_CHECKING:
     from trinity_bus.training.megatron_engine import MegatronEngine
@@ -27,22 +31,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class EngineThread:
+    """The one thread that touches the engine, so that the event loop stays free and no two calls run at once.
+
+    Leaving it waits for what is running.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+    async def call[R](self, function: Callable[[], R]) -> R:
+        # Cancelling the wait does not stop a function that has begun.
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
     """Where a trainer begins that has no checkpoint yet: with one of another trainer."""
 
     directory: Path
-    """Of that one's checkpoints."""
+    # The last step whose checkpoint may be taken
     through: int
-    """The last step whose checkpoint may be taken."""
 
     def latest(self) -> Path | None:
-        """Return it; None where there is none."""
         return checkpoint.latest(self.directory, self.through)
 
     @property
     def step(self) -> int:
-        """The checkpoint's step; 0 where there is none."""
+        """0 where there is no checkpoint."""
         folder = self.latest()
         return 0 if folder is None else checkpoint.step_of(folder)
 
@@ -50,17 +74,6 @@ class StartingPoint:
 def load(
     settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
 ) -> tuple[TrainingEngine, Publisher]:
-    """Return the engine and the publisher; see :func:`load_engine`.
-
-    Args:
-        settings: Of the service.
-        directory: Where its checkpoints are.
-        followers: The other ranks; None where there are none.
-        batches: The log that is trained on.
-
-    Raises:
-        TrinityError: Training cannot begin.
-    """
     engine = load_engine(settings, directory, followers, batches)
     if (
         engine.progress.step == 0
@@ -79,19 +92,10 @@ def load_engine(
     identity: LogIdentity,
     origin: StartingPoint | None = None,
 ) -> TrainingEngine:
-    """Return the engine. Takes seconds: imports torch, and Megatron or transformers.
+    """Return the engine, which takes seconds: it imports torch, and Megatron or transformers.
 
-    What cannot be gone on from is refused, and what has changed is said, before the model is loaded.
-
-    Args:
-        settings: Of the service.
-        directory: Where its checkpoints are.
-        followers: The other ranks; None where there are none.
-        identity: Of the log that is trained on.
-        origin: What to begin with where there is no checkpoint; absent: the model.
-
-    Raises:
-        TrinityError: Training cannot begin.
+    What cannot be gone on from is refused, and what has changed is said, before the model is loaded. Without a
+    checkpoint it begins with ``origin``, or else with the model.
     """
     run, shaping = check(settings, directory, identity, origin)
     engine = _make(settings, followers)
@@ -109,7 +113,6 @@ def load_engine(
 
 
 def _named(source: Path) -> str | None:
-    """Return the name on a hub of the model that training began with; of a checkpoint, that which it came of."""
     if (source / checkpoint.PROGRESS).exists():
         return read_manifest(source).progress.source
     return source_of(source)
@@ -118,17 +121,7 @@ def _named(source: Path) -> str | None:
 def check(
     settings: Settings, directory: Path, identity: LogIdentity, origin: StartingPoint | None = None
 ) -> tuple[RunIdentity, Shaping]:
-    """Return of which run a trainer is, and with which settings; say what has changed since its newest checkpoint.
-
-    Args:
-        settings: Of the service.
-        directory: Where its checkpoints are.
-        identity: Of the log that is trained on.
-        origin: See :func:`load_engine`.
-
-    Raises:
-        TrinityError: That is of another run, or cannot be gone on from with these settings.
-    """
+    """Say what has changed since the newest checkpoint; CheckpointError where it cannot be gone on from."""
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
     layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
     run, shaping = run_identity(settings, source, identity), resume.shaping(settings.mesh, settings.trainer)
@@ -145,16 +138,6 @@ def check(
 
 
 def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunIdentity:
-    """Return what tells this run from others.
-
-    Args:
-        settings: Of the service.
-        source: The model that training begins with.
-        batches: The log that is trained on.
-
-    Raises:
-        ConversionError: The model cannot be read.
-    """
     try:
         model = model_digest(source)
     except OSError as error:
@@ -163,11 +146,6 @@ def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunI
 
 
 def _compare(folder: Path, written: TrainingProgress, run: RunIdentity, shaping: Shaping) -> None:
-    """Say what has changed since a checkpoint was written.
-
-    Raises:
-        CheckpointError: It is of another run, or cannot be gone on from with these settings.
-    """
     checkpoint.check_run(folder, written.run, run)
     if written.run is None:
         log.warning("%s does not say of which run it is; it is taken as one of this run", folder)

@@ -1,5 +1,3 @@
-"""Errors of the trainer service."""
-
 import shlex
 from pathlib import Path
 
@@ -8,7 +6,7 @@ from trinity_bus.training.errors import TrainingError
 
 
 class BatchError(TrinityError):
-    """A batch cannot be trained on as its manifest says. The trainer stops: to skip it is for an operator to say."""
+    """A batch cannot be trained on as its manifest says. To skip it is for an operator to say."""
 
 
 class LineageEndedError(TrinityError):
@@ -21,7 +19,6 @@ def way_out(batch_id: str) -> str:
 
 
 def diverged(skipped: int, step: int, directory: Path) -> TrainingError:
-    """Return what ends a trainer whose updates are not finite again and again; its state is saved."""
     return TrainingError(
         f"{skipped} updates in a row, the last in step {step}, were skipped because their loss or gradients were not "
         f"finite; the state is saved in {directory}: lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken "

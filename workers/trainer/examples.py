@@ -18,8 +18,12 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from schemas import LeftOut, Position
 from schemas.step import MAX_WHY_CHARS
@@ -30,7 +34,6 @@ from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.rollout.tokenizer import load_tokenizer
-from trinity_bus.training.epochs import chosen
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.examples import ExampleError, ExampleReader
 from trinity_bus.training.families import read_shape
@@ -42,12 +45,6 @@ _POLL_S = 1.0
 
 
 def example_reader(source: Path, own: TrainerSettings | MeshSettings) -> ExampleReader:
-    """Return what makes samples of examples, for a model, written as these settings say.
-
-    Raises:
-        ConfigError: It has no tokenizer.
-        ConversionError: It cannot be read.
-    """
     shape = read_shape(source)
     try:
         tokenizer = load_tokenizer(
@@ -64,19 +61,6 @@ def example_reader(source: Path, own: TrainerSettings | MeshSettings) -> Example
 async def examples_of(
     settings: TrainerSettings, topic: Topic, source: Path, *, bus: Bus, producer: Producer
 ) -> "ExampleLog | None":
-    """Return the examples that a trainer learns from; None where it learns from none.
-
-    Args:
-        settings: The trainer's.
-        topic: That its loss learns from.
-        source: The model that it trains.
-        bus: Connected.
-        producer: Connected.
-
-    Raises:
-        ConfigError: See :func:`example_reader`.
-        ConversionError: The same.
-    """
     if topic is BATCHES and settings.strategy != "mix":
         return None
     reader = await asyncio.to_thread(example_reader, source, settings)
@@ -86,24 +70,12 @@ async def examples_of(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The examples of a step."""
-
     positions: list[Position] = field(default_factory=list)
     samples: list[TrainSample] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
 class ExampleLog:
-    """One topic of examples.
-
-    Args:
-        topic: ``demonstrations`` or ``preferences``.
-        settings: The trainer's.
-        reader: Makes samples of them.
-        bus: Connected.
-        producer: Connected.
-    """
-
     def __init__(
         self, topic: Topic, settings: TrainerSettings, reader: ExampleReader, *, bus: Bus, producer: Producer
     ) -> None:
@@ -112,20 +84,15 @@ class ExampleLog:
         self._reader = reader
         self._bus = bus
         self._producer = producer
+        # Of all examples, 8 bytes each: they themselves stay on the log
         self._offsets = array("q")
-        """Of all examples, 8 bytes each: they themselves stay on the log."""
 
     @property
     def count(self) -> int:
-        """How many there are; 0 before that is settled."""
+        """0 before it is settled."""
         return len(self._offsets)
 
     async def settle(self, known: int) -> None:
-        """Find out which there are; waits until there are as many as are wanted.
-
-        Args:
-            known: How many there were, where a step was begun before; else 0.
-        """
         wanted = known or self._settings.examples
         async with self._bus.reader(self._topic, start="beginning") as reader:
             async for received in reader.replay():
@@ -147,16 +114,11 @@ class ExampleLog:
             await self._producer.send_dead_letter(received, reason, detail, to=TRAINER_DEAD_LETTERS)
 
     async def chosen(self, *, seed: int, step: int) -> Chosen:
-        """Return the examples of a step; raises as :meth:`at` does."""
         places = chosen(self.count, self._settings.examples_per_step, seed=seed, step=step)
         return await self.at([Position(partition=0, offset=self._offsets[place]) for place in places])
 
     async def at(self, positions: list[Position]) -> Chosen:
-        """Return the examples at these positions, in their order.
-
-        Raises:
-            TrainingError: One is gone.
-        """
+        """TrainingError where one is gone."""
         try:
             fetched = await self._bus.fetch(self._topic, positions)
         except RecordGoneError as error:
@@ -179,3 +141,24 @@ class ExampleLog:
                 detail = str(error)[:MAX_WHY_CHARS]
                 left.append(LeftOut(task_id=example.example_id, reason=error.flaw, samples=[0], detail=detail))
         return samples, left
+
+
+def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
+    """Return the places of the examples of a step, which counts from 1. Pure.
+
+    Epochs follow one another without an end; each has every example once, in an order of its own::
+
+        epoch 0:  3 0 | 4 1 | 2    of 5 examples, 2 a step: step 3 takes the last of one epoch and the first of the next
+        epoch 1:              1 | 0 4 | 2 3
+    """
+    first = (step - 1) * per_step
+    places: list[int] = []
+    while len(places) < per_step:
+        epoch, begin = divmod(first + len(places), count)
+        places += _order(count, seed, epoch)[begin : begin + per_step - len(places)].tolist()
+    return places
+
+
+@lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(count)

@@ -36,25 +36,20 @@ from trinity_bus.training.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
 
+# Bytes that wait to be written
 MAX_WAITING: Final = 64 << 20
-"""Bytes that wait to be written."""
 DRAIN_S: Final = 5.0
+# Of columns in one record, which any cluster takes; a sample that is longer by itself has a record by itself.
 RECORD_BYTES: Final = 768 << 10
-"""Of columns in one record, which any cluster takes; a sample that is longer by itself has a record by itself."""
+# Records whose delivery is awaited together
 _AT_ONCE: Final = 16
-"""Records whose delivery is awaited together."""
 
+# A task, the record of its group, the sample's number in that, and what was kept of it
 type Placed = tuple[str, Position, int, SampleFigures]
-"""A task, the record of its group, the sample's number in that, and what was kept of it."""
 
 
 def records_of(begun: StepBegun, figures: Sequence[SampleFigures]) -> Iterator[TokenFigures]:
-    """Return the records of a step, group by group in the order of the step. Pure.
-
-    Args:
-        begun: The step, as it is durable.
-        figures: Of its samples.
-    """
+    """Group by group, in the order of the step. Pure."""
     places = origins(begun)
     placed: list[Placed] = [(*places[one.number], one) for one in sorted(figures, key=lambda one: one.number)]
     for (task_id, position), group in groupby(placed, lambda one: one[:2]):
@@ -74,7 +69,6 @@ def records_of(begun: StepBegun, figures: Sequence[SampleFigures]) -> Iterator[T
 
 
 def _parts(group: Iterator[Placed]) -> Iterator[list[Placed]]:
-    """Divide what is kept of a group, so that each part fits into a record."""
     part: list[Placed] = []
     size = 0
     for one in group:
@@ -89,12 +83,6 @@ def _parts(group: Iterator[Placed]) -> Iterator[list[Placed]]:
 
 
 class FigureLog:
-    """Writes figures by token. An async context manager, which raises nothing of its own.
-
-    Args:
-        bus: Connected.
-    """
-
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._waiting: deque[TokenFigures] = deque()
@@ -124,7 +112,7 @@ class FigureLog:
             self._forget()
 
     def offer(self, begun: StepBegun, figures: Sequence[SampleFigures]) -> None:
-        """Have the figures of a step written when there is time; see the module's docstring. Raises nothing."""
+        """Have the figures of a step written when there is time. Raises nothing."""
         try:
             records = list(records_of(begun, figures))
         # No figure is worth a step, which is trained by now and has yet to be told.

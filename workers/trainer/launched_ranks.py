@@ -61,22 +61,20 @@ if TYPE_CHECKING:
 
 log = getLogger(__name__)
 
+# How long a machine may be unreachable before its ranks are taken for lost
 SILENCE_S: Final = 30
-"""How long a machine may be unreachable before its ranks are taken for lost."""
+# How long a rank tries to come to rank 0
 _COMING_S: Final = LIMIT_S
-"""How long a rank tries to come to rank 0."""
+# Likewise, after it was let go: rank 0 may have ended
 _AGAIN_S: Final = 10.0
-"""Likewise, after it was let go: rank 0 may have ended."""
+# Most between two tries
 _PAUSE_S: Final = 4.0
-"""Most between two tries."""
+# In the launcher's store: host and port of rank 0
 _WHERE: Final = "trinity-bus/orders"
-"""In the launcher's store: host and port of rank 0."""
 _NAME: Final = re.compile(r"rank-([1-9]\d{0,6})")
 
 
 class _PeerLine(RankLine):
-    """A line over a connection on which both sides have proven themselves."""
-
     def __init__(self, channel: Channel) -> None:
         channel.notice_silence(SILENCE_S)
         self._channel = channel
@@ -84,14 +82,12 @@ class _PeerLine(RankLine):
         self.why_ended = "the connection was ended here"
 
     def send(self, bodies: Sequence[bytes]) -> None:
-        """See :class:`RankLine`."""
         for body in bodies:
             if len(body) > SAMPLE_BYTES:
                 raise ProtocolError(f"a message of {len(body)} bytes, at most {SAMPLE_BYTES} are allowed")
             self._sending.send(body)
 
     def receive(self, limit: int) -> bytes | None:
-        """See :class:`RankLine`."""
         self._channel.wait()
         try:
             return self._channel.receive(limit)
@@ -102,22 +98,17 @@ class _PeerLine(RankLine):
             return None
 
     def wait_for_end(self) -> None:
-        """Wait until the other side has ended it, or is gone."""
         self._channel.wait_for_end()
 
     def end(self) -> None:
-        """See :class:`RankLine`."""
         self._sending.close()
         self._channel.close()
 
     def close(self) -> None:
-        """See :class:`RankLine`."""
         self.end()
 
 
 class _OneKey:
-    """Lets in whoever knows the key; see ``weights.listener.Secrets``."""
-
     def __init__(self, key: str) -> None:
         self._key = key.encode()
 
@@ -131,21 +122,18 @@ class _OneKey:
 
 
 class _Launched(Follower):
-    """A rank that has connected."""
-
     def __init__(self, rank: int, channel: Channel, release: Callable[[], None]) -> None:
         self._peer = _PeerLine(channel)
         self._release = release
         super().__init__(rank, self._peer, f"at {channel.ends[1]}")
 
     def see_to_end(self, grace_s: float) -> str:
-        """See :class:`Follower`: its launcher sees to its process."""
         self._release()
         return f"is gone: {self._peer.why_ended}"
 
 
 class LaunchedRanks:
-    """The other ranks, as rank 0 knows them; see ``ranks.RankSource``. All methods may be called from any thread.
+    """The other ranks, as rank 0 knows them. All methods may be called from any thread.
 
     Args:
         launch: Who this process is.
@@ -153,9 +141,6 @@ class LaunchedRanks:
         ports: The first free one is taken; 0 is any.
         key: What ranks prove that they know.
         limit_s: How long all of them may take to connect.
-
-    Raises:
-        RankError: Nothing can listen there.
     """
 
     def __init__(self, launch: Launch, host: str, ports: Sequence[int], key: str, *, limit_s: float = LIMIT_S) -> None:
@@ -178,15 +163,10 @@ class LaunchedRanks:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port at which it listens."""
         return self._listener.address
 
     def announce(self) -> None:
-        """Tell the other ranks where this one listens, in the launcher's store. Takes seconds: imports torch.
-
-        Raises:
-            RankError: The store does not answer.
-        """
+        """Tell the other ranks where this one listens, in the launcher's store. Takes seconds: imports torch."""
         host, port = self.address
         # Where the launcher keeps no store this process does, for as long as it is held.
         self._store = _launchers_store()
@@ -194,7 +174,6 @@ class LaunchedRanks:
         log.info("the other ranks of %d find this one at %s:%d", self._launch.world_size, host, port)
 
     def wait(self, world_size: int) -> None:
-        """See ``ranks.RankSource``."""
         if world_size != self._launch.world_size:
             raise RankError(
                 f"{self._launch.world_size} ranks were launched, and {world_size} are to train: start the launchers "
@@ -211,7 +190,6 @@ class LaunchedRanks:
                 )
 
     def start(self, world_size: int) -> list[_Launched]:
-        """See ``ranks.RankSource``."""
         with self._changed:
             if missing := self._missing():
                 raise RankError(f"rank {missing[0]} of {world_size} is gone before training has begun")
@@ -219,11 +197,7 @@ class LaunchedRanks:
         return [self._started(rank, parked[rank]) for rank in range(1, world_size)]
 
     def close(self, *, in_order: bool = False) -> None:
-        """Listen no more, and cut all connections.
-
-        Args:
-            in_order: Whether ranks that wait for a training end as they should; else they have failed, too.
-        """
+        """Cut all connections; ``in_order`` ranks that wait for a training end as they should, else as failed."""
         with self._changed:
             self._closed = True
             parked, self._parked = self._parked, {}
@@ -238,12 +212,10 @@ class LaunchedRanks:
         return _Launched(rank, channel, lambda: self._listener.close_channel(channel, _name(rank)))
 
     def _missing(self) -> list[int]:
-        """Return the ranks that have not connected, or are gone again."""
         self._parked = {rank: channel for rank, channel in self._parked.items() if channel.is_open()}
         return [rank for rank in range(1, self._launch.world_size) if rank not in self._parked]
 
     def _park(self, channel: Channel, who: str) -> bool:
-        """Keep a rank's connection until it is wanted; see ``weights.listener.Attend``."""
         named = _NAME.fullmatch(who)
         if named is None or int(named[1]) >= self._launch.world_size:
             raise LinkError(f"{who} is no rank of {self._launch.world_size}")
@@ -260,11 +232,6 @@ class LaunchedRanks:
 
 @contextlib.asynccontextmanager
 async def ranks_of(settings: Settings) -> AsyncIterator[RankSource]:
-    """Provide where the other ranks come from: those that a launcher has started, if one has; else child processes.
-
-    Raises:
-        TrinityError: Rank 0 cannot be found by the others.
-    """
     launch = launch_of(os.environ)
     if launch is None:
         yield ChildRanks()
@@ -292,18 +259,9 @@ async def ranks_of(settings: Settings) -> AsyncIterator[RankSource]:
 
 
 def follow(settings: Settings, launch: Launch, level: int) -> int:
-    """Be a rank other than the first, until rank 0 wants it no more.
+    """Be a rank other than the first, until rank 0 wants it no more; return the exit status.
 
-    Args:
-        settings: Of this machine; rank 0 sends those of the training.
-        launch: Who this process is.
-        level: Of its log.
-
-    Returns:
-        Exit status.
-
-    Raises:
-        TrinityError: It cannot come to rank 0.
+    ``settings`` are this machine's: rank 0 sends those of the training.
     """
     key = ranks_key(settings)
     host, port = _where_rank_0_is()
@@ -340,7 +298,6 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
 
 
 def _followed(line: _PeerLine, launch: Launch) -> "Outcome":
-    """Make rank 0's calls until the line ends, and see that this process ends with rank 0."""
     from trinity_bus.training import rank as program
 
     over = threading.Event()
@@ -353,19 +310,6 @@ def _followed(line: _PeerLine, launch: Launch) -> "Outcome":
 
 
 def _come(host: str, port: int, rank: int, key: str, limit_s: float, *, again: bool = False) -> _PeerLine:
-    """Connect to rank 0, which may cut who comes together with many others.
-
-    Args:
-        host: Where it listens.
-        port: Likewise.
-        rank: This one.
-        key: ``trainer.ranks_key``.
-        limit_s: How long to try.
-        again: Whether rank 0 has listened there before, so that it has ended where nothing does.
-
-    Raises:
-        LinkError: Of the last try.
-    """
     deadline = awake.now() + limit_s
     while True:
         try:
@@ -393,18 +337,12 @@ def _connect(host: str, port: int, rank: int, key: str) -> _PeerLine:
 
 
 def _end_with(line: _PeerLine, over: threading.Event) -> None:
-    """Body of a thread: end this process with rank 0, also where a collective waits for that."""
     line.wait_for_end()
     if not awake.wait_in_thread(over.wait, ABORT_S):
         end_by_force("rank 0 is gone")
 
 
 def _where_rank_0_is() -> tuple[str, int]:
-    """Return where rank 0 listens.
-
-    Raises:
-        RankError: Nobody says so.
-    """
     store = _launchers_store()
     try:
         host, _, port = store.get(_WHERE).decode().rpartition(":")
@@ -414,11 +352,6 @@ def _where_rank_0_is() -> tuple[str, int]:
 
 
 def _launchers_store() -> "Store":
-    """Return the store in which a launcher's processes meet.
-
-    Raises:
-        RankError: It does not answer.
-    """
     from torch.distributed import rendezvous
 
     try:
@@ -430,10 +363,8 @@ def _launchers_store() -> "Store":
 
 
 def _line_of(error: Exception) -> str:
-    """Return the first line of what torch says, which is the one for people."""
     return str(error).partition("\n")[0]
 
 
 def _name(rank: int) -> str:
-    """How a rank calls itself when it connects."""
     return f"rank-{rank}"

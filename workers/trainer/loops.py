@@ -1,73 +1,46 @@
-"""The loops of one incarnation of the trainer; see ``service`` for what they say to whom."""
+"""One incarnation of the trainer on batches, beside its training loop; see ``service`` for what it says to whom."""
 
 import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from opentelemetry import trace
-from opentelemetry.context import Context
 
-from schemas import BatchRecord, ExperienceGroup, Rollback, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
-from schemas.record import Metrics
+from schemas import Rollback, StepBegun, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import SupersededError
-from trinity_bus.health.process import mark_ready, watching
+from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry import links
-from trinity_bus.telemetry.metrics import TRAINER_TIME
-from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import AnnouncedSteps, TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint.listing import oldest_need
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.needs import oldest_need
-from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.token_figures import SampleFigures
-from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
-from workers.trainer.batch_schedule import BatchSchedule, Due
-from workers.trainer.engine_thread import EngineThread
-from workers.trainer.errors import diverged
+from workers.trainer.batch_schedule import BatchSchedule
+from workers.trainer.batch_steps import BatchSteps
+from workers.trainer.engines import EngineThread
 from workers.trainer.examples import ExampleLog
 from workers.trainer.figure_log import FigureLog
-from workers.trainer.observations import of_record, step_trained
-from workers.trainer.publication import Publication, Publisher
-from workers.trainer.published import published_of
-from workers.trainer.publishing import Publishing
-from workers.trainer.releases import Releases
-from workers.trainer.step_inputs import StepInputs
+from workers.trainer.published_tensors import Publisher, published_of
 from workers.trainer.step_log import StepLog
+from workers.trainer.training_loop import Trained, TrainingLoop
+from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
 
 log = logging.getLogger(__name__)
-_tracer = trace.get_tracer("workers.trainer")
 
 _POLL_S = 1.0
 _GATHER_S = 0.1
 
 
 class Trainer:
-    """The loops.
-
-    Args:
-        settings: Of the service.
-        policy: Which versions are published.
-        directory: Of the checkpoints, held.
-        rollback: The last one of this lineage.
-        bus: Connected.
-        producer: Connected.
-        thread: Of the engine.
-        engine: As its newest checkpoint left it.
-        publisher: Brings versions to explorers.
-        steps: The topic ``steps``.
-        figures: The topic ``token-figures``.
-        examples: What is mixed with the batches; None where nothing is.
-    """
+    does: Literal["publishing"] = "publishing"
 
     def __init__(
         self,
@@ -85,7 +58,7 @@ class Trainer:
         figures: FigureLog,
         examples: ExampleLog | None,
     ) -> None:
-        self._settings = settings.trainer
+        self._all_settings, self._settings = settings, settings.trainer
         self._told_settings = told_settings(settings, "mesh", "trainer", "synchronizer")
         self._rollback = rollback
         self._model = settings.mesh.model
@@ -97,51 +70,22 @@ class Trainer:
         self._publisher = publisher
         self._figures = figures
         self._incarnation = uuid.uuid4().hex
-        who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
-        self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
+        self._who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
         self._policy = policy
-        self._training = False
-        self._time = Occupancy("waiting_for_batch")
-        TRAINER_TIME.watch(self._time)
-        self._stepping = asyncio.Lock()
-        """Held while a step is trained or a version published: the two never mix."""
+        # The last sequence that is met once more and trained already, because positions mean nothing any more.
         self._passes_over = 0
-        """The last sequence that is met once more and trained already, because positions mean nothing any more."""
+        # The version that was asked for last
         self._wanted = 0
-        """The version that was asked for last."""
-        self._agenda = BatchSchedule(AnnouncedSteps())
-        shape = read_shape(engine.source)
-        self._inputs = StepInputs(
-            self._settings,
-            who,
-            bounds=Bounds(
-                shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
-            ),
-            following=self._following,
-            steps=steps,
-            examples=examples,
-            bus=bus,
-            producer=producer,
-        )
+        self._steps = steps
+        self._examples = examples
         self._last = Trained(engine.progress)
-        """The step that was trained last."""
-        self._announcer = Announcer(
-            who,
-            directory=directory,
-            producer=producer,
-            thread=thread,
-            engine=engine,
-            published=published_of(engine, settings),
-            publisher=publisher,
-            publication=self._publication,
-        )
+        self._tensors = published_of(engine, settings)
 
     @property
     def _progress(self) -> TrainingProgress:
         return self._engine.progress
 
     async def run(self) -> None:
-        """Train until it is cancelled, or cannot go on."""
         progress = self._progress
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
         end = (await self._bus.end_offsets(BATCHES))[0]
@@ -153,7 +97,8 @@ class Trainer:
                 *(BATCHES.name, end, progress.batches_offset, progress.sequence),
             )
             self._passes_over, start = progress.sequence, "beginning"
-        await self._inputs.replay()
+        await self._steps.replay()
+        told = await asyncio.to_thread(checkpoint.read_told, self._directory)
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
             # Of what explorers say, most is of single rollouts: nobody waits for what is looked for among it.
@@ -162,41 +107,63 @@ class Trainer:
             self._bus.reader(BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
-            loops.create_task(self._publication.serve(announcements), name="serve")
+            versions = self._versions = VersionPublisher(
+                self._who,
+                self._settings,
+                directory=self._directory,
+                producer=self._producer,
+                thread=self._thread,
+                engine=self._engine,
+                tensors=self._tensors,
+                publisher=self._publisher,
+                tasks=loops,
+            )
+            shape = read_shape(self._engine.source)
+            experts = shape.experts if self._settings.router_replay else 0
+            source = BatchSteps(
+                self._settings,
+                self._who,
+                bounds=Bounds(shape.vocabulary, shape.max_positions, experts=experts),
+                schedule=BatchSchedule(told, self._rollback, self._passes_over),
+                batches=batches,
+                steps=self._steps,
+                examples=self._examples,
+                bus=self._bus,
+                producer=self._producer,
+            )
+            self._loop = TrainingLoop(
+                self._all_settings,
+                source,
+                self,
+                figures=self._figures,
+                directory=self._directory,
+                thread=self._thread,
+                engine=self._engine,
+            )
+            loops.create_task(versions.served.serve(announcements), name="serve")
             loops.create_task(self._follow(synced, loops), name="follow explorers")
             loops.create_task(self._follow(wishes, loops), name="follow the coordinator")
             loops.create_task(self._heartbeats(), name="heartbeats")
-            states = Publishing(self._settings.publish, self._settings.checkpoint_interval, durable=progress.step)
-            self._releases = Releases(
-                states,
-                directory=self._directory,
-                engine=self._engine,
-                thread=self._thread,
-                announcer=self._announcer,
-                tasks=loops,
-                settings=self._settings,
-            )
             # The readers above have their positions: nothing that this announcement brings about is missed.
-            await self._releases.wanted(self._last)
-            loops.create_task(self._train(batches), name="train")
+            await versions.wanted(self._last)
+            loops.create_task(self._train(source), name="train")
             mark_ready()
 
     async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
-        """Compare what explorers say they received, and publish what is asked for, as long as it runs."""
         while True:
             for received in await events.batch(_POLL_S):
                 match received.record:
                     case WeightsSynced() as synced:
-                        self._publication.compare(synced)
+                        self._versions.served.compare(synced)
                     case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == self._model:
-                        loops.create_task(self._announcer.end_lineage(rollback))
+                        loops.create_task(self._versions.end_lineage(rollback))
                     case VersionWanted(version=None) as wanted if wanted.model == self._model:
-                        if wanted.at_least <= self._announcer.published_version:
-                            loops.create_task(self._announcer.repeat())
+                        if wanted.at_least <= self._versions.published_version:
+                            loops.create_task(self._versions.repeat())
                         else:
                             loops.create_task(self._publish_wanted(wanted.at_least))
                     case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
-                        loops.create_task(self._announcer.publish_again(version))
+                        loops.create_task(self._versions.publish_again(version))
                     case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
                         raise SupersededError(
                             f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
@@ -204,132 +171,46 @@ class Trainer:
                         )
 
     async def _publish_wanted(self, at_least: int) -> None:
-        """Publish what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
         self._wanted = max(self._wanted, at_least)
-        async with self._stepping:
+        async with self._loop.stepping:
             if self._due():
-                await self._releases.wanted(self._last)
+                await self._versions.wanted(self._last)
 
     def _due(self) -> bool:
-        """Whether the version that the last step has made is to be published."""
         progress = self._progress
-        staged = self._announcer.staged_version
+        staged = self._versions.staged_version
         return staged < progress.version and (
             self._policy.publishes(progress.version, published=staged, wanted=self._wanted) or self._finished()
         )
 
-    async def _train(self, batches: Reader) -> None:
-        await self._inputs.settle_examples(self._progress.examples)
-        told = await asyncio.to_thread(checkpoint.read_told, self._directory)
-        agenda = self._agenda = BatchSchedule(told, self._rollback, self._passes_over)
-        # To the end first: what the log says of a batch may stand behind it.
-        async for received in batches.replay():
-            agenda.take(received)
-        news = asyncio.Event()
+    async def _train(self, source: BatchSteps) -> None:
+        await source.open(self._progress)
         async with asyncio.TaskGroup() as reading:
-            ahead = reading.create_task(_read_ahead(batches, agenda, news), name="read ahead")
-            while not self._finished():
-                news.clear()
-                due = agenda.next(self._progress.sequence)
-                if due is None:
-                    # Not watched while it trains: nobody waits for what is read then.
-                    with watching("the batches", batches.keeps_up):
-                        await news.wait()
-                    continue
-                async with self._stepping:
-                    await self._step(due)
+            ahead = reading.create_task(source.read_ahead(), name="read ahead")
+            await self._loop.run()
             ahead.cancel()
-        await self._releases.settled()
-        log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
-        if self._settings.export_dir is not None:
-            target = self._settings.export_dir
-            await self._thread.call(lambda: self._engine.export_hf(target))
-            log.info("the trained model is in %s", target)
+        await self._loop.finish()
+        log.info("serving version %d", self._progress.version)
 
-    def _following(self) -> Iterator[BatchRecord]:
-        # Of the agenda of now: another one is made when it is known what was told before.
-        return self._agenda.following()
+    async def trained(self, _begun: StepBegun, step: Trained, *, last: bool) -> None:
+        span = trace.get_current_span()
+        span.set_attribute(names.RL_SAMPLES, int(step.metrics["samples_trained"]))
+        if "reward_mean" in step.metrics:
+            span.set_attribute(names.RL_REWARD_MEAN, step.metrics["reward_mean"])
+        self._last = step
+        await self._versions.trained(step, publish=self._due(), last=last)
+
+    async def settled(self) -> None:
+        await self._versions.settled()
 
     def _finished(self) -> bool:
         return self._settings.is_done(self._progress.step)
-
-    async def _step(self, due: Due) -> None:
-        """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""
-        began = time.perf_counter()
-        batch = due.batch
-        with (
-            self._time.unit("fetching") as now,
-            _tracer.start_as_current_span(
-                "train step",
-                context=Context(),
-                links=links(batch.trace_links),
-                attributes={
-                    names.RL_BATCH_ID: batch.batch_id,
-                    names.RL_STEP: self._engine.progress.step + 1,
-                    names.RL_MODEL_VERSION: self._engine.progress.version + 1,
-                    names.RL_MODEL: self._model,
-                    names.RL_TRAINER: self._settings.name,
-                },
-            ) as span,
-        ):
-            if due.skip is None:
-                groups = await self._inputs.fetch(batch)
-            else:
-                groups = []
-                span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
-                log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
-            begun, trained, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
-            now.move("training")
-            metrics, by_token = await self._update(trained, shown, begun.seed)
-            self._figures.offer(begun, by_token)
-            metrics |= of_record(begun)
-            span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
-            if "reward_mean" in metrics:
-                span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
-            # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
-            progress = self._engine.progress.model_copy(
-                update={"batches_offset": due.next_offset, "sequence": batch.sequence, "examples": begun.examples}
-            )
-            if due.skip is not None:
-                progress = progress.passed_over(batch.batch_id, due.skip)
-            self._engine.progress = progress
-            seconds = time.perf_counter() - began
-            self._last = Trained(progress, batch.batch_id, metrics, seconds)
-            step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
-            log.info(
-                "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
-                progress.step,
-                batch.batch_id,
-                metrics.get("loss", 0.0),
-                metrics.get("reward_mean", float("nan")),
-                metrics["trained_tokens"],
-                seconds,
-            )
-            now.move("publishing")
-            skipped = int(metrics["updates_skipped_in_a_row"])
-            ends = skipped >= self._settings.max_skipped_updates
-            await self._releases.trained(self._last, publish=self._due(), last=ends or self._finished())
-            if ends:
-                await self._releases.settled()
-                raise diverged(skipped, progress.step, self._directory)
-
-    async def _update(
-        self, groups: list[ExperienceGroup], shown: Sequence[TrainSample], seed: int
-    ) -> tuple[Metrics, list[SampleFigures]]:
-        """Return a step of the engine; without groups and examples it changes no weights."""
-        self._training = True
-        try:
-            return await self._thread.call(
-                lambda: (self._engine.train_step(groups, seed=seed, examples=shown), self._engine.take_figures())
-            )
-        finally:
-            self._training = False
 
     async def _needs_from(self) -> int:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
         if self._passes_over:
             return 0
-        return self._inputs.needs_from(await asyncio.to_thread(oldest_need, self._directory))
+        return self._steps.needs_from(await asyncio.to_thread(oldest_need, self._directory))
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
@@ -341,10 +222,10 @@ class Trainer:
                 TrainerHeartbeat(
                     trainer=self._settings.name,
                     incarnation=self._incarnation,
-                    state="training" if self._training else "ready",
+                    state="training" if self._loop.is_training else "ready",
                     model=self._model,
                     step=self._progress.step,
-                    version=self._announcer.published_version,
+                    version=self._versions.published_version,
                     master_address=host,
                     master_port=port,
                     needs_from=await self._needs_from(),
@@ -355,10 +236,3 @@ class Trainer:
             await durable
             told = {}
             await asyncio.sleep(self._settings.heartbeat_s)
-
-
-async def _read_ahead(batches: Reader, agenda: BatchSchedule, news: asyncio.Event) -> None:
-    while True:
-        for received in await batches.batch(_POLL_S):
-            agenda.take(received)
-            news.set()

@@ -22,20 +22,12 @@ from schemas.pieces import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError, way_out
 
+# What names the experiences of a task: a manifest, or the record of a step
 type Entry = ManifestEntry | StepGroup
-"""What names the experiences of a task: a manifest, or the record of a step."""
 
 
 def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:
-    """Return the batch to train on, or None where the record asks for nothing.
-
-    Args:
-        received: A record of ``batches``.
-        trained_sequence: Sequence of the batch that was trained on last; 0 before the first.
-
-    Raises:
-        BatchError: It cannot be read, or is of another history.
-    """
+    """None where the record asks for nothing; BatchError where it cannot be read, or is of another history."""
     record = received.record
     if isinstance(record, Undecodable):
         raise BatchError(
@@ -58,16 +50,12 @@ def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRe
 
 
 def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
-    """Return the entries whose experiences count: failed and aborted tasks have none."""
+    """Failed and aborted tasks have no experiences that count."""
     return [entry for entry in batch.manifest if entry.parts]
 
 
 def positions_of(batch: BatchRecord | StepBegun, entries: Sequence[Entry]) -> list[Position]:
-    """Where the experiences of the entries lie, part after part.
-
-    Raises:
-        BatchError: A part has no place in the log.
-    """
+    """Part after part; BatchError where one has no place in the log."""
     positions = []
     for entry in entries:
         for part in entry.parts:
@@ -104,9 +92,6 @@ def groups_of(
         batch: That is trained on, or its step.
         entries: Of its manifest, or of that step; of earlier ones, too, where it learns from them once more.
         fetched: What lies at their ``positions_of``.
-
-    Raises:
-        BatchError: A part cannot be read or is not what the manifest says.
     """
     records = iter(fetched)
     return [join_groups([_part_of(batch, entry, part, next(records)) for part in entry.parts]) for entry in entries]

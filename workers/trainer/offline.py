@@ -1,4 +1,4 @@
-"""Steps that are made of examples alone, for a trainer without batches and explorers; see ``quiet``.
+"""Steps that are made of examples alone, for a trainer without batches and explorers; see ``without_batches``.
 
 ::
 
@@ -9,16 +9,11 @@
 from schemas import StepBegun
 from schemas.topics import DEMONSTRATIONS
 from trinity_bus.training.checkpoint import TrainingProgress
-from workers.trainer.quiet import StepInput, TrainerContext
+from workers.trainer.training_loop import StepInput
+from workers.trainer.without_batches import TrainerContext
 
 
 class ExampleSteps:
-    """Where they come from.
-
-    Args:
-        around: What the trainer has, examples among it.
-    """
-
     def __init__(self, around: TrainerContext) -> None:
         if around.examples is None:
             raise ValueError(f"{around.topic.name} has no examples")
@@ -28,17 +23,17 @@ class ExampleSteps:
         self._kind = "demonstrations" if around.topic is DEMONSTRATIONS else "preferences"
 
     async def open(self, progress: TrainingProgress) -> None:
-        """See :class:`StepSource`."""
         await self._examples.settle(progress.examples or self._around.steps.examples)
 
     async def wait(self, _step: int) -> None:
-        """See :class:`StepSource`: it is known from the beginning."""
+        # It is known from the beginning.
+        pass
 
     async def look_ahead(self, _step: int) -> None:
-        """See :class:`StepSource`: there is little to fetch."""
+        # There is little to fetch.
+        pass
 
     async def begin(self, step: int) -> StepInput:
-        """See :class:`StepSource`."""
         shown = await self._examples.chosen(seed=self._settings.seed, step=step)
         chosen = StepBegun(
             trainer=self._around.steps.trainer,

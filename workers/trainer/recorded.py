@@ -19,34 +19,25 @@ from trinity_bus.bus import Received, Undecodable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What is known of a step."""
-
     run: str
+    # Of its record in ``steps``
     offset: int
-    """Of its record in ``steps``."""
+    # Of each partition of ``experiences`` the first offset that it was trained on
     needs: Mapping[int, int] = field(default_factory=dict)
-    """Of each partition of ``experiences`` the first offset that it was trained on."""
+    # Its batch, and whether that was passed over
     what: tuple[str, bool] = ("", False)
-    """Its batch, and whether that was passed over."""
+    # Why its record cannot be read; empty where it can
     unreadable: str = ""
-    """Why its record cannot be read; empty where it can."""
 
 
 class RecordedSteps:
-    """What is known of the steps of one trainer.
-
-    Args:
-        trainer: Its name on ``steps``.
-    """
-
     def __init__(self, trainer: str) -> None:
         self.trainer = trainer
+        # The run of the newest record; empty where there is none
         self.run = ""
-        """The run of the newest record; empty where there is none."""
         self._steps: dict[int, Recorded] = {}
 
     def take(self, received: Received[Any]) -> None:
-        """Take in the next record of ``steps``."""
         record, step = received.record, step_of_key(received.key, self.trainer)
         if step is None:
             return
@@ -61,7 +52,6 @@ class RecordedSteps:
             self._steps[step] = Recorded(run=record.run, offset=received.offset, needs=_needs(record), what=what)
 
     def of(self, run: str) -> dict[int, Recorded]:
-        """Return the steps of one of its runs."""
         return {step: said for step, said in self._steps.items() if said.run == run}
 
 
@@ -77,11 +67,7 @@ def _needs(record: StepBegun) -> dict[int, int]:
 def gap(steps: Mapping[int, Recorded], first: int, last: int, kept_from: Mapping[int, int]) -> tuple[int, str] | None:
     """Return the first step that cannot be trained once more, and why; None where all can.
 
-    Args:
-        steps: That are known.
-        first: Of those to be trained.
-        last: The same.
-        kept_from: Of each partition of ``experiences`` the first offset that is left.
+    ``kept_from`` has of each partition of ``experiences`` the first offset that is left.
     """
     for step in range(first, last + 1):
         said = steps.get(step)
@@ -99,23 +85,13 @@ def first_trainable(
 ) -> int | None:
     """Return the first step from which on all can be trained once more; None where there is none.
 
-    Args:
-        steps: That are known.
-        starts: After which steps there are weights to begin with; 0 for the model itself.
-        last: Of the steps to be trained.
-        kept_from: See :func:`gap`.
+    ``starts``: after which steps there are weights to begin with; 0 for the model itself.
     """
     firsts = (start + 1 for start in sorted(starts) if start < last)
     return next((first for first in firsts if gap(steps, first, last, kept_from) is None), None)
 
 
 def contradicted(own: Mapping[int, Recorded], theirs: Mapping[int, Recorded], trained: int) -> int | None:
-    """Return the first step that was trained here, and that the other trainer has taken otherwise; None for none.
-
-    Args:
-        own: As they are written here.
-        theirs: The same of the other trainer.
-        trained: The last step that was trained here.
-    """
+    """Return the first step that was trained here, and that the other trainer has taken otherwise; None for none."""
     both = sorted(step for step in own.keys() & theirs.keys() if step <= trained)
     return next((step for step in both if own[step].what != theirs[step].what), None)

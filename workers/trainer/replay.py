@@ -39,45 +39,35 @@ from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
 from workers.trainer.engines import StartingPoint
 from workers.trainer.manifest import positions_of
-from workers.trainer.quiet import train_quietly
 from workers.trainer.recorded import Recorded, RecordedSteps
 from workers.trainer.service import learned_from
 from workers.trainer.shadow import ShadowSteps, ensure_kept
+from workers.trainer.without_batches import train_without_batches
 
 log = logging.getLogger(__name__)
 
 _SAID_BY_OPTIONS: Final = {"name": "--name", "checkpoint_dir": "--dir", "total_steps": "--to-step"}
+# Settings by which the live run chose what its steps are made of, as their records say
 _OF_THE_RECORDS: Final = frozenset({
     "limited_sampling", "effective_groups", "effective_batches", "replay_groups", "replay_steps", "replay_decay",
     "examples", "examples_per_step",
 })  # fmt: skip
-"""Settings by which the live run chose what its steps are made of, as their records say."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What is to be trained once more."""
-
     live: Settings
-    """Of the live run."""
+    # With what is to be otherwise
     changed: Settings
-    """With what is to be otherwise."""
     name: str
-    """Of the replay."""
     directory: Path
-    """Of its checkpoints."""
+    # The first with the changed settings
     from_step: int
-    """The first with the changed settings."""
+    # The last; absent: the last that has begun
     to_step: int | None = None
-    """The last; absent: the last that has begun."""
 
     @property
     def follows(self) -> Follows:
-        """The note beside its checkpoints.
-
-        Raises:
-            CheckpointError: The live run's folder is none.
-        """
         return Follows(
             trainer=self.live.trainer.name,
             run=checkpoint.read_run(checkpoint_dir(self.live)),
@@ -87,20 +77,11 @@ class ReplayRequest:
 
     @property
     def changes(self) -> list[str]:
-        """A line for each setting that is changed.
-
-        Raises:
-            CheckpointError: It cannot be.
-        """
+        """A line for each setting that is changed; CheckpointError where one cannot be."""
         live, changed = (resume.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
         return resume.differences(live, changed)
 
     def check(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            ConfigError: See the messages.
-        """
         if self.live.trainer.stages or self.changed.trainer.stages:
             raise ConfigError(
                 "trainer.stages: a replay is of one stage; say `trinity-bus --set trainer.stages=[] --set "
@@ -114,7 +95,6 @@ class ReplayRequest:
             raise WrongSettingsError(without_effect)
 
     def _without_effect(self) -> list[str]:
-        """Return a line for each setting that is changed, and of which nothing would come."""
         live, changed = self.live.trainer, self.changed.trainer
         names = [name for name in type(live).model_fields if getattr(live, name) != getattr(changed, name)]
         lines = [f"trainer.{name}: say it with {_SAID_BY_OPTIONS[name]}" for name in names if name in _SAID_BY_OPTIONS]
@@ -130,18 +110,15 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """Steps that are trained with the same settings."""
-
     settings: Settings
+    # The last of them
     through: int
-    """The last of them."""
 
 
 def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[ReplayPart]:
     """Return what is to be trained, in order. Pure.
 
     Args:
-        request: What is asked for.
         changes: Whether settings are changed.
         begin: The step whose weights it begins with, or goes on from.
         last: Of all steps.
@@ -152,7 +129,6 @@ def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) ->
 
 
 def _own(request: ReplayRequest, settings: Settings, through: int) -> Settings:
-    """Return the settings of the replay, which are not to touch what is the live run's."""
     exported, own = settings.trainer.export_dir, settings is request.changed
     trainer = settings.trainer.model_copy(
         update={
@@ -168,15 +144,7 @@ def _own(request: ReplayRequest, settings: Settings, through: int) -> Settings:
 
 
 async def replay(request: ReplayRequest) -> int:
-    """Train once more.
-
-    Returns:
-        The last step.
-
-    Raises:
-        ConfigError: It cannot be asked for.
-        TrinityError: It cannot be trained; the message says why.
-    """
+    """Train once more; return the last step."""
     for settings in (request.live, request.changed):
         ensure("trainer", settings)
     request.check()
@@ -195,11 +163,6 @@ async def replay(request: ReplayRequest) -> int:
 
 
 async def _last(bus: Bus, follows: Follows, request: ReplayRequest, begin: int) -> int:
-    """Return the last step to train.
-
-    Raises:
-        TrainingError: There are no such steps, or not any more.
-    """
     known = RecordedSteps(follows.trainer)
     async with bus.reader(STEPS, start="beginning") as reader:
         async for received in reader.replay():
@@ -219,16 +182,7 @@ async def _last(bus: Bus, follows: Follows, request: ReplayRequest, begin: int) 
 
 
 async def ensure_taught(bus: Bus, first: Recorded, settings: TrainerSettings) -> None:
-    """Refuse an advantage that needs a teacher where the run had none, before a model is loaded.
-
-    Args:
-        bus: Connected.
-        first: Of the steps that are trained with it.
-        settings: That name it.
-
-    Raises:
-        TrainingError: No sample of that step has what a teacher says.
-    """
+    """Refuse an advantage that needs a teacher where the run had none, before a model is loaded."""
     advantage = registry.make("advantage", Advantage, settings)
     if Need.TEACHER_LOGPROBS not in advantage.needs or first.unreadable:
         return
@@ -247,11 +201,6 @@ async def ensure_taught(bus: Bus, first: Recorded, settings: TrainerSettings) ->
 
 
 def _note(directory: Path, follows: Follows) -> None:
-    """Note what is asked for beside the checkpoints, or find it there.
-
-    Raises:
-        TrainingError: Something else is.
-    """
     found = checkpoint.read_follows(directory)
     if found is None:
         checkpoint.note_follows(directory, follows)
@@ -267,7 +216,7 @@ async def _train(request: ReplayRequest, part: ReplayPart, origin: StartingPoint
     topic = await asyncio.to_thread(learned_from, stage)
     seed, before = part.settings.trainer.seed, request.live.trainer.seed
     async with bus.reader(STEPS, start="beginning") as steps:
-        await train_quietly(
+        await train_without_batches(
             part.settings,
             topic,
             lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),

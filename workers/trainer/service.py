@@ -15,11 +15,11 @@
                                                beside the next step's passes, and it appears by one rename
                                              stage weights   (hashes them; copies where no checkpoint will have them)
                                              StepTrained ----------------------------------------------> events
-                                               when, says workers/trainer/publishing.py
+                                               when, says workers/trainer/release_policy.py
     model-versions -- for this incarnation --> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
-                                               staged again from its checkpoint (workers/trainer/announcer.py)
+                                               staged again from its checkpoint (workers/trainer/version_publisher.py)
                                                one whose lineage is to be ended: this incarnation ends, and another one
                                                begins from that checkpoint
                       Superseded ------------> ends: another trainer has begun
@@ -41,7 +41,7 @@ A sample that no model could be trained on is left out (``trinity_bus/training/c
 trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
 A loss that learns from examples (``workers/trainer/offline.py``), and one that follows another trainer
-(``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/quiet.py``. Stages
+(``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
 
@@ -75,28 +75,22 @@ from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.ranks import RankSource, followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
-from workers.trainer.engine_thread import EngineThread
-from workers.trainer.engines import check, load
+from workers.trainer.engines import EngineThread, check, load
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.examples import examples_of
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
 from workers.trainer.offline import ExampleSteps
-from workers.trainer.quiet import train_quietly
 from workers.trainer.shadow import ShadowSteps
 from workers.trainer.step_log import StepLog
+from workers.trainer.without_batches import train_without_batches
 
 log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings) -> None:
-    """Trains until it is cancelled, or until nothing is left to be learned from examples.
-
-    Raises:
-        ConfigError: It cannot start with these settings.
-        TrinityError: Training cannot go on; the message says why.
-    """
+    """Trains until it is cancelled, or until nothing is left to be learned from examples."""
     trainer = settings.trainer
     ensure("trainer", settings)
     policy, stages = sync_policy(settings), await asyncio.to_thread(planned, settings)
@@ -111,7 +105,6 @@ async def run(settings: Settings) -> None:
 
 
 async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, ranks: RankSource) -> None:
-    """Train one stage after another."""
     model: Path | None = None
     for plan, topic in stages:
         stage = plan if model is None else plan.starting_from(model)
@@ -132,12 +125,6 @@ def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
     """Return the stages, and what each learns from. Imports their objectives, and torch with them.
 
     All are checked before the first begins: what is wrong with the last would else be known days later.
-
-    Args:
-        settings: Of the service.
-
-    Raises:
-        TrinityError: One of them cannot be trained; the message names it.
     """
     stages = stages_of(settings, checkpoint_dir(settings))
     if found := [_of(stage, why) for stage in stages if stage.name for why in refusals("trainer", stage.settings)]:
@@ -186,7 +173,6 @@ def learned_from(stage: Stage) -> Topic:
 
 
 async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -> None:
-    """Train on batches, one incarnation after another."""
     while True:
         rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
         try:
@@ -201,11 +187,6 @@ async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -
 
 
 async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
-    """Train on examples, to the end of a stage.
-
-    Returns:
-        The model that it has made: its last checkpoint.
-    """
     settings, directory = stage.settings, stage.directory
     async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
@@ -214,7 +195,7 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
             await asyncio.to_thread(check, settings, directory, await bus.identity(topic))
             log.info("its %d steps are trained", last)
         else:
-            await train_quietly(
+            await train_without_batches(
                 settings, topic, ExampleSteps, directory=directory, writer=stage.writer, bus=bus, ranks=ranks
             )
     found = checkpoint.latest(directory)
@@ -224,12 +205,11 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
 
 
 async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
-    """Follow another trainer."""
     settings = stage.settings
     async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
         async with bus.reader(STEPS, start="beginning") as steps:
-            await train_quietly(
+            await train_without_batches(
                 settings,
                 topic,
                 lambda around: ShadowSteps(around, steps),
@@ -241,11 +221,6 @@ async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
 
 
 async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, ranks: RankSource) -> None:
-    """Run one incarnation of the trainer.
-
-    Raises:
-        BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
-    """
     settings, directory = stage.settings, stage.directory
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus,

@@ -42,19 +42,19 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
 from workers.trainer.manifest import groups_of, positions_of
-from workers.trainer.quiet import StepInput, TrainerContext
 from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
+from workers.trainer.training_loop import StepInput
+from workers.trainer.without_batches import TrainerContext
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 
 type Fetched = tuple[StepBegun, list[ExperienceGroup]]
-"""A step's record and its groups."""
 
 
 class ShadowSteps:
-    """Where they come from.
+    """The steps of another trainer.
 
     Args:
         around: What the trainer has.
@@ -76,15 +76,10 @@ class ShadowSteps:
         self._own = RecordedSteps(around.steps.trainer)
         self._run = ""
         self._trained = 0
+        # What was fetched of the step to come, and of which record
         self._ahead: tuple[Recorded, Fetched] | None = None
-        """What was fetched of the step to come, and of which record."""
 
     async def open(self, progress: TrainingProgress) -> None:
-        """See :class:`StepSource`.
-
-        Raises:
-            TrainingError: What is known already cannot be trained once more.
-        """
         self._trained = progress.step
         follows = checkpoint.read_follows(self._around.directory)
         async for received in self._reader.replay():
@@ -106,11 +101,6 @@ class ShadowSteps:
         log.info("following %s from step %d on", self._theirs.trainer, progress.step + 1)
 
     async def wait(self, step: int) -> None:
-        """See :class:`StepSource`.
-
-        Raises:
-            TrainingError: There will never be such a step.
-        """
         self._trained = step - 1
         while step not in self._theirs.of(self._run):
             if self._theirs.run != self._run:
@@ -121,11 +111,6 @@ class ShadowSteps:
             await self._read()
 
     async def begin(self, step: int) -> StepInput:
-        """See :class:`StepSource`.
-
-        Raises:
-            TrainingError: It cannot be trained once more.
-        """
         said = self._theirs.of(self._run)[step]
         ahead, self._ahead = self._ahead, None
         try:
@@ -149,7 +134,6 @@ class ShadowSteps:
         return StepInput(begun, choice.without(groups, begun.left_out), shown)
 
     async def look_ahead(self, step: int) -> None:
-        """See :class:`StepSource`."""
         self._ahead = None
         said = self._theirs.of(self._run).get(step)
         if said is None or said.unreadable:
@@ -173,11 +157,6 @@ class ShadowSteps:
         return received.record
 
     async def _examples(self, theirs: StepBegun) -> Sequence[TrainSample]:
-        """Return the examples of a step.
-
-        Raises:
-            TrainingError: It is not made of what the objective learns from.
-        """
         if theirs.next_offset:
             kind, places = BATCHES, theirs.demonstrations
         elif theirs.preferences:
@@ -225,19 +204,7 @@ class ShadowSteps:
 async def ensure_kept(
     bus: Bus, known: RecordedSteps, run: str, *, first: int, last: int, starts: Iterable[int]
 ) -> None:
-    """Refuse steps that cannot be trained once more.
-
-    Args:
-        bus: Connected.
-        known: The other trainer's.
-        run: Which of its runs.
-        first: Of the steps.
-        last: Of the steps.
-        starts: Steps that have a checkpoint.
-
-    Raises:
-        TrainingError: One of them cannot be, because what it needs is gone; it names the first that can.
-    """
+    """Refuse steps that cannot be trained once more, since what they need is gone; name the first that can."""
     steps, kept = known.of(run), await bus.beginning_offsets(EXPERIENCES)
     missing = gap(steps, first, last, kept)
     if missing is None:

@@ -14,21 +14,11 @@ from workers.trainer.step_records import StepRecords, otherwise
 
 log = logging.getLogger(__name__)
 
+# Of what is left out, in a log line
 _MAX_SHOWN = 8
-"""Of what is left out, in a log line."""
 
 
 class StepLog:
-    """Writes what steps are made of, and finds what was written before.
-
-    Args:
-        trainer: Its name there.
-        run: Its run.
-        records: What is known of steps that were begun before.
-        bus: Connected.
-        producer: Connected.
-    """
-
     def __init__(self, trainer: str, run: str, records: StepRecords, *, bus: Bus, producer: Producer) -> None:
         self.trainer = trainer
         self.run = run
@@ -41,33 +31,25 @@ class StepLog:
         """Return that of the run whose checkpoints are in a directory.
 
         Args:
-            trainer: Its name there.
-            directory: Of its checkpoints.
             trained: Steps that are in the newest one.
             reach: How many steps back a step may learn from once more.
-            bus: Connected.
-            producer: Connected.
         """
         run = checkpoint.run_name(directory)
         return cls(trainer, run, StepRecords(trainer, run, trained, reach=reach), bus=bus, producer=producer)
 
     async def replay(self) -> None:
-        """Take in what was written before."""
         async with self._bus.reader(STEPS, start="beginning") as steps:
             async for received in steps.replay():
                 self._records.take(received)
 
     @property
     def examples(self) -> int:
-        """See :attr:`StepRecords.examples`."""
         return self._records.examples
 
     def earlier(self) -> list[StepBegun]:
-        """See :meth:`StepRecords.earlier`."""
         return self._records.earlier()
 
     def needs_from(self, oldest: int) -> int:
-        """See :meth:`StepRecords.needs_from`."""
         return self._records.needs_from(oldest)
 
     async def begin(self, chosen: StepBegun) -> StepBegun:
@@ -95,13 +77,7 @@ class StepLog:
         return begun
 
     async def end(self, begun: StepBegun, metrics: Metrics, seconds: float) -> None:
-        """Write the figures of a step whose version nobody is told of.
-
-        Args:
-            begun: The step, as it is durable.
-            metrics: Of it.
-            seconds: That it took.
-        """
+        """Write the metrics of a step whose version nobody is told of."""
         ended = StepEnded(
             trainer=self.trainer,
             incarnation=begun.incarnation,

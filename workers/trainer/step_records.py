@@ -24,8 +24,6 @@ class StepRecords:
     """What is known of steps that were begun.
 
     Args:
-        trainer: Its name.
-        run: Its run.
         trained: Steps that are in the newest checkpoint: they are not taken again.
         reach: How many steps back a step may learn from once more.
     """
@@ -37,15 +35,10 @@ class StepRecords:
         self._reach = reach
         self._begun: dict[int, StepBegun] = {}
         self._earlier: dict[int, StepBegun] = {}
+        # Of each step that is known, what follows its batch in ``batches``
         self._ends: dict[int, int] = {}
-        """Of each step that is known, what follows its batch in ``batches``."""
 
     def take(self, received: Received[Any]) -> None:
-        """Take in a record of ``steps``.
-
-        Raises:
-            TrainingError: It cannot be read.
-        """
         record = received.record
         step = step_of_key(received.key, self._trainer)
         if step is None:
@@ -63,7 +56,6 @@ class StepRecords:
                 self._begun[step] = record
 
     def note(self, begun: StepBegun) -> None:
-        """Take note of a step that begins, for those after it."""
         if not self._reach:
             return
         self._ends[begun.step] = begun.next_offset
@@ -79,8 +71,7 @@ class StepRecords:
     def needs_from(self, oldest: int) -> int:
         """Return the offset in ``batches`` from which on their experiences are needed.
 
-        Args:
-            oldest: From which on they are if nothing is learned from once more: where the oldest checkpoint goes on.
+        They are from ``oldest`` on, where the oldest checkpoint goes on, if nothing is learned from once more.
         """
         if not self._reach:
             return oldest
@@ -93,11 +84,7 @@ class StepRecords:
         return max((record.examples for record in self._begun.values()), default=0)
 
     def binding(self, chosen: StepBegun) -> StepBegun | None:
-        """Return what was written of the step before, where it is the same step of the same batch; it is forgotten.
-
-        Args:
-            chosen: The step as it would be chosen now.
-        """
+        """Return what was written of the step before, where it is the same step of the same batch; it is forgotten."""
         known = self._begun.pop(chosen.step, None)
         if known is None or _what(known) != _what(chosen):
             return None
@@ -122,6 +109,6 @@ def otherwise(known: StepBegun, chosen: StepBegun) -> str:
 
 
 def _what(record: StepBegun) -> tuple[Any, ...]:
-    """Return what must be equal for one record to bind the step of another: all but who chose, and what."""
+    # All but who chose, and what
     passed_over = record.skipped is not None
     return record.run, record.model, record.batch_id, record.sequence, record.groups, passed_over

@@ -22,7 +22,7 @@ from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.tensor_file import BASE
-from workers.trainer.published import AdapterAlone
+from workers.trainer.published_tensors import AdapterAlone
 
 pytestmark = [
     pytest.mark.e2e,

@@ -37,7 +37,7 @@ from trinity_bus.training.multi_rank_engine import MultiRankEngine
 from trinity_bus.training.ranks import ChildRanks, Followers, followers_of
 from trinity_bus.training.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
-from workers.trainer.published import AdapterAlone, published_of, read_tensors
+from workers.trainer.published_tensors import AdapterAlone, published_of, read_tensors
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

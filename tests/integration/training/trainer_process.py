@@ -26,8 +26,8 @@ from trinity_bus.runtime.service import run_service
 from trinity_bus.training import checkpoint, hf_folder, saving
 from trinity_bus.training.rank_engine import RankEngine
 from trinity_bus.training.torch_engine import TorchEngine
-from workers.trainer.announcer import Announcer
 from workers.trainer.service import run
+from workers.trainer.version_publisher import VersionPublisher
 
 
 def imports() -> None:
@@ -84,13 +84,13 @@ def report_points(pipe: int) -> None:
 
         setattr(owner, name, wrapped)
 
-    tell = Announcer.tell
+    tell = VersionPublisher.announce
 
     async def telling(*args: Any, **kwargs: Any) -> None:
         await tell(*args, **kwargs)
         os.write(pipe, b"a")
 
-    Announcer.tell = telling  # type: ignore[method-assign]  # the point of it
+    VersionPublisher.announce = telling  # type: ignore[method-assign]  # the point of it
     reporting(RankEngine, "train_step", before="b", after="t")
     for engine in (TorchEngine, MegatronEngine):
         reporting(engine, "hf_tensors", before="s")

@@ -12,7 +12,8 @@ from schemas.topics import MODEL_VERSIONS
 from tests.support.fakes.workers import FakeTrainer
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from workers.trainer.publication import Publication, make_publisher
+from workers.trainer.published_tensors import make_publisher
+from workers.trainer.version_publisher import ServedVersions
 
 
 class WeightsTrainer(FakeTrainer):
@@ -28,14 +29,14 @@ class WeightsTrainer(FakeTrainer):
         self.models = models
         sync = SynchronizerSettings(sync_method="memory")
         self._publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, Path(), "cpu")
-        self._publication = Publication(self._publisher, model="policy", incarnation="trainer-life")
+        self._served = ServedVersions(self._publisher, model="policy", incarnation="trainer-life")
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator["WeightsTrainer"]:
         """Serves version 0, and what it is told to publish."""
         with contextlib.closing(self._publisher):
             async with self._bus.reader(MODEL_VERSIONS, start="beginning") as announced, super().alive():
-                serving = asyncio.create_task(self._publication.serve(announced))
+                serving = asyncio.create_task(self._served.serve(announced))
                 try:
                     yield self
                 finally:
@@ -49,6 +50,6 @@ class WeightsTrainer(FakeTrainer):
     def offer(self, version: int) -> dict[str, Any]:
         """In this process's memory."""
         checksum = self._publisher.stage(version, load_file(self.models[version] / "model.safetensors").items())
-        self._publication.published(version, checksum)
+        self._served.add(version, checksum)
         host, port = self._publisher.address
         return {"checksum": checksum, "master_address": host, "master_port": port, "method": self._publisher.method}

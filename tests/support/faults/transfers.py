@@ -8,7 +8,7 @@ from schemas import Member, ModelVersion
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
-from workers.trainer.publication import Publisher
+from workers.trainer.published_tensors import Publisher
 
 SECRET = "5e" * 32
 

@@ -63,7 +63,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/training/families/": "the user's model",
     "trinity_bus/hub.py": "the user's model",
     "trinity_bus/training/hf_folder.py": "the user's model",
-    "trinity_bus/training/needs.py": "progress.json, of which any error means that all is needed",
+    "trinity_bus/training/checkpoint/listing.py": "progress.json, of which any error means that all is needed",
     "trinity_bus/training/rank": "between the ranks of one trainer",
     "trinity_bus/weights/staging.py": "a checkpoint of the same trainer, in the folder that it holds",
     "trinity_bus/weights/vllm/control.py": "between an engine and its workers",

@@ -132,7 +132,7 @@ def test_a_stage_is_one_trainer_with_what_it_begins_and_what_it_trains(tmp_path:
     log.add(begun("trainer-0/sft", 1, **examples), 100)
     log.add(ended("trainer-0/sft", 1, 3.0, batch_id="demonstrations-1"), 101)
     log.add(begun("trainer-0/grpo", 1), 200)
-    # The names that workers/trainer writes: see its Announcer, and tests/unit/trainer/test_announcer.py.
+    # The names that workers/trainer writes: see its VersionPublisher, and tests/unit/trainer/test_version_publisher.py.
     told = trained(1, 0.5, writer="trainer-0/grpo")
     log.add(told, 201)
     log.add(entry(told), 202)

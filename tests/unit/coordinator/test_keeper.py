@@ -12,7 +12,7 @@ from schemas.topics import DEMONSTRATIONS
 from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine
-from trinity_bus.training.needs import oldest_need
+from trinity_bus.training.checkpoint.listing import oldest_need
 from workers.coordinator.retention import Commits, Keeper, needed_share
 
 

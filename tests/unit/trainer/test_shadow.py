@@ -18,8 +18,8 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
-from workers.trainer.quiet import TrainerContext
 from workers.trainer.shadow import ShadowSteps
+from workers.trainer.without_batches import TrainerContext
 
 GROUP = make_group(seed=1, task_id="task-1")
 PART = ResultPart(attempt=GROUP.attempt, samples=len(GROUP), position=Position(partition=0, offset=3))

@@ -20,7 +20,7 @@ from trinity_bus.weights import staging
 from trinity_bus.weights.layout import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.staging import Staging
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 
 METHODS = get_args(SynchronizerSettings.model_fields["sync_method"].annotation)
 TIMEOUT_S = 10.0

@@ -19,7 +19,7 @@ from trinity_bus.weights import carrier
 from trinity_bus.weights.channel import OPENING_BYTES
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
-from workers.trainer.publication import Publisher, make_publisher
+from workers.trainer.published_tensors import Publisher, make_publisher
 
 SAID = {1: "e30ebad3a2cb0ccb"}
 """Digests of the messages of each protocol, without their docstrings. Whoever changes them asks whether the side of

@@ -16,7 +16,7 @@
             config.json, tokenizer  \
             model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
             optimizer.safetensors   state of optimizer and random generators
-        published/                  what explorers need to take weights from here; ``weights.checkpoint.published``
+        published/                  what explorers need to take weights from here; ``weights.checkpoint``
 
 A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
 makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights
@@ -35,13 +35,6 @@ it. It says with which settings it was trained, and a trainer says what is diffe
 absent from checkpoints of the first programs, and then not compared.
 
 This package knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
-
-``progress``    how far training has come
-``folders``     names, order, and what makes files durable
-``manifest``    ``progress.json``, and whether a checkpoint is what it says
-``listing``     what there is, for people
-``notes``       small files beside the checkpoints
-``writing``     whole or not at all
 """
 
 from trinity_bus.training.checkpoint.folders import (

@@ -11,11 +11,11 @@ from typing import Final
 from trinity_bus.training.errors import CheckpointError
 
 PROGRESS: Final = "progress.json"
+# The file with the optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters;
+# and the random generators' state.
 STATE: Final = "optimizer.safetensors"
-"""The file with the optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters;
-and the random generators' state."""
+# Before the names of an adapter's tensors there
 ADAPTER: Final = "adapter."
-"""Before the names of an adapter's tensors there."""
 PARTIAL: Final = ".partial-"
 _STEP: Final = re.compile(r"step-(\d{8,})")
 
@@ -27,33 +27,29 @@ def latest(directory: Path, through: int | None = None) -> Path | None:
 
 
 def steps(directory: Path) -> list[int]:
-    """Return the steps that have a checkpoint, oldest first."""
     return sorted(map(step_of, newest_first(directory)))
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint by its name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def of_step(directory: Path, step: int) -> Path | None:
-    """Return the checkpoint of a step, or None where there is none."""
     folder = folder_of(directory, step)
     return folder if folder.is_dir() else None
 
 
 def partial_folder(directory: Path, step: int) -> Path:
-    """Where the checkpoint of a step is written before it is whole."""
+    """Return where the checkpoint of a step is written before it is whole."""
     return directory / f"{PARTIAL}{folder_of(directory, step).name}"
 
 
 def folder_of(directory: Path, step: int) -> Path:
-    """Where the checkpoint of a step is, or would be."""
+    """Return where the checkpoint of a step is, or would be."""
     return directory / f"step-{step:08d}"
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """Return the checkpoints of a directory."""
     if not directory.is_dir():
         return []
     steps = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
@@ -83,7 +79,6 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Have the disk keep what was written to a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,11 +87,7 @@ def flush(path: Path) -> None:
 
 
 def replace(path: Path, content: str) -> None:
-    """Write a small file, durably: it has the old content or the new one.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
+    """Write a small file, durably: it has the old content or the new one."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
     try:
         partial.write_text(content)

@@ -24,15 +24,14 @@ class Manifest(WrittenBy):
 
     format: int
     progress: TrainingProgress
+    # Every other file and its size in bytes
     files: dict[str, int]
-    """Every other file and its size in bytes."""
+    # Of the same files
     digests: dict[str, str] = Field(default_factory=dict)
-    """Of the same files."""
+    # Digest of all the above
     seal: str = ""
-    """Digest of all the above."""
 
     def sealed(self) -> "Manifest":
-        """Return the same with its seal."""
         return self.model_copy(update={"seal": _seal(self.model_dump(mode="json"))})
 
 
@@ -64,15 +63,7 @@ def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
 
 
 def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    """Check that files hold what was written.
-
-    Args:
-        folder: Of a checkpoint.
-        wanted: Of which files, by name.
-
-    Raises:
-        CheckpointError: One does not.
-    """
+    """Check that the ``wanted`` files hold what was written; CheckpointError where one does not."""
     written = {name: digest for name, digest in read_manifest(folder).digests.items() if wanted(name)}
     try:
         found = digests(folder, [Path(name).name for name in written])
@@ -84,16 +75,7 @@ def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None
 
 
 def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> None:
-    """Pass a checkpoint of this run, and one that does not say of which it is.
-
-    Args:
-        folder: Of the checkpoint, for the message.
-        found: What it says.
-        ours: This run.
-
-    Raises:
-        CheckpointError: It is of another run.
-    """
+    """Pass a checkpoint of this run, and one that does not say of which it is; CheckpointError for another run's."""
     if found is None or found == ours:
         return
     said, now = found.model_dump(), ours.model_dump()
@@ -111,11 +93,6 @@ def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> Non
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what a checkpoint says of itself.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
     try:
         content = read_plain(folder / PROGRESS, _MAX_BYTES)
         manifest = Manifest.model_validate_json(content)

@@ -25,10 +25,10 @@ class AnnouncedSteps(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    # Of the last batch that was told of; those before it were, too
     sequence: int = 0
-    """Of the last batch that was told of; those before it were, too."""
+    # Ids of those that were passed over, of the last ones
     skipped: frozenset[str] = frozenset()
-    """Ids of those that were passed over, of the last ones."""
 
 
 class Follows(BaseModel):
@@ -36,19 +36,17 @@ class Follows(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    # Its name on ``steps``
     trainer: str
-    """Its name on ``steps``."""
+    # Which of its runs
     run: str
-    """Which of its runs."""
+    # The first step that is trained with ``settings``
     from_step: int = 1
-    """The first step that is trained with ``settings``."""
+    # Of a replay; a shadow may change its mind
     settings: Shaping | None = None
-    """Of a replay; a shadow may change its mind."""
 
 
 class _RollbackNote(BaseModel):
-    """``.rollback``."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     rollback: Rollback
@@ -56,22 +54,14 @@ class _RollbackNote(BaseModel):
 
 
 def run_name(directory: Path) -> str:
-    """Return what this directory's run is called, in records that outlive a process; a new one where it has no name.
-
-    Raises:
-        CheckpointError: It has one that is none.
-    """
+    """Return what this directory's run is called, in records that outlive a process; a new one where it has no name."""
     if not (directory / _RUN).exists():
         replace(directory / _RUN, uuid.uuid4().hex)
     return read_run(directory)
 
 
 def read_run(directory: Path) -> str:
-    """Return the same of a directory that has a run, which is another trainer's perhaps.
-
-    Raises:
-        CheckpointError: It has none, or one that is none.
-    """
+    """Return the same of a directory that has a run, which is another trainer's perhaps."""
     path = directory / _RUN
     try:
         name = path.read_text()
@@ -83,11 +73,7 @@ def read_run(directory: Path) -> str:
 
 
 def read_follows(directory: Path) -> Follows | None:
-    """Return on whose steps the checkpoints here were trained; None where they are of a trainer that follows nobody.
-
-    Raises:
-        CheckpointError: The note is damaged.
-    """
+    """Return on whose steps the checkpoints here were trained; None where they are of a trainer that follows nobody."""
     path = directory / _FOLLOWS
     try:
         return Follows.model_validate_json(path.read_bytes())
@@ -128,13 +114,10 @@ def begin_rollback(directory: Path, rollback: Rollback) -> None:
 
 
 def finish_rollback(directory: Path) -> Rollback | None:
-    """Discards what a rollback that was begun says. To be called before the newest checkpoint is looked for.
+    """Discard what a rollback that was begun says. To be called before the newest checkpoint is looked for.
 
     Returns:
         The last rollback of this lineage; None where there was none.
-
-    Raises:
-        CheckpointError: What is written of it is damaged.
     """
     path = directory / _ROLLBACK
     try:
@@ -160,25 +143,13 @@ def _write_rollback(directory: Path, note: _RollbackNote) -> None:
 
 
 def note_told(directory: Path, progress: TrainingProgress) -> None:
-    """Note, durably, that others are about to hear of a step which has no checkpoint.
-
-    Args:
-        directory: Of the checkpoints.
-        progress: After the step.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
+    """Note, durably, that others are about to hear of a step which has no checkpoint."""
     skipped = frozenset(batch.batch_id for batch in progress.skipped)
     replace(directory / _TOLD, AnnouncedSteps(sequence=progress.sequence, skipped=skipped).model_dump_json())
 
 
 def read_told(directory: Path) -> AnnouncedSteps:
-    """Return what others have heard of steps; of those that are in a checkpoint nobody asks.
-
-    Raises:
-        CheckpointError: The note is damaged.
-    """
+    """Return what others have heard of steps; of those that are in a checkpoint nobody asks."""
     path = directory / _TOLD
     try:
         return AnnouncedSteps.model_validate_json(path.read_bytes())

@@ -9,17 +9,14 @@ from trinity_bus.training.resume import Shaping
 
 
 class RunIdentity(BaseModel):
-    """Which run a checkpoint belongs to."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     cluster: str
-    """Kafka's id of the cluster."""
+    # Another one after the topic was deleted and made anew
     batches: str
-    """Kafka's id of the topic ``batches``: another one after it was deleted and made anew."""
     namespace: str
+    # Digest of the model that training began with
     model: str
-    """Digest of the model that training began with."""
 
 
 class TrainingProgress(BaseModel):
@@ -28,25 +25,23 @@ class TrainingProgress(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: Annotated[int, Field(ge=0)] = 0
-    """Steps trained."""
     version: Annotated[int, Field(ge=0)] = 0
-    """Version of these weights."""
+    # Of the next record to read
     batches_offset: Annotated[int, Field(ge=0)] = 0
-    """Offset in ``batches`` of the next record to read."""
+    # Of the last batch trained on
     sequence: Annotated[int, Field(ge=0)] = 0
-    """Sequence of the last batch trained on."""
+    # That the loss was over, since the start
     trained_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that the loss was over, since the start."""
+    # How many demonstrations or preferences there were to choose from when the first step began; 0 where none is
+    # learned from.
     examples: Annotated[int, Field(ge=0)] = 0
-    """How many demonstrations or preferences there were to choose from when the first step began; 0 where none is
-    learned from."""
     run: RunIdentity | None = None
+    # The model that training began with, ``organization/name@commit``, where it is from a hub
     source: str | None = None
-    """The model that training began with, ``organization/name@commit``, where it is from a hub."""
+    # With which it was trained last; None in checkpoints of the first programs
     settings: Shaping | None = None
-    """With which it was trained last; None in checkpoints of the first programs."""
+    # Batches that were passed over because an operator said so, the last ones; in the order of their steps.
     skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
-    """Batches that were passed over because an operator said so, the last ones; in the order of their steps."""
 
     def passed_over(self, batch_id: str, reason: str) -> "TrainingProgress":
         """Return the same after a step that passed over a batch. To be called when the step is counted."""
@@ -59,7 +54,6 @@ class WrittenBy(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    # As ``trainer.engine`` has it
     engine: str = "megatron"
-    """As ``trainer.engine`` has it."""
     dtype: str
-    """Of the weights."""

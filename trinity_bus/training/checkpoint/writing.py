@@ -39,11 +39,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def begin(directory: Path, step: int) -> Path:
-    """Return an empty folder to write the checkpoint of a step into.
-
-    Raises:
-        CheckpointError: The step has a checkpoint already.
-    """
+    """Return an empty folder to write the checkpoint of a step into; CheckpointError where the step has one already."""
     if (folder_of(directory, step)).exists():
         raise CheckpointError(f"{folder_of(directory, step)} exists: a checkpoint is never overwritten")
     directory.mkdir(parents=True, exist_ok=True)
@@ -57,14 +53,7 @@ def begin(directory: Path, step: int) -> Path:
 def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *, keep: int) -> Path:
     """Make the checkpoint that was begun durable and visible, then remove those that are too old.
 
-    Args:
-        directory: As given to :func:`begin`.
-        progress: What to record; its step names the folder.
-        written_by: Whose ranks have written into it.
-        keep: How many checkpoints to keep, this one included; at least 1.
-
-    Returns:
-        The folder.
+    ``keep`` counts this one too.
     """
     partial, folder = partial_folder(directory, progress.step), folder_of(directory, progress.step)
     files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
@@ -87,7 +76,7 @@ def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint, unless somebody reads it."""
+    # Unless somebody reads it
     with (folder / PROGRESS).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

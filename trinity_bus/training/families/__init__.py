@@ -19,12 +19,12 @@ from trinity_bus.training.families.shape import ModelShape
 
 __all__ = ["FAMILIES", "ModelFamily", "ModelShape", "read_shape"]
 
+# By ``model_type`` of ``config.json``
 FAMILIES: Final[dict[str, ModelFamily]] = {
     family.model_type: family for family in (Llama(), Qwen2(), Qwen3(), Qwen3Moe())
 }
-"""By ``model_type`` of ``config.json``."""
+# Of a ``config.json``: somebody else may have written it
 _MAX_BYTES: Final = 4 << 20
-"""Of a ``config.json``: somebody else may have written it."""
 _MAX_SIZE: Final = 1 << 31
 _SIZES: Final = ("layers", "hidden", "heads", "groups", "head_dim", "intermediate", "vocabulary", "max_positions")
 _UNREADABLE: Final = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
@@ -33,12 +33,8 @@ _UNREADABLE: Final = (KeyError, TypeError, ValueError, ArithmeticError, Recursio
 def read_shape(folder: Path) -> ModelShape:
     """Read what a model's ``config.json`` says.
 
-    Args:
-        folder: Of a Hugging Face model.
-
     Raises:
-        ConversionError: There is no ``config.json``, its family is not known, or it uses something that is not
-            implemented.
+        ConversionError: There is none, its family is not known, or it uses something that is not implemented.
     """
     path = folder / "config.json"
     try:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from trinity_bus.training.families.shape import ModelShape
 
+# What all families take where a field is absent
 DEFAULTS: Final[Mapping[str, object]] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -19,16 +20,15 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
-"""What all families take where a field is absent."""
+# What the dense Qwen models take beside them
 QWEN_DEFAULTS: Final[Mapping[str, object]] = {
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32_768,
 }
-"""What the dense Qwen models take beside them."""
+# Of all families
 _IMPLEMENTED: Final[Mapping[str, object]] = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "is_causal": True}
-"""Of all families."""
 
 
 class UnsupportedError(ValueError):
@@ -40,17 +40,14 @@ class ModelFamily(ABC):
 
     model_type: ClassVar[str]
     title: ClassVar[str]
+    # Fields, and the only value of each that is implemented: the one that the family takes where it is absent.
     implemented: ClassVar[Mapping[str, object]]
-    """Fields, and the only value of each that is implemented: the one that the family takes where it is absent."""
+    # What the family takes for other fields that are absent, where it is not :data:`DEFAULTS`: as transformers'
+    # configuration of the family has it.
     defaults: ClassVar[Mapping[str, object]] = {}
-    """What the family takes for other fields that are absent, where it is not :data:`DEFAULTS`: as transformers'
-    configuration of the family has it."""
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         """Read a configuration. A field that is null says as much as one that is absent.
-
-        Args:
-            config: What ``config.json`` holds.
 
         Raises:
             UnsupportedError: It uses something that is not implemented.
@@ -80,9 +77,7 @@ class ModelFamily(ABC):
 def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a configuration says about rotary positions, under the name of before or, without one, of today.
 
-    Raises:
-        UnsupportedError: Layers differ in it, or a part of each head is not rotated.
-        TypeError: It is no table.
+    UnsupportedError where layers differ in it, or a part of each head is not rotated.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
@@ -95,16 +90,10 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rope_type(rope: Mapping[str, Any]) -> str:
-    """Return how rotary positions are scaled, under the name of today or of before."""
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def number(config: Mapping[str, Any], field: str) -> float:
-    """Return a field that is a number.
-
-    Raises:
-        TypeError: It is missing, or is none.
-    """
     value = config.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} is missing" if value is None else f"{field}={value!r} is no number")
@@ -112,7 +101,6 @@ def number(config: Mapping[str, Any], field: str) -> float:
 
 
 def size(config: Mapping[str, Any], field: str) -> int:
-    """Return a field that is a whole number; see :func:`number`."""
     value = number(config, field)
     if value != int(value):
         raise ValueError(f"{field}={value!r} is no whole number")
@@ -120,7 +108,6 @@ def size(config: Mapping[str, Any], field: str) -> int:
 
 
 def flag(config: Mapping[str, Any], field: str) -> bool:
-    """Return a field that is true or false; see :func:`number`."""
     if not isinstance(value := config.get(field), bool):
         raise TypeError(f"{field}={value!r} is neither true nor false")
     return value
@@ -131,15 +118,7 @@ def dense_shape(
 ) -> ModelShape:
     """Return the shape of a dense model, from the fields that all families spell alike.
 
-    Args:
-        config: What ``config.json`` holds, and what the family takes for absent fields.
-        qk_norm: See :class:`ModelShape`.
-        qkv_bias: Likewise.
-        llama3_rope_factor: Likewise. Unset: scaled positions are refused.
-
-    Raises:
-        UnsupportedError: Positions are scaled in a way that is not implemented.
-        TypeError, ValueError: A field is missing or of another kind, or two do not fit.
+    Without ``llama3_rope_factor`` scaled positions are refused.
     """
     rope = rope_parameters(config)
     kind = rope_type(rope)

@@ -13,8 +13,8 @@ from trinity_bus.training.families.family import (
 )
 from trinity_bus.training.families.shape import ModelShape
 
+# The figures that Megatron's implementation of the scaling has built in; all Llama 3 models have them.
 _SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The figures that Megatron's implementation of the scaling has built in; all Llama 3 models have them."""
 
 
 class Llama(ModelFamily):

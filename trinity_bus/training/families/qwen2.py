@@ -1,5 +1,3 @@
-"""Qwen2 and Qwen2.5, dense: the projections to queries, keys and values have biases."""
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -8,7 +6,7 @@ from trinity_bus.training.families.shape import ModelShape
 
 
 class Qwen2(ModelFamily):
-    """Qwen2 and Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115), the dense models."""
+    """Qwen2 and Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115), dense: queries, keys and values have biases."""
 
     model_type = "qwen2"
     title = "Qwen2"

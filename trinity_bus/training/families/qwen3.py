@@ -1,5 +1,3 @@
-"""Qwen3, dense: queries and keys are normalized in each head, no biases."""
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -8,7 +6,7 @@ from trinity_bus.training.families.shape import ModelShape
 
 
 class Qwen3(ModelFamily):
-    """Qwen3 (Yang et al., arXiv:2505.09388), the dense models."""
+    """Qwen3 (Yang et al., arXiv:2505.09388), dense: queries and keys are normalized in each head, no biases."""
 
     model_type = "qwen3"
     title = "Qwen3"

@@ -1,5 +1,3 @@
-"""Qwen3 MoE: Qwen3's attention, and experts in place of each layer's MLP."""
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar

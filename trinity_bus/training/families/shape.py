@@ -1,5 +1,3 @@
-"""What training needs to know of a decoder of any family: its sizes, and the few choices that families make."""
-
 from dataclasses import dataclass
 
 
@@ -10,28 +8,28 @@ class ModelShape:
     layers: int
     hidden: int
     heads: int
+    # Key-value heads; each serves ``heads / groups`` query heads
     groups: int
-    """Key-value heads; each serves ``heads / groups`` query heads."""
     head_dim: int
+    # Width of a layer's MLP; where there are experts, of each of them
     intermediate: int
-    """Width of a layer's MLP; where there are experts, of each of them."""
     vocabulary: int
     max_positions: int
     norm_epsilon: float
     rope_theta: float
+    # The output layer is the embedding
     tied: bool
-    """The output layer is the embedding."""
+    # Queries and keys are normalized in each head
     qk_norm: bool
-    """Queries and keys are normalized in each head."""
+    # The projections to queries, keys and values have biases
     qkv_bias: bool
-    """The projections to queries, keys and values have biases."""
+    # Low frequencies of the rotary positions are divided by this, as in Llama 3.1; None: positions are not scaled.
     llama3_rope_factor: float | None = None
-    """Low frequencies of the rotary positions are divided by this, as in Llama 3.1; None: positions are not scaled."""
+    # In each layer, of which a router chooses some for each token; 0: the model is dense
     experts: int = 0
-    """In each layer, of which a router chooses some for each token; 0: the model is dense."""
     experts_per_token: int = 0
+    # The weights of the chosen experts add up to 1
     normalized_routing: bool = True
-    """The weights of the chosen experts add up to 1."""
 
     def padded_vocabulary(self, tensor_parallel: int) -> int:
         """Return the vocabulary's size as Megatron holds it: a multiple of the ranks that it is split over."""

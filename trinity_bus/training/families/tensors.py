@@ -56,7 +56,6 @@ _SPLIT_BY_ROW: Final = (*_QKV, _GATE_UP, "word_embeddings.weight", "output_layer
 
 
 def folder_names(shape: ModelShape) -> frozenset[str]:
-    """Return the names of all tensors that a Hugging Face folder of a model has; a tied output layer is not there."""
     attention = ["weight", *(["bias"] if shape.qkv_bias else [])]
     parts = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in attention]
     parts += ["self_attn.o_proj.weight", "input_layernorm.weight", "post_attention_layernorm.weight"]
@@ -69,11 +68,7 @@ def folder_names(shape: ModelShape) -> frozenset[str]:
 
 
 def hf_names(name: str) -> tuple[str, ...]:
-    """Return the Hugging Face names of the tensors that make up a Megatron parameter, in :func:`merge`'s order.
-
-    Raises:
-        ConversionError: The parameter is not one of such a decoder.
-    """
+    """Return the Hugging Face names of the tensors that make up a Megatron parameter, in :func:`merge`'s order."""
     match = _LAYER.fullmatch(name)
     try:
         if match is None:
@@ -88,7 +83,6 @@ def hf_names(name: str) -> tuple[str, ...]:
 
 
 def global_name(name: str, first_layer: int) -> str:
-    """Return a parameter's name in the whole model, of its name in a stage that begins with this layer."""
     match = _LAYER.fullmatch(name)
     return name if match is None else f"decoder.layers.{first_layer + int(match[1])}.{match[3]}"
 
@@ -100,12 +94,7 @@ def expert_names(name: str, experts: Iterable[int]) -> list[str]:
 
 
 def of_transformers(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Return a parameter of transformers' own model as folders have it: each expert by itself.
-
-    Args:
-        name: Of the parameter.
-        tensor: Its value, or such a thing as its gradient; views of it are returned.
-    """
+    """Return a parameter of transformers' own model as folders have it: each expert by itself, as views."""
     experts, _, kind = name.rpartition(".")
     if not experts.endswith(".mlp.experts"):
         return [(name, tensor)]
@@ -126,7 +115,6 @@ def split_axis(name: str) -> int | None:
 
 
 def merge(name: str, parts: list[torch.Tensor], shape: ModelShape, tensor_parallel: int) -> torch.Tensor:
-    """Hugging Face tensors to the whole Megatron tensor."""
     if name.endswith(_QKV):
         grouped = [part.reshape(shape.groups, -1, *part.shape[1:]) for part in parts]
         return torch.cat(grouped, 1).flatten(0, 1)
@@ -153,7 +141,6 @@ def split(name: str, tensor: torch.Tensor, shape: ModelShape) -> list[torch.Tens
 
 
 def shard(name: str, tensor: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
-    """Return the part of a whole Megatron tensor that one tensor-parallel rank holds."""
     axis = split_axis(name)
     if axis is None or ranks == 1:
         return tensor

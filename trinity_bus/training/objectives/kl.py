@@ -31,30 +31,27 @@ _HIGHEST: Final = 10.0
 
 
 def k1(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Return the estimate from ``log_ratio``, log-probability under the policy less that under the reference."""
+    """Return the estimate from log-probability under the policy less that under the reference."""
     return log_ratio
 
 
 def k2(log_ratio: torch.Tensor) -> torch.Tensor:
-    """See :func:`k1`."""
     return bounded(log_ratio).square() / 2
 
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """See :func:`k1`."""
     within = bounded(log_ratio)
     return torch.expm1(-within) + within
 
 
 def low_variance(log_ratio: torch.Tensor) -> torch.Tensor:
-    """See :func:`k1`."""
     return k3(log_ratio).clamp(max=_HIGHEST)
 
 
+# By their names in ``trainer.kl_estimator``
 ESTIMATORS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "k1": k1,
     "k2": k2,
     "k3": k3,
     "low_variance": low_variance,
 }
-"""By their names in ``trainer.kl_estimator``."""

@@ -10,13 +10,13 @@ class Need(enum.Flag):
     """
 
     NOTHING = 0
+    # Log-probabilities under the weights at the start of the step
     OLD_LOGPROBS = enum.auto()
-    """Log-probabilities under the weights at the start of the step."""
+    # Log-probabilities under the model that training began with; a copy of it is kept in memory
     REFERENCE_LOGPROBS = enum.auto()
-    """Log-probabilities under the model that training began with; a copy of it is kept in memory."""
+    # What a critic expects from each token on; it is a model of its own, trained beside the policy.
     VALUES = enum.auto()
-    """What a critic expects from each token on; it is a model of its own, trained beside the policy."""
+    # What a teacher says of each token, from the workflow: ``Rollout.teacher_logprobs``
     TEACHER_LOGPROBS = enum.auto()
-    """What a teacher says of each token, from the workflow: ``Rollout.teacher_logprobs``."""
+    # A chosen and a rejected answer to each prompt: preferences
     PAIRS = enum.auto()
-    """A chosen and a rejected answer to each prompt: preferences."""

@@ -23,6 +23,8 @@ from trinity_bus.training.objectives.losses.loss import PolicyLoss, Tokens
 from trinity_bus.training.objectives.losses.sft import SFT
 from trinity_bus.training.objectives.needs import Need
 
+# Names of what every objective reports, in order. All are weighted sums over tokens, so they add up over micro-batches
+# to means over the mini-batch. ``rollout_k3`` estimates KL(rollout || trained) in nats, ``kl`` that to the reference.
 METRICS: Final = (
     "loss",
     "policy_loss",
@@ -32,18 +34,12 @@ METRICS: Final = (
     "rollout_k3",
     "kl",
 )
-"""Names of what every objective reports, in order. All are weighted sums over tokens, so they add up over micro-batches
-to means over the mini-batch. ``rollout_k3`` estimates KL(rollout || trained) in nats, ``kl`` that to the reference."""
 
 
 class Objective:
     """What the settings ask to optimize.
 
-    Args:
-        settings: Of the trainer.
-
-    Raises:
-        ConfigError: They name a part that is not known, or parts that do not go together.
+    ConfigError where they name a part that is not known, or parts that do not go together.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -71,19 +67,15 @@ class Objective:
         # With one update the old policy is the one whose gradient is taken; the engine sees to that.
         if settings.old_logprobs == "recompute" and settings.mini_batches > 1:
             self.needs |= Need.OLD_LOGPROBS
+        # Names of what :meth:`loss` reports, in order
         self.metrics = (*METRICS, *self._loss.metrics)
-        """Names of what :meth:`loss` reports, in order."""
 
     def penalties(self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
         """Return what the divergence from the reference costs each token of its reward."""
         return torch.zeros_like(logprobs) if self._kl_in_loss else self._kl_coef * self._kl(logprobs - ref_logprobs)
 
     def loss(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of a micro-batch and what there is to report about it.
-
-        Returns:
-            The loss, a scalar to differentiate, and the values of :attr:`metrics`, [metrics], detached.
-        """
+        """Return the loss of a micro-batch, a scalar to differentiate, and the values of :attr:`metrics`, detached."""
         weight = tokens.weight
         importance = importance_weights(tokens, self._level)
         corrected = self._correction(importance, tokens)

@@ -11,7 +11,6 @@ from trinity_bus.config import TrainerSettings
 
 
 def penalty(tokens: int, settings: TrainerSettings) -> float:
-    """Return what a response of so many tokens loses."""
     if settings.overlong_buffer is None:
         return 0.0
     beyond = tokens - (settings.max_tokens - settings.overlong_buffer)

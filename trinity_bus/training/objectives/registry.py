@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trinity_bus.config import TrainerSettings
 
 _HERE: Final = "trinity_bus.training.objectives"
+# Kind of part, name, and where it is
 BUILT_IN: Final[dict[str, dict[str, str]]] = {
     "advantage": {
         "grpo": "advantages.grpo:GRPO",
@@ -45,13 +46,12 @@ BUILT_IN: Final[dict[str, dict[str, str]]] = {
         "unbounded": "corrections.unbounded:Unbounded",
     },
 }
-"""Kind of part, name, and where it is."""
+# Where other packages register theirs: kind of part to group of entry points
 GROUPS: Final = {
     "advantage": "trinity_bus.advantages",
     "loss": "trinity_bus.losses",
     "correction": "trinity_bus.corrections",
 }
-"""Where other packages register theirs: kind of part to group of entry points."""
 
 
 @cache
@@ -61,11 +61,7 @@ def installed(group: str) -> Sequence[EntryPoint]:
 
 
 def known(kind: str) -> dict[str, EntryPoint]:
-    """Return all parts of a kind by name.
-
-    Raises:
-        ConfigError: A package registers a name that there is already.
-    """
+    """Return all parts of a kind by name; ConfigError where a package registers a name that there is already."""
     group = GROUPS[kind]
     found = {name: EntryPoint(name, f"{_HERE}.{place}", group) for name, place in BUILT_IN[kind].items()}
     for entry in installed(group):
@@ -76,11 +72,7 @@ def known(kind: str) -> dict[str, EntryPoint]:
 
 
 def find(kind: str, name: str) -> EntryPoint:
-    """Return where a part is; it is not imported yet.
-
-    Raises:
-        ConfigError: There is none of this name.
-    """
+    """Return where a part is; it is not imported yet."""
     parts = known(kind)
     if name not in parts:
         near = difflib.get_close_matches(name, parts, 1)
@@ -92,25 +84,15 @@ def find(kind: str, name: str) -> EntryPoint:
 
 
 def check(settings: "TrainerSettings") -> None:
-    """Find every part that the settings name, before anything is loaded.
-
-    Raises:
-        ConfigError: One is not known.
-    """
+    """Find every part that the settings name, before anything is loaded; ConfigError where one is not known."""
     for kind in BUILT_IN:
         find(kind, getattr(settings, kind))
 
 
 def make(kind: str, base: type[Any], settings: "TrainerSettings") -> Any:
-    """Import and make the part of a kind that the settings name.
+    """Import and make the part of a kind that the settings name; it must be derived from ``base``.
 
-    Args:
-        kind: Key of :data:`BUILT_IN`.
-        base: What it must be derived from.
-        settings: Of the trainer; handed to it.
-
-    Raises:
-        ConfigError: There is none of this name, it cannot be imported, or it is something else.
+    ConfigError where there is none of this name, it cannot be imported, or it is something else.
     """
     entry = find(kind, getattr(settings, kind))
     try:

@@ -17,70 +17,49 @@ from trinity_bus.training.objectives.needs import Need
 type Float64 = NDArray[np.float64]
 type Int64 = NDArray[np.int64]
 
+# A standard deviation below this is rounding, not a difference
 EQUAL: Final = 1e-6
-"""A standard deviation below this is rounding, not a difference."""
 _EPSILON: Final = 1e-4
 
 
 class ScoredSample(Struct, frozen=True, kw_only=True, eq=False):
-    """What advantages are computed from."""
-
+    # Samples of one run share it: turns or branches of one episode
     run: int
-    """Samples of one run share it: turns or branches of one episode."""
+    # NaN where there is none; never infinite
     reward: float
-    """NaN where there is none; never infinite."""
+    # [response] True on tokens that the policy drew
     mask: Bool
-    """[response] True on tokens that the policy drew."""
+    # [response] under the policy that drew it; whatever where that is not so
     logprobs: Float32
-    """[response] under the policy that drew it; whatever where that is not so."""
+    # [response] under a teacher, NaN where it was not asked
     teacher_logprobs: Float32 | None = None
-    """[response] under a teacher, NaN where it was not asked."""
+    # [turns] the first response token of each, ascending
     turn_starts: Int32 | None = None
-    """[turns] the first response token of each, ascending."""
+    # [turns] NaN where there is none
     turn_rewards: Float32 | None = None
-    """[turns] NaN where there is none."""
+    # Drawn at temperature 0: for comparison, not to be trained on
     is_greedy: bool = False
-    """Drawn at temperature 0: for comparison, not to be trained on."""
 
 
+# For each sample of a group its advantages, [response]; None where the group teaches nothing.
 type GroupAdvantages = list[Float32] | None
-"""For each sample of a group its advantages, [response]; None where the group teaches nothing."""
 
 
 class Advantage(ABC):
-    """Computes the advantages of a batch.
-
-    Args:
-        settings: Of the trainer.
-    """
-
     needs: ClassVar[Need] = Need.NOTHING
+    # Whether it compares with samples that were drawn at temperature 0; else it is given none
     wants_greedy: ClassVar[bool] = False
-    """Whether it compares with samples that were drawn at temperature 0; else it is given none."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings = settings
 
     @abstractmethod
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """Compute the advantages.
-
-        Args:
-            groups: The samples of each task of the batch.
-
-        Returns:
-            For each group its advantages; NaN on all tokens of a sample that is not to be trained on.
-        """
+        """Compute the advantages of each task's samples; NaN on all tokens of a sample that is not to be trained on."""
 
 
 def deviation(setting: str, group: Float64, batch: Float64) -> float:
-    """Return what advantages are divided by.
-
-    Args:
-        setting: ``trainer.advantage_std``.
-        group: The rewards of a task.
-        batch: Those of all tasks.
-    """
+    """Return what advantages are divided by: ``trainer.advantage_std`` of a task's rewards, or all tasks'."""
     among = {"group": group, "batch": batch}.get(setting)
     return 1.0 if among is None else float(among.std()) + _EPSILON
 
@@ -89,23 +68,20 @@ def deviation(setting: str, group: Float64, batch: Float64) -> float:
 class Runs:
     """The runs of one task, and the samples that they gave, without those that have no reward."""
 
+    # Index of each in its group
     samples: list[int]
-    """Index of each in its group."""
     rewards: Float64
-    """[samples]"""
+    # [samples] index of the run of each
     owners: Int64
-    """[samples] index of the run of each."""
+    # [runs] the mean reward of each: one that gave many samples weighs no more than the others
     means: Float64
-    """[runs] the mean reward of each: one that gave many samples weighs no more than the others."""
 
     @property
     def are_equal(self) -> bool:
-        """Whether there is nothing to choose between them."""
         return len(self.means) == 0 or bool(self.means.std() < EQUAL)
 
 
 def runs_of(samples: Sequence[ScoredSample]) -> Runs:
-    """Return the runs of a group."""
     given = [index for index, sample in enumerate(samples) if not math.isnan(sample.reward)]
     # In float64: a mean of equal float32 values need not be equal to them.
     rewards = np.array([samples[index].reward for index in given], np.float64)
@@ -116,12 +92,9 @@ def runs_of(samples: Sequence[ScoredSample]) -> Runs:
 
 
 def spread(runs: Runs, values: Float64, samples: Sequence[ScoredSample]) -> list[Float32]:
-    """Return the advantages of a group all tokens of whose samples have the same; NaN where there is no reward.
+    """Return a group's advantages, where all tokens of a sample have the same; NaN where there is no reward.
 
-    Args:
-        runs: Of the group.
-        values: [samples] of those that have a reward.
-        samples: Of the group.
+    ``values``: [samples] of those that have a reward.
     """
     advantages = dict(zip(runs.samples, values.tolist(), strict=True))
     return [
@@ -146,7 +119,6 @@ class RunAdvantage(Advantage):
         """
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """See :meth:`Advantage.__call__`."""
         found = [runs_of(samples) for samples in groups]
         batch = np.concatenate([np.empty(0), *(runs.means for runs in found)])
         return [
@@ -172,7 +144,7 @@ class TokenAdvantage(Advantage):
                 for samples in groups]  # fmt: skip
 
     def rewards(self, samples: Sequence[ScoredSample]) -> Sequence[float]:
-        """Return the reward of each sample of a group; NaN where there is none."""
+        """NaN where a sample has none."""
         return [sample.reward for sample in samples]
 
     @abstractmethod

@@ -25,16 +25,10 @@ from trinity_bus.training.objectives.needs import Need
 
 
 class Distillation(Advantage):
-    """Advantages of single tokens over the policy that drew them."""
-
     needs: ClassVar[Need] = Need.TEACHER_LOGPROBS
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """See :meth:`Advantage.__call__`.
-
-        Raises:
-            TrainingError: No sample has a teacher's log-probabilities, so that nothing could ever be learned.
-        """
+        """TrainingError where no sample has a teacher's log-probabilities, so that nothing could ever be learned."""
         if any(groups) and all(sample.teacher_logprobs is None for group in groups for sample in group):
             raise TrainingError(
                 "trainer.advantage='distillation' needs what a teacher says of each token, and no sample of this batch "

@@ -22,12 +22,9 @@ from trinity_bus.training.objectives.needs import Need
 
 
 class GAE(TokenAdvantage):
-    """Advantages over what a critic expects."""
-
     needs: ClassVar[Need] = Need.VALUES
 
     def finish(self, rewards: Float64, values: Float64) -> Float64:
-        """See :meth:`TokenAdvantage.finish`."""
         gamma, decay = self.settings.gae_gamma, self.settings.gae_gamma * self.settings.gae_lambda
         deltas = rewards + gamma * np.append(values[1:], 0.0) - values
         advantages = np.empty_like(deltas)

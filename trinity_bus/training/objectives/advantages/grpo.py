@@ -15,10 +15,7 @@ from trinity_bus.training.objectives.advantages.advantage import Float64, RunAdv
 
 
 class GRPO(RunAdvantage):
-    """Group-relative advantages."""
-
     def compare(self, runs: Runs, batch: Float64) -> Float64:
-        """See :meth:`RunAdvantage.compare`."""
         scale = deviation(self.settings.advantage_std, runs.means, batch)
         advantages: Float64 = (runs.rewards - runs.means.mean()) / scale
         return advantages

@@ -19,10 +19,7 @@ from trinity_bus.training.objectives.advantages.advantage import Float64, RunAdv
 
 
 class OPMDAdvantage(RunAdvantage):
-    """Advantages of policy mirror descent."""
-
     def compare(self, runs: Runs, batch: Float64) -> Float64:
-        """See :meth:`RunAdvantage.compare`."""
         del batch  # a task is compared with itself
         baseline = runs.means.mean()
         if self.settings.opmd_baseline == "logavgexp":

@@ -19,19 +19,13 @@ from trinity_bus.training.objectives.advantages.advantage import Float64, Scored
 
 
 class ReinforcePlusPlus(TokenAdvantage):
-    """What comes of a token, normalized over the batch."""
-
     def finish(self, rewards: Float64, values: Float64) -> Float64:
-        """See :meth:`TokenAdvantage.finish`."""
         del values  # there is no critic
         return np.cumsum(rewards[::-1])[::-1]
 
 
 class ReinforcePlusPlusBaseline(ReinforcePlusPlus):
-    """The same above the mean of the task's runs."""
-
     def rewards(self, samples: Sequence[ScoredSample]) -> Sequence[float]:
-        """See :meth:`TokenAdvantage.rewards`."""
         runs = runs_of(samples)
         baseline = runs.means.mean() if len(runs.means) else np.nan
         return [sample.reward - baseline for sample in samples]

@@ -21,16 +21,10 @@ from trinity_bus.training.objectives.advantages.advantage import (
 
 
 class ReMax(Advantage):
-    """Advantages over the greedy answer."""
-
     wants_greedy: ClassVar[bool] = True
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """See :meth:`Advantage.__call__`.
-
-        Raises:
-            TrainingError: No group has a greedy run, so that nothing could ever be learned.
-        """
+        """TrainingError where no group has a greedy run, so that nothing could ever be learned."""
         if groups and not any(sample.is_greedy for samples in groups for sample in samples):
             raise TrainingError(
                 "trainer.advantage='remax' compares with a greedy run of each task, and no task of this batch has one: "

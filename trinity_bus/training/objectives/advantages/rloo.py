@@ -8,10 +8,7 @@ from trinity_bus.training.objectives.advantages.advantage import Float64, RunAdv
 
 
 class RLOO(RunAdvantage):
-    """Advantages over a baseline that leaves the run itself out."""
-
     def compare(self, runs: Runs, batch: Float64) -> Float64:
-        """See :meth:`RunAdvantage.compare`."""
         del batch  # a task is compared with itself
         others = (runs.means.sum() - runs.means) / (len(runs.means) - 1)
         advantages: Float64 = runs.rewards - others[runs.owners]

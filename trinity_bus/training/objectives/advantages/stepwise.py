@@ -26,10 +26,7 @@ from trinity_bus.training.objectives.advantages.advantage import (
 
 
 class StepWise(Advantage):
-    """Advantages of turns."""
-
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """See :meth:`Advantage.__call__`."""
         turns = [[_turns(sample) for sample in samples] for samples in groups]
         rewards = [_given([found for _, found in of_group]) for of_group in turns]
         batch = _given(rewards)
@@ -56,7 +53,7 @@ class StepWise(Advantage):
 
 
 def _turns(sample: ScoredSample) -> tuple[Int64, Float64]:
-    """Return the first token and the reward of each turn."""
+    # The first token and the reward of each turn
     starts, rewards = sample.turn_starts, sample.turn_rewards
     if starts is None or rewards is None or np.isnan(rewards).all():
         return np.zeros(1, np.int64), np.array([sample.reward], np.float64)

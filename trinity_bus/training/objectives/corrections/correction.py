@@ -29,21 +29,15 @@ from trinity_bus.training.objectives.needs import Need
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """Weights of tokens, both [tokens] without a gradient."""
+    # Both [tokens], without a gradient
 
+    # What the loss of each is multiplied by
     weights: torch.Tensor
-    """What the loss of each is multiplied by."""
+    # True where the weight is not what it would have been, because it was out of bounds
     limited: torch.Tensor
-    """True where the weight is not what it would have been, because it was out of bounds."""
 
 
 class Correction(ABC):
-    """Computes what tokens weigh.
-
-    Args:
-        settings: Of the trainer.
-    """
-
     needs: ClassVar[Need] = Need.NOTHING
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -51,21 +45,11 @@ class Correction(ABC):
 
     @abstractmethod
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
-        """Compute the weights of a micro-batch.
-
-        Args:
-            importance: [tokens] importance weights, see :func:`importance_weights`.
-            tokens: The micro-batch.
-        """
+        """Compute the weights of a micro-batch from its :func:`importance_weights`, [tokens]."""
 
 
 def importance_weights(tokens: Tokens, level: str) -> torch.Tensor:
-    """Return probability under the old policy over that under the behaviour policy, [tokens], without a gradient.
-
-    Args:
-        tokens: Of a micro-batch.
-        level: See the module's docstring.
-    """
+    """Return probability under the old policy over that under the behaviour policy, [tokens], without a gradient."""
     log_ratio = (tokens.old_logprobs - tokens.rollout_logprobs).detach()
     if level == "sequence":
         log_ratio = tokens.sequence_sum(log_ratio)

@@ -14,7 +14,6 @@ class IcePop(Correction):
     """Leaves out weights above ``trainer.tis_cap`` or below ``trainer.tis_floor``."""
 
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
-        """See :meth:`Correction.__call__`."""
         del tokens  # their importance is enough
         limited = (importance > self.settings.tis_cap) | (importance < self.settings.tis_floor)
         return Corrected(importance.masked_fill(limited, 0.0), limited)

@@ -14,7 +14,6 @@ class Truncated(Correction):
     """Cuts weights at ``trainer.tis_cap``."""
 
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
-        """See :meth:`Correction.__call__`."""
         del tokens  # their importance is enough
         cap = self.settings.tis_cap
         return Corrected(importance.clamp(max=cap), importance > cap)

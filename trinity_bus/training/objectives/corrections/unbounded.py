@@ -16,9 +16,6 @@ from trinity_bus.training.objectives.losses.loss import Tokens
 
 
 class Unbounded(Correction):
-    """Takes weights as they are."""
-
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
-        """See :meth:`Correction.__call__`."""
         del tokens  # their importance is enough
         return Corrected(importance, torch.zeros_like(importance, dtype=torch.bool))

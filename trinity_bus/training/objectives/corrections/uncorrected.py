@@ -7,9 +7,6 @@ from trinity_bus.training.objectives.losses.loss import Tokens
 
 
 class Uncorrected(Correction):
-    """Takes every token to be from the old policy."""
-
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
-        """See :meth:`Correction.__call__`."""
         del tokens  # their importance is enough
         return Corrected(torch.ones_like(importance), torch.zeros_like(importance, dtype=torch.bool))

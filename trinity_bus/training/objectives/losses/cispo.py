@@ -20,7 +20,6 @@ class CISPO(PolicyLoss):
     metrics = ("clip_fraction", "ratio_mean")
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
         ratio = bounded(tokens.logprobs.detach() - tokens.old_logprobs).exp()
         highest = 1 + self.settings.clip_high
         losses: torch.Tensor = -ratio.clamp(max=highest) * tokens.advantages * tokens.logprobs

@@ -25,7 +25,6 @@ class DPO(PolicyLoss):
     metrics = ("dpo_accuracy", "dpo_margin")
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
         if tokens.pairs is None or tokens.ref_logprobs is None:
             raise TrainingError("dpo was given samples that are no pairs")
         known, pair = torch.unique(tokens.pairs, return_inverse=True)

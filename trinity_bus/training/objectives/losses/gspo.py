@@ -16,8 +16,6 @@ from trinity_bus.training.objectives.losses.ppo import PPO
 
 
 class GSPO(PPO):
-    """The clipped surrogate, sequence by sequence."""
-
     def ratio(self, tokens: Tokens) -> torch.Tensor:
         """Return the ratio of each token's sequence, [tokens]; the token's own gradient."""
         now = tokens.logprobs.detach()

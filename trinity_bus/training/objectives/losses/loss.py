@@ -10,12 +10,11 @@ import torch
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.needs import Need
 
+# Log ratios are cut here before ``exp``, so that one broken token cannot make an infinity
 _MAX_LOG_RATIO: Final = 20.0
-"""Log ratios are cut here before ``exp``, so that one broken token cannot make an infinity."""
 
 
 def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Return log ratios within what can be exponentiated."""
     return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
@@ -26,26 +25,26 @@ class Tokens:
     Values where ``weight`` is 0 do not matter.
     """
 
+    # Under the weights that are trained; has a gradient
     logprobs: torch.Tensor
-    """Under the weights that are trained; has a gradient."""
+    # Of the distribution that the token was drawn from; has a gradient
     entropy: torch.Tensor
-    """Of the distribution that the token was drawn from; has a gradient."""
+    # Under the policy that the update stays close to
     old_logprobs: torch.Tensor
-    """Under the policy that the update stays close to."""
+    # Under the policy that drew the token, as the rollout engine computed them
     rollout_logprobs: torch.Tensor
-    """Under the policy that drew the token, as the rollout engine computed them."""
     ref_logprobs: torch.Tensor | None
     advantages: torch.Tensor
+    # 0 on what is not trained on
     weight: torch.Tensor
-    """0 on what is not trained on."""
+    # [sequences + 1] int32: where each sequence begins; the last entry is the number of tokens
     bounds: torch.Tensor
-    """[sequences + 1] int32: where each sequence begins; the last entry is the number of tokens."""
+    # bool, False where an example says the token and no policy drew it; None where all are drawn. What is not drawn has
+    # the policy's own log-probabilities as old ones and those of the rollout.
     drawn: torch.Tensor | None = None
-    """bool, False where an example says the token and no policy drew it; None where all are drawn. What is not drawn
-    has the policy's own log-probabilities as old ones and those of the rollout."""
+    # [sequences] int32, the same for the two answers of a preference, the chosen one with an advantage of 1 and the
+    # rejected one with -1; None where there are none.
     pairs: torch.Tensor | None = None
-    """[sequences] int32, the same for the two answers of a preference, the chosen one with an advantage of 1 and the
-    rejected one with -1; None where there are none."""
 
     @property
     def owners(self) -> torch.Tensor:
@@ -74,19 +73,15 @@ class TokenLosses:
 
 
 class PolicyLoss(ABC):
-    """Computes what each token costs.
-
-    Args:
-        settings: Of the trainer.
-    """
+    """Computes what each token costs."""
 
     needs: ClassVar[Need] = Need.NOTHING
+    # What the samples are that it is given. A trainer whose loss learns from examples needs no explorer.
     learns_from: ClassVar[Literal["experiences", "demonstrations", "preferences"]] = "experiences"
-    """What the samples are that it is given. A trainer whose loss learns from examples needs no explorer."""
+    # Whether it weighs tokens by itself by what another policy drew them with, so that no correction may do so too.
     corrects: ClassVar[bool] = False
-    """Whether it weighs tokens by itself by what another policy drew them with, so that no correction may do so too."""
+    # Names of what it reports: means over trained tokens
     metrics: ClassVar[tuple[str, ...]] = ()
-    """Names of what it reports: means over trained tokens."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings = settings

@@ -17,5 +17,4 @@ class OPMDLoss(PolicyLoss):
     """REINFORCE over one plus ``trainer.opmd_tau``; it looks at no ratio."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
         return TokenLosses(losses=-tokens.advantages * tokens.logprobs / (1 + self.settings.opmd_tau))

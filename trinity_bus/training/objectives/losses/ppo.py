@@ -16,8 +16,6 @@ from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses,
 
 
 class PPO(PolicyLoss):
-    """The clipped surrogate, token by token."""
-
     metrics = ("clip_fraction", "ratio_mean")
 
     def ratio(self, tokens: Tokens) -> torch.Tensor:
@@ -25,7 +23,6 @@ class PPO(PolicyLoss):
         return bounded(tokens.logprobs - tokens.old_logprobs).exp()
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
         settings, advantages = self.settings, tokens.advantages
         ratio = self.ratio(tokens)
         plain = -advantages * ratio

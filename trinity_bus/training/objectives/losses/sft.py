@@ -9,10 +9,7 @@ from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses,
 
 
 class SFT(PolicyLoss):
-    """Supervised fine-tuning: what is shown becomes likelier."""
-
     learns_from = "demonstrations"
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
         return TokenLosses(losses=-tokens.logprobs)

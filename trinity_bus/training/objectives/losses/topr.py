@@ -16,13 +16,10 @@ from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses,
 
 
 class TOPR(PolicyLoss):
-    """Tapers the gradient of bad sequences that have become unlikely."""
-
     corrects = True
     metrics = ("clip_fraction", "ratio_mean")
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
         ratio = bounded(tokens.sequence_sum(tokens.logprobs.detach() - tokens.rollout_logprobs)).exp()
         bad = tokens.advantages < 0
         weight = torch.where(bad, ratio.clamp(max=1.0), 1.0)

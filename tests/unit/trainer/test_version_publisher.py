@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from schemas import ModelVersion, StepTrained, VersionRefused
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.staging import Staging
-from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
-from workers.trainer.engine_thread import EngineThread
-from workers.trainer.publication import Publication
-from workers.trainer.published import MergedWeights
+from workers.trainer.engines import EngineThread
+from workers.trainer.published_tensors import MergedWeights
+from workers.trainer.training_loop import Trained
+from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
 
 
 class Engine:
@@ -77,13 +78,13 @@ class Trainer:
         self.directory = directory
         self.engine, self.log, publisher = Engine(), Log(), Publisher()
         self.staging = publisher.staging
-        parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher}
-        parts["published"] = MergedWeights(parts["engine"], durable=True)
-        self.announcer = Announcer(
+        parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher, "tasks": None}
+        parts["tensors"] = MergedWeights(parts["engine"], durable=True)
+        self.versions = VersionPublisher(
             TrainerIdentity("trainer-0", "trainer-0/grpo", "life-1", "policy"),
+            TrainerSettings(),
             directory=directory,
             thread=thread,
-            publication=Publication(parts["publisher"], model="policy", incarnation="life-1"),
             **parts,
         )
 
@@ -92,8 +93,8 @@ class Trainer:
         await self.publish("batch", {"loss": 0.5}, 1.0)
 
     async def publish(self, *of_step: Any) -> None:
-        await self.announcer.stage(self.engine.progress.version)
-        await self.announcer.tell(Trained(self.engine.progress, *of_step), publish=True)
+        await self.versions.stage(self.engine.progress.version)
+        await self.versions.announce(Trained(self.engine.progress, *of_step), publish=True)
 
 
 async def told(directory: Path, harness: Callable[[Trainer], Awaitable[None]]) -> Trainer:
@@ -112,7 +113,7 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -
     async def harness(trainer: Trainer) -> None:
         for _ in range(3):
             await trainer.step()
-        await trainer.announcer.publish_again(1)
+        await trainer.versions.publish_again(1)
 
     trainer = await told(tmp_path, harness)
     first, *_, again = trainer.log.sent
@@ -123,13 +124,13 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -
     assert again.checksum == first.checksum
     assert again.checkpoint == first.checkpoint
     assert 1 in trainer.staging.versions
-    assert trainer.announcer.published_version == 3
+    assert trainer.versions.published_version == 3
 
 
 async def test_the_newest_version_is_at_hand(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         await trainer.publish()
-        await trainer.announcer.publish_again(0)
+        await trainer.versions.publish_again(0)
 
     trainer = await told(tmp_path, harness)
     first, again = trainer.log.sent
@@ -140,7 +141,7 @@ async def test_a_version_without_a_checkpoint_is_refused_with_those_that_have_on
     async def harness(trainer: Trainer) -> None:
         for _ in range(5):
             await trainer.step()
-        await trainer.announcer.publish_again(2)
+        await trainer.versions.publish_again(2)
 
     trainer = await told(tmp_path, harness)
     refused = trainer.log.sent[-1]
@@ -153,12 +154,12 @@ async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_pat
     async def harness(trainer: Trainer) -> None:
         for _ in range(3):
             await trainer.step()
-        await trainer.announcer.publish_again(2)
+        await trainer.versions.publish_again(2)
         for _ in range(5):
             await trainer.step()
         assert checkpoint.steps(tmp_path) == [2, 6, 7, 8]
         assert 2 in trainer.staging.versions
-        await trainer.announcer.publish_again(7)
+        await trainer.versions.publish_again(7)
         await trainer.step()
         assert checkpoint.steps(tmp_path) == [7, 8, 9]
 
@@ -168,9 +169,9 @@ async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_pat
 async def test_a_step_that_is_not_published_is_told(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         trainer.engine.step(tmp_path, keep=3)
-        await trainer.announcer.tell(Trained(trainer.engine.progress, "batch", {"loss": 0.5}, 1.0), publish=False)
+        await trainer.versions.announce(Trained(trainer.engine.progress, "batch", {"loss": 0.5}, 1.0), publish=False)
 
     trainer = await told(tmp_path, harness)
     (step,) = trainer.log.sent
     assert (step.publish, step.step, step.batch_id, step.metrics["loss"]) == (False, 1, "batch", 0.5)
-    assert trainer.announcer.published_version == -1
+    assert trainer.versions.published_version == -1

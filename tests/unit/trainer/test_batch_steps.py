@@ -12,10 +12,10 @@ from schemas.trainable import Bounds
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
-from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.batch_schedule import Due
+from workers.trainer.batch_steps import BatchSteps
 from workers.trainer.errors import BatchError
-from workers.trainer.step_inputs import StepInputs
+from workers.trainer.version_publisher import TrainerIdentity
 
 
 class FakeGap:
@@ -50,13 +50,14 @@ def batch(sequence: int, offset: int | None) -> BatchRecord:
     )
 
 
-def inputs(*following: BatchRecord) -> StepInputs:
+def inputs(*following: BatchRecord) -> BatchSteps:
     fake = FakeGap()
-    return StepInputs(
+    return BatchSteps(
         TrainerSettings(),
         TrainerIdentity("trainer-0", "trainer-0", "life-2", "policy"),
         bounds=Bounds(32, 128),
-        following=lambda: following,
+        schedule=cast("Any", SimpleNamespace(following=lambda: following)),
+        batches=cast("Any", None),
         steps=cast("Any", fake),
         examples=None,
         bus=cast("Any", fake),
@@ -78,7 +79,7 @@ async def test_who_meets_what_is_gone_is_told_of_the_first_step_that_can_still_b
         await inputs(*following).fetch(batch(3, 2))
     assert str(of_its_own.value).startswith("batch batch-3, step 3, cannot be trained on: experiences/0@2 is gone; ")
     with pytest.raises(BatchError) as of_earlier:
-        await inputs(*following).begin(Due(batch(3, None), 9, None), 3, [])
+        await inputs(*following).choose(Due(batch(3, None), 9, None), 3, [])
     assert str(of_earlier.value).startswith(
         "step 3 was begun with experiences of earlier batches, and cannot be trained as it was: experiences/0@3 is gone"
     )

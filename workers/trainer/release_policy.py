@@ -44,39 +44,30 @@ type Mode = Literal["durable", "staged"]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Write that others are about to hear of a step without a checkpoint."""
-
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Begin a checkpoint."""
-
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class StageVersion:
-    """Make the version of a step available."""
-
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class AnnounceTrained:
-    """Say that a step is trained."""
-
     step: int
     publish: bool
-    """Whether its version can be had."""
 
 
 type Action = Note | SaveCheckpoint | StageVersion | AnnounceTrained
 
 
 @dataclass(slots=True)
-class Publishing:
+class ReleasePolicy:
     """What is to be done with the steps of one incarnation.
 
     Args:
@@ -88,23 +79,17 @@ class Publishing:
     mode: Mode
     interval: int
     durable: int = -1
+    # Step whose checkpoint is being written
     saving: int | None = None
-    """Step whose checkpoint is being written."""
+    # What waits for that, in the order of steps
     _untold: deque[AnnounceTrained] = field(default_factory=deque)
-    """What waits for that, in the order of steps."""
 
     def must_wait(self, step: int, *, publish: bool, last: bool = False) -> bool:
         """Whether the checkpoint that is being written has to be whole before ``trained`` may be called."""
         return self.saving is not None and self._is_saved(step, publish=publish, last=last)
 
     def trained(self, step: int, *, publish: bool, last: bool = False) -> list[Action]:
-        """Return what is to be done after a step.
-
-        Args:
-            step: Its number.
-            publish: Whether its version is to be had.
-            last: Whether training ends with it, so that it must be durable whatever the interval.
-        """
+        """Return what is to be done after a step; the ``last`` must be durable whatever the interval."""
         save = self._is_saved(step, publish=publish, last=last)
         actions: list[Action] = []
         if self.mode == "staged":

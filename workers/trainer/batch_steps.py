@@ -1,6 +1,9 @@
-"""What a step is made of: fetched from the log, chosen, and written on ``steps`` before the step begins.
+"""What a step on a batch is made of: fetched from the log, chosen, and written on ``steps`` before the step begins.
 
 ::
+
+    open:   how many examples there are, and `batches` to its end: what the log says of a batch may stand behind it
+    wait:   until a batch's turn comes (``batch_schedule``)
 
     a batch whose turn it is --fetch--> its groups, in the order of its manifest --begin--> StepBegun, durable
                                |                                               '--> that of a former incarnation: obeyed
@@ -12,53 +15,49 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+
+from opentelemetry import trace
 
 from schemas import BatchRecord, ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
-from trinity_bus.bus import Bus, Producer, Undecodable
+from trinity_bus.bus import Bus, Producer, Reader, Undecodable
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
+from trinity_bus.health.process import watching
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from trinity_bus.training import choice, dynamic_sampling, priority
+from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.samples import teach
-from workers.trainer.announcer import TrainerIdentity
-from workers.trainer.batch_schedule import Due
+from workers.trainer.batch_schedule import BatchSchedule, Due
 from workers.trainer.errors import BatchError, way_out
 from workers.trainer.examples import Chosen, ExampleLog
 from workers.trainer.manifest import Entry, entries_to_train, first_replayable, groups_of, positions_of
 from workers.trainer.step_log import StepLog
+from workers.trainer.training_loop import StepInput
+from workers.trainer.version_publisher import TrainerIdentity
 
 log = logging.getLogger(__name__)
 
+_POLL_S = 1.0
 
-class StepInputs:
-    """Fetches and chooses.
 
-    Args:
-        settings: The trainer's.
-        who: This incarnation of it.
-        bounds: What the model can be trained on.
-        following: The batches that are known to come after the one whose turn it is.
-        steps: The topic ``steps``.
-        examples: What is mixed with the batches; None where nothing is.
-        bus: Connected.
-        producer: Connected.
-    """
-
+class BatchSteps:
     def __init__(
         self,
         settings: TrainerSettings,
         who: TrainerIdentity,
         *,
         bounds: Bounds,
-        following: Callable[[], Iterable[BatchRecord]],
+        schedule: BatchSchedule,
+        batches: Reader,
         steps: StepLog,
         examples: ExampleLog | None,
         bus: Bus,
@@ -67,28 +66,70 @@ class StepInputs:
         self._settings = settings
         self._who = who
         self._bounds = bounds
-        self._following = following
+        self._schedule = schedule
+        self._batches = batches
+        self._news = asyncio.Event()
+        self._opened = TrainingProgress()
+        self._sequence = 0
+        self._due: Due | None = None
         self._advantage: Advantage = registry.make("advantage", Advantage, settings)
+        # Of the tasks that may be learned from once more, those of which it is known
         self._teaches: dict[str, bool] = {}
-        """Of the tasks that may be learned from once more, those of which it is known."""
         self._steps = steps
         self._examples = examples
         self._bus = bus
         self._producer = producer
 
-    async def replay(self) -> None:
-        """Take in what was written on ``steps`` before."""
-        await self._steps.replay()
+    async def open(self, progress: TrainingProgress) -> None:
+        self._opened, self._sequence = progress, progress.sequence
+        if self._examples is not None:
+            await self._examples.settle(progress.examples or self._steps.examples)
+        async for received in self._batches.replay():
+            self._schedule.take(received)
+
+    async def read_ahead(self) -> None:
+        while True:
+            for received in await self._batches.batch(_POLL_S):
+                self._schedule.take(received)
+                self._news.set()
+
+    async def wait(self, _step: int) -> None:
+        while True:
+            self._news.clear()
+            self._due = self._schedule.next(self._sequence)
+            if self._due is not None:
+                return
+            # Not watched while it trains: nobody waits for what is read then.
+            with watching("the batches", self._batches.keeps_up):
+                await self._news.wait()
+
+    async def look_ahead(self, _step: int) -> None:
+        # Only a batch whose turn it is is fetched: it may be passed over.
+        pass
+
+    async def begin(self, step: int) -> StepInput:
+        due, span = self._due, trace.get_current_span()
+        if due is None:
+            raise ValueError(f"step {step} has no batch: wait for it first")
+        batch = due.batch
+        for link in links(batch.trace_links):
+            span.add_link(link.context)
+        # Each step makes one version.
+        version = self._opened.version - self._opened.step + step
+        span.set_attributes({names.RL_BATCH_ID: batch.batch_id, names.RL_MODEL_VERSION: version})
+        groups: list[ExperienceGroup] = []
+        if due.skip is None:
+            groups = await self.fetch(batch)
+        else:
+            span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
+            log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
+        begun, trained, shown = await self.choose(due, step, groups)
+        self._sequence = batch.sequence
+        # A former incarnation's record may be of another log, and have an operator's former reason.
+        return StepInput(begun.model_copy(update={"next_offset": due.next_offset, "skipped": due.skip}), trained, shown)
 
     async def fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
-        """Return the experiences of a batch, in the order of its manifest.
-
-        Args:
-            batch: Whose turn it is.
-
-        Raises:
-            BatchError: One is gone, or is not what the manifest says.
-        """
+        """In the order of the manifest; BatchError where one is gone, or is not what the manifest says."""
         entries = entries_to_train(batch)
         if not entries:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
@@ -97,20 +138,10 @@ class StepInputs:
         return await self._present(batch, entries, what)
 
     async def _present(self, batch: BatchRecord, named: Sequence[Entry], what: str) -> list[ExperienceGroup]:
-        """Return what a step of a batch is trained on.
-
-        Args:
-            batch: Of the step.
-            named: Its entries, or those of its record.
-            what: Is to be said where one is gone.
-
-        Raises:
-            BatchError: One is gone, or is not what names it.
-        """
         try:
             return await self._groups(batch, named)
         except RecordGoneError as error:
-            kept = first_replayable(self._following(), await self._bus.beginning_offsets(EXPERIENCES))
+            kept = first_replayable(self._schedule.following(), await self._bus.beginning_offsets(EXPERIENCES))
             left = (
                 "no later one is known that can be"
                 if kept is None
@@ -119,12 +150,6 @@ class StepInputs:
             raise BatchError(f"{what}: {error}; {left}; {way_out(batch.batch_id)}") from error
 
     async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
-        """Return what a step of a batch is trained on.
-
-        Raises:
-            BatchError: It is not what names it.
-            RecordGoneError: It is not there any more.
-        """
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions_of(batch, named))
         except RecordGoneError:
@@ -140,13 +165,6 @@ class StepInputs:
     async def _once_more(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[StepGroup], list[ExperienceGroup]]:
-        """Return what of earlier batches a step learns from, named and fetched.
-
-        Args:
-            batch: Of the step.
-            step: Its number.
-            groups: Of the batch.
-        """
         kept_from = await self._bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
@@ -170,10 +188,7 @@ class StepInputs:
     async def _that_waited(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
-        """Return what a step leaves out, and what of batches that waited it is trained on, named and fetched.
-
-        It leaves out all that it has where it is to wait, too.
-        """
+        # A step that is to wait, too, leaves out all that it has.
         before = dynamic_sampling.waiting(self._steps.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
@@ -187,16 +202,7 @@ class StepInputs:
         limited = self._settings.limited_sampling == "train"
         return choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy)
 
-    async def settle_examples(self, known: int) -> None:
-        """Find out which examples there are, where some are learned from; see :meth:`ExampleLog.settle`."""
-        if self._examples is not None:
-            await self._examples.settle(known or self._steps.examples)
-
-    def needs_from(self, oldest: int) -> int:
-        """Return the offset in ``batches`` from which on experiences are needed; see :meth:`StepRecords.needs_from`."""
-        return self._steps.needs_from(oldest)
-
-    async def begin(
+    async def choose(
         self, due: Due, step: int, groups: list[ExperienceGroup]
     ) -> tuple[StepBegun, list[ExperienceGroup], Sequence[TrainSample]]:
         """Return what is durable of the step that begins, the groups that it is trained on, and its examples.
@@ -246,10 +252,5 @@ class StepInputs:
         return begun, choice.without([*groups, *older], begun.left_out), shown.samples
 
     async def _again(self, batch: BatchRecord, step: int, named: list[StepGroup]) -> list[ExperienceGroup]:
-        """Return the groups of earlier batches that a step was begun with.
-
-        Raises:
-            BatchError: One is gone.
-        """
         what = f"step {step} was begun with experiences of earlier batches, and cannot be trained as it was"
         return await self._present(batch, named, what)

@@ -7,7 +7,7 @@ from schemas import ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from tests.support.fakes.announcements import announced
 from trinity_bus.bus import Received, Undecodable
-from workers.trainer.publication import Publication
+from workers.trainer.version_publisher import ServedVersions
 
 
 def announcement(epoch: int, *explorers: str, version: int = 1, incarnation: str = "life") -> ModelVersion:
@@ -58,9 +58,9 @@ class FakeServer:
         self.kept.append(version)
 
 
-def publication(server: FakeServer | None = None) -> Publication:
-    made = Publication(server or FakeServer(), model="policy", incarnation="life")
-    made.published(1, "aa")
+def served(server: FakeServer | None = None) -> ServedVersions:
+    made = ServedVersions(server or FakeServer(), model="policy", incarnation="life")
+    made.add(1, "aa")
     return made
 
 
@@ -71,7 +71,7 @@ async def test_members_of_this_lifes_announcements_are_let_in_and_the_last_versi
         [received(Undecodable(b"", "not_msgpack", "")), received(announcement(2, "lame"))],
         [received(announcement(3, version=2))],
     )
-    serving = asyncio.create_task(publication(server).serve(reader))  # type: ignore[arg-type]  # has what is used
+    serving = asyncio.create_task(served(server).serve(reader))  # type: ignore[arg-type]  # has what is used
     await reader.empty.wait()
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -103,7 +103,7 @@ def synced(**changes: Any) -> WeightsSynced:
     ],
 )
 def test_answers_in_order(answer: WeightsSynced, caplog: pytest.LogCaptureFixture) -> None:
-    made = publication()
+    made = served()
     assert made.compare(answer)
     assert made.mismatches == 0
     assert caplog.text == ""
@@ -111,15 +111,15 @@ def test_answers_in_order(answer: WeightsSynced, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("checksum", ["bb", ""])
 def test_wrong_bytes_are_reported_and_counted(checksum: str, caplog: pytest.LogCaptureFixture) -> None:
-    made = publication()
+    made = served()
     assert not made.compare(synced(checksum=checksum))
     assert made.mismatches == 1
     assert "explorer-0 received version 1" in caplog.text
 
 
 def test_old_checksums_are_forgotten() -> None:
-    made = publication()
+    made = served()
     for version in range(2, 40):
-        made.published(version, "aa")
+        made.add(version, "aa")
     assert made.compare(synced(checksum="bb"))
     assert not made.compare(synced(version=39, checksum="bb"))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.training.epochs import _order, chosen
+from workers.trainer.examples import _order, chosen
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 3))

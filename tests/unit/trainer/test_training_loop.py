@@ -17,11 +17,12 @@ from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
-from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
-from workers.trainer.quiet import QuietTrainer, StepInput
 from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords
+from workers.trainer.training_loop import StepInput, StepSink, TrainingLoop
+from workers.trainer.without_batches import CheckpointSink
 
 
 class FakeSource:
@@ -59,10 +60,10 @@ async def test_a_fetch_ahead_is_over_when_the_step_beside_it_fails(tmp_path: Pat
 
     engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress(), train_step=train_step))
     async with EngineThread() as thread:
-        trainer = QuietTrainer(
+        trainer = TrainingLoop(
             Settings(),
             source,
-            steps=cast("StepLog", None),
+            cast("StepSink", None),
             figures=FigureLog(cast("Bus", None)),
             directory=tmp_path,
             thread=thread,
@@ -115,10 +116,12 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
     steps = StepLog("replay-1", "run-1", records, bus=cast("Bus", None), producer=cast("Producer", log))
     async with EngineThread() as thread:
         figures = FigureLog(cast("Bus", None))
-        trainer = QuietTrainer(
-            settings, Once(), steps=steps, figures=figures, directory=tmp_path, thread=thread, engine=engine
+        sink = CheckpointSink(settings.trainer, steps=steps, directory=tmp_path, thread=thread, engine=engine)
+        trainer = TrainingLoop(
+            settings, Once(), sink, figures=figures, directory=tmp_path, thread=thread, engine=engine
         )
         await trainer.run()
+        await trainer.finish()
     ((key, ended),) = told_before_the_checkpoint
     assert key == "replay-1/1/ended"
     assert isinstance(ended, StepEnded)

@@ -1,4 +1,4 @@
-"""The order in which steps are saved, staged and told of, whatever takes long. Engine and announcer are fakes."""
+"""The order in which steps are saved, staged and announced, whatever takes long. The engine is a fake."""
 
 import asyncio
 import threading
@@ -12,14 +12,15 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
-from workers.trainer.announcer import Trained
-from workers.trainer.engine_thread import EngineThread
-from workers.trainer.publishing import Publishing
-from workers.trainer.releases import Releases
+from workers.trainer.engines import EngineThread
+from workers.trainer.training_loop import Trained
+from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
 
 
 class Engine:
     """Writes each checkpoint in no time, or when it is told to."""
+
+    progress = TrainingProgress()
 
     def __init__(self) -> None:
         self.writes_at_once = True
@@ -35,10 +36,11 @@ class Engine:
         return self.written
 
 
-class Announcer:
+class Publisher(VersionPublisher):
     """Says what it was asked for, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
         self.events: list[str] = []
         self.may_stage = asyncio.Event()
         self.told = asyncio.Event()
@@ -47,19 +49,20 @@ class Announcer:
         await self.may_stage.wait()
         self.events.append(f"staged {version}")
 
-    async def tell(self, step: Trained, *, publish: bool) -> None:
+    async def announce(self, step: Trained, *, publish: bool) -> None:
         self.events.append(f"told {step.progress.step}{' of its version' if publish else ''}")
         self.told.set()
 
 
 class Rig:
     def __init__(self, directory: Path, thread: EngineThread, tasks: asyncio.TaskGroup) -> None:
-        self.engine, self.announcer = Engine(), Announcer()
-        parts: dict[str, Any] = {"engine": self.engine, "announcer": self.announcer}
-        states = Publishing("durable", 4)
-        self.releases = Releases(
-            states, directory=directory, thread=thread, tasks=tasks, settings=TrainerSettings(), **parts
-        )  # fmt: skip
+        self.engine = Engine()
+        parts = dict.fromkeys(("producer", "tensors", "publisher"))
+        self.versions = Publisher(
+            TrainerIdentity("trainer-0", "trainer-0", "life-1", "policy"),
+            TrainerSettings(publish="durable", checkpoint_interval=4),
+            **{**parts, "directory": directory, "thread": thread, "tasks": tasks, "engine": self.engine},
+        )
 
 
 def trained(step: int) -> Trained:
@@ -77,14 +80,14 @@ async def test_a_checkpoint_that_is_written_faster_than_its_version_is_staged_wa
 ) -> None:
     async with EngineThread() as thread, asyncio.TaskGroup() as tasks:
         rig = Rig(tmp_path, thread, tasks)
-        under_way = tasks.create_task(rig.releases.trained(trained(1), publish=True, last=False))
+        under_way = tasks.create_task(rig.versions.trained(trained(1), publish=True, last=False))
         assert await asyncio.to_thread(rig.engine.saved.wait, 10)
         await thread.call(lambda: None)
         await turns()
-        rig.announcer.may_stage.set()
+        rig.versions.may_stage.set()
         await under_way
-        await rig.releases.settled()
-    assert rig.announcer.events == ["staged 1", "told 1 of its version"]
+        await rig.versions.settled()
+    assert rig.versions.events == ["staged 1", "told 1 of its version"]
 
 
 async def test_no_step_is_told_of_before_its_note_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,21 +96,21 @@ async def test_no_step_is_told_of_before_its_note_is_durable(tmp_path: Path, mon
     def slow_note(_directory: Path, _progress: TrainingProgress) -> None:
         noting.set()
         assert may_note.wait(10)
-        rig.announcer.events.append("noted 5")
+        rig.versions.events.append("noted 5")
 
     monkeypatch.setattr(checkpoint, "note_told", slow_note)
     async with EngineThread() as thread, asyncio.TaskGroup() as tasks:
         rig = Rig(tmp_path, thread, tasks)
         rig.engine.writes_at_once = False
-        await rig.releases.trained(trained(4), publish=False, last=False)
-        under_way = tasks.create_task(rig.releases.trained(trained(5), publish=False, last=False))
+        await rig.versions.trained(trained(4), publish=False, last=False)
+        under_way = tasks.create_task(rig.versions.trained(trained(5), publish=False, last=False))
         assert await asyncio.to_thread(noting.wait, 10)
         rig.engine.written.set_result(tmp_path)
         await turns()
         may_note.set()
         await under_way
-        await rig.releases.settled()
-    assert rig.announcer.events == ["noted 5", "told 4", "told 5"]
+        await rig.versions.settled()
+    assert rig.versions.events == ["noted 5", "told 4", "told 5"]
 
 
 async def test_a_checkpoint_that_cannot_be_written_ends_what_trains(tmp_path: Path) -> None:
@@ -117,11 +120,11 @@ async def test_a_checkpoint_that_cannot_be_written_ends_what_trains(tmp_path: Pa
         async with EngineThread() as thread, asyncio.TaskGroup() as tasks:
             rigs.append(rig := Rig(tmp_path, thread, tasks))
             rig.engine.writes_at_once = False
-            await rig.releases.trained(trained(4), publish=False, last=False)
+            await rig.versions.trained(trained(4), publish=False, last=False)
             rig.engine.written.set_exception(CheckpointError("No space left on device"))
             await asyncio.Event().wait()
 
     with pytest.raises(ExceptionGroup) as ended:
         await train()
     assert ended.group_contains(CheckpointError, match="No space left")
-    assert rigs[0].announcer.events == []
+    assert rigs[0].versions.events == []

@@ -1,4 +1,4 @@
-"""What is published of a model: the merged weights, or the adapter alone that is trained beside them.
+"""What is published of a model: the merged weights, or the adapter alone that is trained beside them; and on which way.
 
 Either can be given as the engine has it now, and as a checkpoint has it, in the same order and bit for bit the same, so
 that a version which is brought back has the checksum that it had. An adapter comes as PEFT names it, each ``B`` times
@@ -6,58 +6,45 @@ alpha over rank, so that nothing else need be known of it; the last tensor is th
 trained beside (``weights.base``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trinity_bus.config import Settings, TrainerSettings
+from schemas import ModelVersion
+from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE, folder_of
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint import WEIGHTS
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.tensor_file import BASE, TensorFile, identity
+from workers.preconditions import pull_certificate
 
 if TYPE_CHECKING:
     import torch
 
+    from trinity_bus.weights.transport import Method
+
 
 class PublishedTensors(Protocol):
-    """What versions are made of."""
-
     @property
-    def file(self) -> str:
-        """The file of a checkpoint that :meth:`of_checkpoint` reads."""
-        ...
+    def file(self) -> str: ...
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return it as the engine has it; to be iterated to the end, in the engine's thread."""
+        """To be iterated to the end, in the engine's thread."""
         ...
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return it as a checkpoint has it, after :meth:`now` was called once.
-
-        Raises:
-            CheckpointError: It cannot be read.
-        """
+        """Return it as a checkpoint has it, after :meth:`now` was called once; CheckpointError where it cannot."""
         ...
 
     def folder_of(self, directory: Path, version: int) -> Path | None:
-        """Return the folder whose files have the very tensors of a version by the time that it is announced.
-
-        Args:
-            directory: Of checkpoints.
-            version: Its number.
-
-        Returns:
-            It; None where there is none, or they are other ones.
-        """
+        """Return the folder whose files have the very tensors of a version by the time that it is announced, if any."""
         ...
 
 
 def published_of(engine: TrainingEngine, settings: Settings) -> PublishedTensors:
-    """Return what the settings want to be published."""
     trainer = settings.trainer
     if trainer.adapter_rank:
         return AdapterAlone(engine, trainer)
@@ -81,35 +68,25 @@ class MergedWeights:
         self._engine = engine
         self._durable = durable
         self._is_as_read = is_as_read
+        # In the engine's order
         self._names: list[str] = []
-        """In the engine's order."""
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         self._names.clear()
         for name, tensor in self._engine.hf_tensors():
             self._names.append(name)
             yield name, tensor
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         return read_tensors(folder / WEIGHTS, tuple(self._names))
 
     def folder_of(self, directory: Path, version: int) -> Path | None:
-        """See :class:`PublishedTensors`."""
         if version == 0:
             return self._engine.source if self._is_as_read else None
         return folder_of(directory, version) if self._durable else None
 
 
 class AdapterAlone:
-    """What is trained beside frozen weights.
-
-    Args:
-        engine: Has it.
-        settings: Rank and alpha.
-    """
-
     file = STATE
 
     def __init__(self, engine: TrainingEngine, settings: TrainerSettings) -> None:
@@ -118,7 +95,6 @@ class AdapterAlone:
         self._names: list[str] = []
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         self._names.clear()
         for name, tensor in self._engine.adapter_tensors():
             self._names.append(name)
@@ -126,13 +102,12 @@ class AdapterAlone:
         yield self._base
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """See :class:`PublishedTensors`."""
         for name, tensor in read_tensors(folder / STATE, [ADAPTER + name for name in self._names]):
             yield name.removeprefix(ADAPTER), self._scaled(name, tensor)
         yield self._base
 
     def folder_of(self, directory: Path, version: int) -> None:
-        """See :class:`PublishedTensors`: in files it is not scaled."""
+        """In files it is not scaled."""
 
     def _scaled(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
         return tensor * self._scale if name.endswith(".lora_B.weight") else tensor
@@ -145,18 +120,72 @@ class AdapterAlone:
 
 
 def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Return tensors in a file of a checkpoint.
-
-    Args:
-        path: Of the file.
-        names: The tensors to read, in order.
-
-    Raises:
-        CheckpointError: They cannot be read.
-    """
     try:
         with TensorFile(path) as file:
             for name in names:
                 yield name, file.tensor(name)
     except (OSError, TensorFileError) as error:
         raise CheckpointError(f"{path.parent} cannot be read: {error}") from error
+
+
+class Server(Protocol):
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        """Members of an announcement may take what it announces, if they prove that they have read it."""
+        ...
+
+    def keep(self, version: int) -> None:
+        """Explorers are told to serve this version: it can be had until another is named, whatever is newer."""
+        ...
+
+
+class Publisher(Server, Protocol):
+    @property
+    def method(self) -> "Method": ...
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+    def stage(
+        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
+    ) -> str:
+        """Make a version one that can be had from now on; return its checksum.
+
+        ``folder`` has the same tensors in its files once it is announced, so that no copy need be kept.
+        """
+        ...
+
+    def durable(self, version: int) -> None:
+        """Note that a staged version's files are there, before it is announced; WeightTransferError, OSError if not."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
+    """ConfigError where the certificate or key of pulls cannot be used, LinkError where nothing can listen there."""
+    from trinity_bus.weights.checkpoint import CheckpointPublisher
+    from trinity_bus.weights.pull.server import WeightServer
+
+    bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
+    dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
+    if sync.sync_method == "checkpoint":
+        return CheckpointPublisher(
+            directory,
+            host=settings.host,
+            bucket_bytes=bucket_bytes,
+            keep=settings.keep_checkpoints,
+            dtype=dtype,
+            deltas=sync.sync_delta,
+        )
+    is_memory = sync.sync_method == "memory"
+    return WeightServer(
+        settings.host,
+        ports=settings.weights_ports,
+        tls=pull_certificate(sync) if is_memory else None,
+        bucket_bytes=bucket_bytes,
+        timeout_s=timeout_s,
+        dtype=dtype,
+        deltas=sync.sync_delta and is_memory,
+        fan_out=sync.sync_fan_out,
+        method="memory" if is_memory else "gloo" if device == "cpu" else "nccl",
+    )

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.trainer.publishing import AnnounceTrained, Mode, Note, Publishing, SaveCheckpoint, StageVersion
+from workers.trainer.release_policy import AnnounceTrained, Mode, Note, ReleasePolicy, SaveCheckpoint, StageVersion
 
 
 def test_a_durable_version_is_told_of_at_its_rename_while_the_next_step_trains() -> None:
-    made = Publishing("durable", 1)
+    made = ReleasePolicy("durable", 1)
     assert made.trained(1, publish=True) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.must_wait(2, publish=True)
     assert made.saved(1) == [AnnounceTrained(1, publish=True)]
@@ -20,7 +20,7 @@ def test_a_durable_version_is_told_of_at_its_rename_while_the_next_step_trains()
 
 
 def test_a_staged_version_is_told_of_at_once_and_every_third_step_is_saved() -> None:
-    made = Publishing("staged", 3)
+    made = ReleasePolicy("staged", 3)
     assert made.trained(1, publish=True) == [StageVersion(1), Note(1), AnnounceTrained(1, publish=True)]
     assert made.trained(2, publish=False) == [Note(2), AnnounceTrained(2, publish=False)]
     assert made.trained(3, publish=True) == [
@@ -35,7 +35,7 @@ def test_a_staged_version_is_told_of_at_once_and_every_third_step_is_saved() -> 
 
 
 def test_a_step_that_is_not_saved_is_told_of_behind_those_before_it() -> None:
-    made = Publishing("durable", 10)
+    made = ReleasePolicy("durable", 10)
     assert made.trained(1, publish=True) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.trained(2, publish=False) == [Note(2)]
     assert made.saved(1) == [AnnounceTrained(1, publish=True), AnnounceTrained(2, publish=False)]
@@ -43,18 +43,18 @@ def test_a_step_that_is_not_saved_is_told_of_behind_those_before_it() -> None:
 
 
 def test_a_version_that_is_wanted_later_is_made_durable_first() -> None:
-    made = Publishing("durable", 10)
+    made = ReleasePolicy("durable", 10)
     made.trained(1, publish=False)
     assert made.wanted(1) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.saved(1) == [AnnounceTrained(1, publish=True)]
     assert made.wanted(1) == [StageVersion(1), AnnounceTrained(1, publish=True)], "it is durable already"
-    staged = Publishing("staged", 10)
+    staged = ReleasePolicy("staged", 10)
     staged.trained(1, publish=False)
     assert staged.wanted(1) == [StageVersion(1), AnnounceTrained(1, publish=True)]
 
 
 def test_one_that_is_wanted_while_it_is_saved_is_told_of_once() -> None:
-    made = Publishing("durable", 1)
+    made = ReleasePolicy("durable", 1)
     made.trained(1, publish=False)
     assert made.wanted(1) == [StageVersion(1)]
     assert made.saved(1) == [AnnounceTrained(1, publish=True)]
@@ -62,11 +62,11 @@ def test_one_that_is_wanted_while_it_is_saved_is_told_of_once() -> None:
 
 @given(mode=st.sampled_from(["durable", "staged"]), interval=st.integers(1, 5), publish=st.booleans())
 def test_the_last_step_is_saved_whatever_the_interval(mode: Mode, interval: int, publish: bool) -> None:
-    assert SaveCheckpoint(7) in Publishing(mode, interval).trained(7, publish=publish, last=True)
+    assert SaveCheckpoint(7) in ReleasePolicy(mode, interval).trained(7, publish=publish, last=True)
 
 
 def test_a_checkpoint_that_nobody_began_is_an_error() -> None:
-    made = Publishing("durable", 1)
+    made = ReleasePolicy("durable", 1)
     with pytest.raises(ValueError, match="step 1 is durable, but None was being saved"):
         made.saved(1)
     made.trained(1, publish=True)
@@ -85,7 +85,7 @@ class Promises(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.states = Publishing(self.mode, self.interval, durable=0)
+        self.states = ReleasePolicy(self.mode, self.interval, durable=0)
         self.step = 0
         self.noted, self.durable, self.staged = 0, {0}, set[int]()
         self.saving: int | None = None

@@ -1,0 +1,219 @@
+"""The loop that trains: a source says what a step is made of, a sink what becomes of it.
+
+::
+
+    StepSource.wait --> begin --> the engine's step, in its thread --> StepSink.trained --> ... --> finish: export
+                                  meanwhile the source looks ahead
+
+    source                             sink
+    batches (``batch_steps``)          versions are published and announced (``loops``)
+    examples (``offline``)             checkpoints, and records on ``steps`` (``without_batches``)
+    another trainer's (``shadow``)     the same
+
+An engine whose updates are not finite again and again ends the loop, once its state is saved.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from schemas import ExperienceGroup, StepBegun
+from schemas.record import Metrics
+from trinity_bus.config import Settings
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION, TRAINER_TIME
+from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.training import choice
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.choice import LEFT_OUT, REASONS
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.token_figures import SampleFigures
+from workers.trainer.engines import EngineThread
+from workers.trainer.errors import diverged
+from workers.trainer.figure_log import FigureLog
+
+log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    # As it is durable on ``steps``
+    begun: StepBegun
+    groups: Sequence[ExperienceGroup] = ()
+    examples: Sequence[TrainSample] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    progress: TrainingProgress
+    batch_id: str | None = None
+    metrics: Metrics = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class StepSource(Protocol):
+    async def open(self, progress: TrainingProgress) -> None:
+        """Take in what there is, before the first step; it may wait."""
+        ...
+
+    async def wait(self, step: int) -> None:
+        """Return when it is known what a step is made of."""
+        ...
+
+    async def begin(self, step: int) -> StepInput:
+        """Return what a step is made of, once it is durable that it begins. Within the step's span."""
+        ...
+
+    async def look_ahead(self, step: int) -> None:
+        """Fetch what is there already of a step that is to come, while the one before it is trained."""
+        ...
+
+
+class StepSink(Protocol):
+    @property
+    def does(self) -> Literal["publishing", "checkpointing"]: ...
+
+    async def trained(self, begun: StepBegun, step: Trained, *, last: bool) -> None:
+        """Take a step that the engine has just made; the last one has to be durable. Within the step's span."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when no checkpoint is being written."""
+        ...
+
+
+class TrainingLoop:
+    def __init__(
+        self,
+        settings: Settings,
+        source: StepSource,
+        sink: StepSink,
+        *,
+        figures: FigureLog,
+        directory: Path,
+        thread: EngineThread,
+        engine: TrainingEngine,
+    ) -> None:
+        self._settings = settings.trainer
+        # Nobody is to take a shadow's metrics for those of the model that is served.
+        self._model = settings.trainer.name if settings.trainer.role == "shadow" else settings.mesh.model
+        self._source = source
+        self._sink = sink
+        self._figures = figures
+        self._directory = directory
+        self._thread = thread
+        self._engine = engine
+        # Held while a step is trained or a version published: the two never mix
+        self.stepping = asyncio.Lock()
+        self.is_training = False
+        self._time = Occupancy("waiting_for_batch")
+        TRAINER_TIME.watch(self._time)
+
+    async def run(self) -> None:
+        while not self._settings.is_done(self._engine.progress.step):
+            await self._source.wait(self._engine.progress.step + 1)
+            async with self.stepping:
+                await self._step()
+
+    async def finish(self) -> None:
+        """Return when the last checkpoint is written, and the model is exported where it is to be."""
+        await self._sink.settled()
+        log.info("%d steps are trained", self._engine.progress.step)
+        if (target := self._settings.export_dir) is not None:
+            await self._thread.call(lambda: self._engine.export_hf(target))
+            log.info("the trained model is in %s", target)
+
+    async def _step(self) -> None:
+        began, number = time.perf_counter(), self._engine.progress.step + 1
+        attributes: dict[str, str | int] = {
+            names.RL_STEP: number,
+            names.RL_MODEL: self._model,
+            names.RL_TRAINER: self._settings.name,
+        }
+        with (
+            self._time.unit("fetching") as now,
+            _tracer.start_as_current_span("train step", context=Context(), attributes=attributes),
+        ):
+            taken = await self._source.begin(number)
+            now.move("training")
+            metrics, by_token = await self._train_and_look_ahead(taken)
+            self._figures.offer(taken.begun, by_token)
+            progress, seconds = self._engine.progress, time.perf_counter() - began
+            step = Trained(progress, taken.begun.batch_id, metrics, seconds)
+            step_trained(self._model, step=number, version=progress.version, seconds=seconds, metrics=metrics)
+            log.info(
+                "step %d, %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
+                number,
+                taken.begun.batch_id,
+                metrics.get("loss", 0.0),
+                metrics.get("reward_mean", float("nan")),
+                metrics["trained_tokens"],
+                seconds,
+            )
+            now.move(self._sink.does)
+            skipped = int(metrics["updates_skipped_in_a_row"])
+            ends = skipped >= self._settings.max_skipped_updates
+            await self._sink.trained(taken.begun, step, last=ends or self._settings.is_done(number))
+            if ends:
+                await self._sink.settled()
+                raise diverged(skipped, number, self._directory)
+
+    async def _train_and_look_ahead(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
+        step, ahead = taken.begun.step, None
+        if not self._settings.is_done(step):
+            ahead = asyncio.create_task(self._source.look_ahead(step + 1))
+        self.is_training = True
+        try:
+            trained = await self._thread.call(lambda: self._train(taken))
+            if ahead is not None:
+                await ahead
+        finally:
+            self.is_training = False
+            if ahead is not None:
+                ahead.cancel()
+                # It has connections and perhaps an error of its own: neither may be left behind.
+                await asyncio.gather(ahead, return_exceptions=True)
+        return trained
+
+    def _train(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
+        begun = taken.begun
+        metrics = self._engine.train_step(taken.groups, seed=begun.seed, examples=taken.examples)
+        metrics |= of_record(begun)
+        self._engine.progress = counted(self._engine.progress, begun)
+        return metrics, self._engine.take_figures()
+
+
+def counted(progress: TrainingProgress, begun: StepBegun) -> TrainingProgress:
+    """Return the progress of an engine that has made a step, with what only its record knows. Pure."""
+    after = progress.model_copy(
+        update={"batches_offset": begun.next_offset, "sequence": begun.sequence, "examples": begun.examples}
+    )
+    return after if begun.skipped is None else after.passed_over(begun.batch_id, begun.skipped)
+
+
+def of_record(begun: StepBegun) -> Metrics:
+    """Return the metrics of a step that its record knows, and the engine does not."""
+    replayed = {"groups_replayed": float(len(begun.replayed))} if begun.replayed else {}
+    return {**choice.counts(begun.left_out), **replayed}
+
+
+def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
+    """Show a step's metrics until the next; ``seconds`` from the manifest to the new weights."""
+    attributes = {names.RL_MODEL: model}
+    TRAIN_STEP_DURATION.record(seconds, attributes)
+    for reason in REASONS:
+        # From the first step, or to a collector the first one would be no rise.
+        SAMPLES_LEFT_OUT.add(int(metrics.get(f"{LEFT_OUT}/{reason}", 0.0)), {**attributes, names.RL_FLAW: reason})
+    values = {**metrics, "step": float(step), "version": float(version)}
+    for name, gauge in TRAIN.items():
+        if name in values:
+            gauge.set(values[name], attributes)
