@@ -1,0 +1,1 @@
+"""The trainer: trains on finalized batches in the order of the log, and serves the new weights."""
