@@ -56,9 +56,10 @@ async def main() -> None:
         coordinator = Coordinator(producer, replies)
         await coordinator.ask("submit_batch", expected_task_count=2)
         for number in range(2):
-            task = {"task_id": f"{BATCH}/{number}", "batch_id": BATCH, "batch_size": 2, "workflow": "math"}
+            task_id = f"{BATCH}/{number}"
+            task = {"task_id": task_id, "batch_id": BATCH, "batch_size": 2, "workflow": "math"}
             task |= {"prompt": f"What is {number} + 25?", "answer": str(number + 25)}
-            await producer.send_and_wait(f"{NAMESPACE}.tasks", json.dumps(task).encode(), task["task_id"].encode())
+            await producer.send_and_wait(f"{NAMESPACE}.tasks", json.dumps(task).encode(), task_id.encode())
         reply = await coordinator.ask("finalize_batch", timeout_s=600)
         print(json.dumps(reply["result"]))
     finally:
