@@ -78,12 +78,13 @@ wheel: setup ## Build the wheel into dist/, from pinned packages only.
 images: ## Build the images of the compose stack. Needs Docker.
 	@docker compose --project-directory deploy/docker-compose build $(ARGS)
 
-check: setup ## Lint, formatting, types, layers, plain words, generated documents.
+check: setup ## Lint, formatting, types, layers, plain words, budgets of lines, generated documents.
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 	@$(BIN)/python -m tools.plain_words
+	@$(BIN)/python -m tools.house --check
 	@$(BIN)/python -m tools.render_asyncapi --check
 	@$(BIN)/python -m tools.render_settings --check
 	@$(BIN)/python -m tools.render_architecture --check

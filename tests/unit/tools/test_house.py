@@ -1,0 +1,84 @@
+"""The product is within its budgets; a room that outgrows its own, or has none, is named with what to do."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools import house
+from tools.house import Size, faults, rooms, size
+
+SIZES = {"schemas": Size(120, 3, 1, 10.0, 3), "trinity_bus/bus": Size(340, 5, 0, 16.0, 4)}
+TOTAL = Size(460, 8, 1, 14.4, 4)
+BUDGETS = {
+    "rooms": {"schemas": 150, "trinity_bus/bus": 340},
+    "total": {"lines": 500, "modules": 8, "small": 1, "docstrings": 15, "folder": 4},
+}
+
+
+def test_the_product_is_within_its_budgets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["house", "--check"])
+    assert house.main() == 0, capsys.readouterr().err
+
+
+def test_the_table_has_a_row_for_each_room_and_the_total() -> None:
+    rows = house.table(SIZES, TOTAL, BUDGETS).splitlines()
+    assert [row.split()[:3] for row in rows[1:]] == [
+        ["schemas", "120", "150"],
+        ["trinity_bus/bus", "340", "340"],
+        ["total", "460", "500"],
+    ]
+
+
+def test_what_is_within_its_budget_is_no_fault() -> None:
+    assert list(faults(SIZES, TOTAL, BUDGETS)) == []
+
+
+def test_a_room_above_its_budget_is_named_with_what_to_do() -> None:
+    larger = SIZES | {"trinity_bus/bus": replace(SIZES["trinity_bus/bus"], lines=341)}
+    (fault,) = faults(larger, TOTAL, BUDGETS)
+    assert fault == (
+        "trinity_bus/bus has 341 lines, and its budget is 340: "
+        "replace something, or raise the budget in pyproject.toml with the reason in the commit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"lines": 501}, "the product has 501 lines, and its budget is 500: "),
+        ({"modules": 9}, "the product has 9 modules, and its budget is 8: "),
+        ({"small": 2}, "the product has 2 modules under 40 lines, and its budget is 1: "),
+        ({"docstrings": 15.04}, "the product has 15.04 percent of docstrings, and its budget is 15: "),
+        ({"folder": 5}, "the product has 5 modules in one folder, and its budget is 4: "),
+    ],
+)
+def test_so_is_each_total(change: dict[str, float], expected: str) -> None:
+    (fault,) = faults(SIZES, replace(TOTAL, **change), BUDGETS)  # type: ignore[arg-type]
+    assert fault.startswith(expected)
+
+
+def test_a_room_without_a_budget_and_a_budget_without_a_room_are_faults() -> None:
+    moved = {"schemas": SIZES["schemas"], "trinity_bus/log": SIZES["trinity_bus/bus"]}
+    assert list(faults(moved, TOTAL, BUDGETS)) == [
+        "trinity_bus/log has 340 lines and no budget: give it one in pyproject.toml",
+        "trinity_bus/bus has a budget and no modules: remove the budget from pyproject.toml",
+    ]
+
+
+def test_rooms_are_packages_and_are_measured(tmp_path: Path) -> None:
+    files = {
+        "schemas/codec/text.py": "A = 1\n",
+        "trinity_bus/__init__.py": "",
+        "trinity_bus/bus/__init__.py": '"""A\n\nb."""\n',
+        "trinity_bus/bus/read/one.py": "x = 1\n" * 40,
+        "trinity_bus/bus/read/two.py": 'class A:\n    b: int = 1\n    """Of it."""\n',
+        "workers/up.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = rooms(tmp_path)
+    assert list(found) == ["schemas", "trinity_bus", "trinity_bus/bus", "workers"]
+    assert size(found["trinity_bus/bus"]) == Size(46, 3, 1, 100 * 4 / 46, 2)
