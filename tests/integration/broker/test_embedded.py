@@ -190,9 +190,10 @@ def environment(settings: BrokerSettings) -> Iterator[dict[str, str]]:
 
 def cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("trinity-bus")), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.timeout(900)
 def test_a_background_broker_from_start_to_reset(environment: dict[str, str], settings: BrokerSettings) -> None:
     assert settings.data_dir is not None
     nothing = cli(environment, "broker", "status", "--json")
