@@ -1,4 +1,4 @@
-"""A group that is too large for one record, in several: the inverse of :func:`schemas.experience.join_groups`. Pure.
+"""A group that is too large for one record, in several: the inverse of :func:`join_groups`. Pure.
 
 ::
 

@@ -242,7 +242,7 @@ def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> No
 
 
 def test_a_service_that_dies_is_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
-    demo = start()
+    demo = start("--steps", str(STEPS), "--limit", f"{LIMIT_S:g}")
     demo.until(lambda: demo.service("trainer") is not None, "there was a trainer")
     trainer = demo.service("trainer")
     assert trainer is not None

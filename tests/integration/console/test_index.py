@@ -35,7 +35,7 @@ KILLED = """
 import sys, itertools
 from pathlib import Path
 from tests.support.fakes.log_records import LogRecords, group
-from trinity_bus.console.index import Store
+from trinity_bus.console.index.store import Store
 log = LogRecords()
 with Store(Path(sys.argv[1]), texts=lambda lists: [str(each) for each in lists]) as store:
     done = store.positions.get(("experiences", 0), 0)

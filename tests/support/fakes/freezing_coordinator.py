@@ -21,7 +21,8 @@ from typing import Any
 
 from aiokafka.producer import sender
 
-from trinity_bus.coordination import CommitPlan
+from schemas.topics import RESULTS
+from trinity_bus.coordination import CommitPlan, Write
 from workers.cli.app import main
 from workers.coordinator.leader_term import LeaderTerm
 from workers.coordinator.pending_commit import PendingCommit
@@ -77,7 +78,7 @@ _commit = LeaderTerm._commit
 
 
 async def _arming(self: LeaderTerm, plan: CommitPlan, pending: PendingCommit, *args: Any) -> None:
-    if any("Result" in type(effect).__name__ for effect in pending.effects):
+    if any(isinstance(effect, Write) and effect.topic is RESULTS for effect in pending.effects):
         _armed.append(True)
     await _commit(self, plan, pending, *args)
 

@@ -55,7 +55,7 @@ def test_the_file_is_valid_and_says_what_the_demo_decides(
     assert (settings.trainer.total_steps, settings.trainer.seed) == (9, 7)
     assert settings.explorer.seed == 7
     assert settings.explorer.model_path == str(options.model_dir)
-    assert "# Tasks in a batch that names no size of its own.\nbatch_size = 64\n" in options.mesh_file.read_text()
+    assert "# Tasks of a batch that sets no size.\nbatch_size = 64\n" in options.mesh_file.read_text()
 
 
 def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
