@@ -177,9 +177,9 @@ def test_the_tools_themselves_make_a_valid_bill_of_an_environment(tmp_path: Path
 # ------------------------------------------------------------------------------------------------------------- policy
 
 
-def test_the_policy_says_how_to_report_what_is_supported_and_what_is_promised() -> None:
+def test_the_policy_says_how_to_report_what_is_supported_and_what_counts() -> None:
     policy = (ROOT / "SECURITY.md").read_text()
-    for heading in ("Reporting a vulnerability", "Supported versions", "What is promised"):
+    for heading in ("Report a vulnerability", "Supported versions", "Scope"):
         assert f"## {heading}" in policy
     for path in re.findall(r"\]\(([^)#]+)", policy):
         assert (ROOT / path).exists(), path
