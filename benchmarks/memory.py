@@ -22,7 +22,6 @@ names. Peaks, page faults and processor seconds decide.
 
 import argparse
 import asyncio
-import contextlib
 import ctypes
 import json
 import os
@@ -44,6 +43,7 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks._demos import held_bytes
 from benchmarks._options import parser, real_model
 from benchmarks._report import Row, report
 from benchmarks._tiny_model import write_tokenizer
@@ -143,7 +143,6 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
         "faults": sum(faults[1:]) / max(1, len(faults) - 1),
         "seconds": sum(seconds[1:]) / max(1, len(seconds) - 1),
         "formula": need.total / _MIB,
-        "weights": need.items[1].size / _MIB,
     }
 
 
@@ -158,9 +157,8 @@ class SharedPeak:
     def _look(self) -> None:
         own = psutil.Process()
         while not self._over.wait(_LOOK_S):
-            self._most = max(
-                self._most, sum(map(_share_mib, [own.pid, *(one.pid for one in own.children(recursive=True))]))
-            )
+            together = sum(map(held_bytes, [own, *own.children(recursive=True)]))
+            self._most = max(self._most, together / _MIB)
 
     def take(self) -> float:
         """Return it since the last call, in MiB, and begin anew."""
@@ -170,14 +168,6 @@ class SharedPeak:
     def end(self) -> None:
         """Look no more."""
         self._over.set()
-
-
-def _share_mib(process: int) -> float:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
 
 
 async def draw(folder: Path, steps: int) -> dict[str, Any]:
