@@ -238,16 +238,19 @@ async def test_a_coordinator_takes_over_from_the_version_before_and_the_operator
         for key, value in golden["entries"].items():
             await producer.send_raw(COORDINATOR_STATE, key, value)
         await producer.flush()
-        with mesh.coordinator(**settings):
+        newer = NEWEST_LEVEL + 1
+        with mesh.coordinator(module="tests.support.fakes.newer_coordinator", **settings):
             await until(lambda: "ready: restored" in mesh.log())
-            done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize")
+            assert "run `trinity-bus upgrade finalize`" in mesh.log()
+            done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", str(newer))
             assert done.returncode == 0, done.stderr
-            assert f"the state has level {NEWEST_LEVEL} already" in done.stderr
+            assert f"the state has level {newer} now, {NEWEST_LEVEL} before" in done.stderr
             refused = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", "99")
             assert refused.returncode == 1
             assert "upgrade it first" in refused.stderr
-        with mesh.coordinator(**settings):
-            await until(lambda: "ready: restored" in mesh.log(2))
+        with mesh.coordinator(**settings) as older:
+            assert await asyncio.to_thread(older.wait, 60) != 0
+        assert f"the coordinator's state has level {newer}" in mesh.log(2)
 
 
 def trinity_bus(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
