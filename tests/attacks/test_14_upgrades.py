@@ -1,14 +1,13 @@
 """Upgrades in either order: what the version before wrote is read here, what is written here it reads.
 
-The version before is history: the state that it wrote (``tests/support/golden_state``), the decoder with which it read
-states (``tests/support/level_2_reader.py``), its record schemas (``tests/support/records_before.json``) and records
-(``tests/unit/schemas/golden``, read by ``tests/unit/schemas/test_golden.py``).
+The version before is history: the state that it wrote (``tests/support/golden_state``), its record schemas
+(``tests/support/records_before.json``) and records (``tests/unit/schemas/golden``, read by
+``tests/unit/schemas/test_golden.py``). The version after is this program with one level more and one field more.
 """
 
 import asyncio
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,21 +20,17 @@ import pytest
 from schemas import CommandReply, FinalizeUpgrade, Record
 from schemas.codec import RECORDS, decode
 from schemas.topics import COORDINATOR_STATE
-from tests.support import level_2_reader
 from tests.support.effects import written
-from tests.support.golden_state import GOLDEN, machine_of, with_records
+from tests.support.golden_state import FILES, load, machine_of, with_records
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.waiting import until
-from tests.support.simulation import World, draw_settings
-from tests.support.simulation.coordinator import Process
-from tests.support.simulation.histories import happen
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, StateError, Tick
-from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY
-from trinity_bus.coordination.state.codec import NEWEST_LEVEL, OLDEST_LEVEL
-from workers.coordinator.changelog import Changelog, unpack_leader, unpack_positions
+from trinity_bus.coordination.dispatch.explorer import Explorer
+from trinity_bus.coordination.state import codec
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL
+from workers.coordinator.changelog import unpack_leader, unpack_positions
 
-FILES = sorted(GOLDEN.glob(f"level-{OLDEST_LEVEL}-*.msgpack"))
 BEFORE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "records_before.json").read_text())
 NEW_WORDS: dict[str, set[str]] = {
     # The first two answer SkipBatch, which the version before does not send. The third a client of that version gets
@@ -51,16 +46,7 @@ WIDER = {"task.messages.content"}
 """Fields that may be more than the version before reads: to it such a task is a dead letter. Who sends one needs
 services of this version."""
 
-REFUSED = r"of no kind that this program knows|has version 3|unexpected keyword argument 'rollback'"
-"""What the version before says of a state that it cannot read."""
-
 golden_states = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A golden state."""
-    golden: dict[str, Any] = msgpack.unpackb(path.read_bytes())
-    return golden
 
 
 def finalize(machine: CoordinatorMachine, level: int = NEWEST_LEVEL) -> CommandReply:
@@ -79,91 +65,63 @@ def apply(store: dict[str, bytes], changes: list[tuple[str, bytes | None]]) -> N
             store[key] = value
 
 
-def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
-    """What entries say, but for what this version adds that follows from the rest: names, owners, first turns."""
-    plain = {key: msgpack.unpackb(value)[1] for key, value in entries.items()}
-    for key, body in plain.items():
-        if key.startswith(("explorer/", "batch/")):
-            body.pop("name", None)
-            body.pop("batch_id", None)
-        if key.startswith("explorer/"):
-            body.setdefault("pool", "")
-            body.setdefault("fixed", False)
-            body.setdefault("lane", None)
-        if key.startswith("batch/"):
-            body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
-        if key.startswith("progress/"):
-            body.setdefault("lost_s", 0.0)
-    plain["sync"] = with_records({"asked_by": None, "is_untold": False, **plain["sync"]})
-    plain["books"] = {"turns": {}, "training_turns": {}, "drained": 0, **plain["books"]}
-    return plain
-
-
 # -- the coordinator's state -----------------------------------------------------------------------------------------
 
 
 @golden_states
-def test_until_the_upgrade_is_finalized_the_version_before_can_take_over_at_any_time(path: Path) -> None:
+def test_until_an_upgrade_is_finalized_either_version_takes_over_and_then_only_the_new_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden = load(path)
     store = dict(golden["entries"])
-    before = level_2_reader.read(store)
-    machine = machine_of(golden["settings"], store)
-    assert machine.level == OLDEST_LEVEL
-    assert level_2_reader.read(machine.entries()) == before
-    for number, (now, kind, value) in enumerate(golden["told"]):
-        given = Tick() if kind == "Tick" else EventArrived(cast("Any", decode(value, *RECORDS)))
-        machine.handle(given, now)
+    explorers = [key for key in store if key.startswith("explorer/")]
+    older, newer = NEWEST_LEVEL, NEWEST_LEVEL + 1
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(codec, "NEWEST_LEVEL", newer)
+        upgraded.setattr(Explorer, "SINCE", {"lane": newer})
+        machine = machine_of(golden["settings"], store)
+        assert machine.level == older
+        for now, kind, value in golden["told"]:
+            machine.handle(Tick() if kind == "Tick" else EventArrived(cast("Any", decode(value, *RECORDS))), now)
         apply(store, machine.changes())
-        if number % 20 == 0:
-            level_2_reader.read(store)
-    level_2_reader.read(store)
-    assert bodies(store) == bodies(machine.entries())
+        assert not any("lane" in msgpack.unpackb(machine.entries()[key])[1] for key in explorers)
+    assert machine_of(golden["settings"], store).level == older, "the version before has taken over"
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(codec, "NEWEST_LEVEL", newer)
+        upgraded.setattr(Explorer, "SINCE", {"lane": newer})
+        machine = machine_of(golden["settings"], store)
+        assert finalize(machine, newer).detail == f"the state has level {newer} now, {older} before"
+        apply(store, machine.changes())
+        assert all("lane" in msgpack.unpackb(store[key])[1] for key in explorers)
+        successor = machine_of(golden["settings"], store)
+        assert (successor.level, successor.entries()) == (newer, store)
+        assert finalize(successor, older).detail == f"the state has level {newer} already"
+    with pytest.raises(StateError, match=f"has level {newer}, .*run the coordinator of the release that wrote it"):
+        machine_of(golden["settings"], store)
 
 
-@golden_states
-def test_an_upgrade_is_finalized_once_and_then_the_version_before_refuses_to_start(path: Path) -> None:
-    golden = load(path)
-    store = dict(golden["entries"])
-    machine = machine_of(golden["settings"], store)
-    assert finalize(machine).detail == f"the state has level {NEWEST_LEVEL} now, {OLDEST_LEVEL} before"
-    apply(store, machine.changes())
-    assert machine.level == NEWEST_LEVEL
-    assert bodies(store) == bodies(machine.entries())
-    with pytest.raises((TypeError, ValueError), match=REFUSED):
-        level_2_reader.read(store)
-    successor = machine_of(golden["settings"], store)
-    assert successor.level == NEWEST_LEVEL
-    assert bodies(successor.entries()) == bodies(store)
-    again = finalize(successor, OLDEST_LEVEL)
-    assert (again.error, again.detail) == (None, f"the state has level {NEWEST_LEVEL} already")
-    assert successor.level == NEWEST_LEVEL
-
-
-@golden_states
-def test_a_level_that_the_coordinator_at_work_does_not_know_is_refused(path: Path) -> None:
-    golden = load(path)
-    machine = machine_of(golden["settings"], golden["entries"])
+def test_a_level_that_the_coordinator_at_work_does_not_know_is_refused() -> None:
+    machine = machine_of({}, load(FILES[0])["entries"])
     reply = finalize(machine, NEWEST_LEVEL + 1)
     assert reply.error == "invalid"
     assert "upgrade it first" in reply.detail
-    assert machine.level == OLDEST_LEVEL
-    newer = {**golden["entries"], "level": msgpack.packb([NEWEST_LEVEL + 1, NEWEST_LEVEL + 1])}
-    with pytest.raises(StateError, match="run the coordinator of the release that wrote it"):
-        machine_of(golden["settings"], newer)
+    assert machine.level == NEWEST_LEVEL
 
 
-def test_a_mesh_that_begins_now_has_the_newest_level() -> None:
-    machine = machine_of({}, {})
-    assert (machine.level, machine.changes()) == (NEWEST_LEVEL, [])
-    store: dict[str, bytes] = {}
-    finalize(machine)
-    apply(store, machine.changes())
-    assert machine_of({}, store).level == NEWEST_LEVEL
+def test_a_mesh_that_begins_now_has_the_newest_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    for level in (NEWEST_LEVEL, NEWEST_LEVEL + 1):
+        monkeypatch.setattr(codec, "NEWEST_LEVEL", level)
+        machine = machine_of({}, {})
+        assert (machine.level, machine.changes()) == (level, [])
+        store: dict[str, bytes] = {}
+        finalize(machine, level)
+        apply(store, machine.changes())
+        assert machine_of({}, store).level == level
 
 
 def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
     """The state as a newer program might have written it: more fields in each row, and entries of another kind."""
-    more: dict[str, bytes] = {"weather/today": msgpack.packb([2, {"rain": True}])}
+    more: dict[str, bytes] = {"weather/today": msgpack.packb([codec.FRAMING, {"rain": True}])}
     for key, value in entries.items():
         kind = key.partition("/")[0]
         framing, body = msgpack.unpackb(value)
@@ -174,12 +132,10 @@ def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
                 body["choice"] = body["choice"] and {**body["choice"], "why": "because"}
             if kind == "progress":
                 body["parts"] = [[*part, "more"] for part in body["parts"]]
-        elif kind == "assigned":
-            body = [[*row, None, {"more": key}] for row in body]  # behind the turns, which level 2 did not have
-        elif kind == "finalizers":
+        elif kind in ("assigned", "finalizers"):
             body = [[*row, {"more": key}] for row in body]
         elif kind == "answer":
-            body = [*body, [], "more"]  # behind the pieces, which level 2 did not have
+            body = [*body, "more"]
         elif kind in ("tasks", "results"):
             body = [msgpack.packb([*msgpack.unpackb(item), "more"]) for item in body]
         elif kind in ("outcomes", "replies"):
@@ -196,12 +152,7 @@ def test_what_a_newer_version_has_written_survives_this_one(path: Path) -> None:
     kept = machine.entries()
     assert kept.keys() == entries.keys()
     for key, value in kept.items():
-        # Explorers and batches have their own name in them now.
-        was = msgpack.unpackb(entries[key])[1]
-        body = msgpack.unpackb(value)[1]
-        if key == "sync":
-            body, was = with_records(body), with_records(was)
-            body["choice"] = body["choice"] and {name: body["choice"][name] for name in was["choice"]}
+        body, was = with_records(msgpack.unpackb(value)[1]), with_records(msgpack.unpackb(entries[key])[1])
         assert ({**body, **was} if isinstance(was, dict) else was) == body, key
 
     store = dict(kept)
@@ -219,21 +170,6 @@ def test_what_a_newer_version_has_written_survives_this_one(path: Path) -> None:
     assert store["weather/today"] == entries["weather/today"]
     again = machine_of(golden["settings"], store)
     assert again.entries() == store
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_in_random_histories_too_both_versions_read_the_state(seed: int) -> None:
-    rng = random.Random(seed)  # noqa: S311 - histories, not secrets
-    world = World(rng, draw_settings(rng))
-    former = msgpack.unpackb(load(FILES[0])["entries"]["explorer/explorer-0"])[1]
-    gone = {"name": "gone", **former, "gone": True, "pool": "", "fixed": False, "lane": None}
-    world.log.changelog["explorer/gone"] = msgpack.packb([OLDEST_LEVEL, gone])
-    world.process = Process(world.settings, world.log)
-    world.invariants.keeps_sequences = False
-    for events in (200, 400, 600):
-        happen(world, rng, events)
-        assert world.process.machine.level == OLDEST_LEVEL
-        level_2_reader.read(world.log.changelog)
 
 
 def test_entries_of_the_service_itself_may_grow() -> None:
@@ -298,45 +234,23 @@ async def test_a_coordinator_takes_over_from_the_version_before_and_the_operator
     golden = load(FILES[0])
     limits = ("max_staleness", "max_inflight_batches", "group_size", "max_attempts")
     settings = {name: golden["settings"][name] for name in limits}
-
-    async def changelog() -> Changelog:
-        async with mesh.connected() as (bus, _), bus.reader(COORDINATOR_STATE, start="beginning") as reader:
-            found = Changelog()
-            async for received in reader.replay():
-                found.take(received)
-            return found
-
-    async def until_explorers_are_gone() -> None:
-        """They are silent, so that the coordinator writes about them before long."""
-        async with asyncio.timeout(120):
-            while True:
-                entries = (await changelog()).entries
-                explorers = [msgpack.unpackb(value)[1] for key, value in entries.items() if key.startswith("explorer/")]
-                if all(explorer["gone"] for explorer in explorers):
-                    return
-                await asyncio.sleep(0.3)
-
     async with mesh.connected() as (_, producer):
         for key, value in golden["entries"].items():
             await producer.send_raw(COORDINATOR_STATE, key, value)
         await producer.flush()
-        with mesh.coordinator(**settings):
+        newer = NEWEST_LEVEL + 1
+        with mesh.coordinator(module="tests.support.fakes.newer_coordinator", **settings):
             await until(lambda: "ready: restored" in mesh.log())
             assert "run `trinity-bus upgrade finalize`" in mesh.log()
-            await until_explorers_are_gone()
-            level_2_reader.read((await changelog()).entries)
-            done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize")
+            done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", str(newer))
             assert done.returncode == 0, done.stderr
-            assert f"the state has level {NEWEST_LEVEL} now" in done.stderr
+            assert f"the state has level {newer} now, {NEWEST_LEVEL} before" in done.stderr
             refused = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", "99")
             assert refused.returncode == 1
             assert "upgrade it first" in refused.stderr
-        entries = (await changelog()).entries
-        with pytest.raises((TypeError, ValueError), match=REFUSED):
-            level_2_reader.read(entries)
-        with mesh.coordinator(**settings):
-            await until(lambda: "ready: restored" in mesh.log(2))
-            assert "upgrade finalize" not in mesh.log(2)
+        with mesh.coordinator(**settings) as older:
+            assert await asyncio.to_thread(older.wait, 60) != 0
+        assert f"the coordinator's state has level {newer}" in mesh.log(2)
 
 
 def trinity_bus(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,11 +40,18 @@ from trinity_bus.coordination import (
 from trinity_bus.coordination.dispatch.explorer import Explorer
 
 GOLDEN = Path(__file__).with_suffix("")
-HISTORIES = {"choosing": 44, "holding": 48}
-"""Seeds of the histories, anew for each level: together they hold entries of every kind, and batches that end."""
+FILES = sorted(GOLDEN.glob("*.msgpack"))
+HISTORIES = {"choosing": 60, "holding": 54}
+"""Seeds of the histories, others for each level: together they hold entries of every kind, and batches that end."""
 EVENTS = 1500
 ROUNDS = 400
 STEP_S = 0.5
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A file, unpacked."""
+    golden: dict[str, Any] = msgpack.unpackb(path.read_bytes())
+    return golden
 
 
 def machine_of(settings: dict[str, Any], entries: dict[str, bytes]) -> CoordinatorMachine:

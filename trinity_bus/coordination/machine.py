@@ -131,7 +131,7 @@ class CoordinatorMachine:
         self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
         self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
         self._store = StateStore(self._dirty)
-        self._answers = Answers(context, self.state, self._store, self._endings)
+        self._answers = Answers(context, self.state, self._endings)
         self._requests = BatchCommands(context, self.state, self._endings)
         self._contributions = Contributions(context, self.state, self._policy, self._endings)
         self._choice = VersionChoice(context, self.state)

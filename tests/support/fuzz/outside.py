@@ -21,6 +21,7 @@ from trinity_bus.chat.messages import calls_of, for_template, text_of
 from trinity_bus.chat.openai import read_request
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
+from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL
 from trinity_bus.gateway import wire
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.server.client import (
@@ -214,6 +215,7 @@ def _tool_calls(value: bytes) -> None:
 
 def _states() -> Iterator[bytes]:
     """An entry of each kind, after its key."""
+    yield msgpack.packb([LEVEL_KEY, [NEWEST_LEVEL, NEWEST_LEVEL]])  # a state of the first level holds none
     known: set[str] = set()
     for path in sorted(GOLDEN.glob("*.msgpack")):
         for key, value in msgpack.unpackb(path.read_bytes())["entries"].items():

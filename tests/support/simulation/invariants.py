@@ -89,8 +89,6 @@ class Invariants:
         self.published = False
         """Whether anybody has trained."""
         self._batch_rules, self._reply_rules = BatchRules(self), ReplyRules(self)
-        self.keeps_sequences = True
-        """Whether the state has level 3: before, a restart forgets which step an ended batch was."""
 
     # -- one transaction ---------------------------------------------------------------------------------------------
 

@@ -40,8 +40,6 @@ class ReplyRules:
     def check(self, reply: CommandReply) -> None:
         """Look at a reply."""
         seen = self._seen
-        if reply.result is not None and not seen.keeps_sequences:
-            reply = reply.model_copy(update={"result": reply.result.model_copy(update={"sequence": 0})})
         name = (reply.client, reply.command_id)
         replies = seen.replies[name]
         replies.append(reply)

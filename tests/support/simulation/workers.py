@@ -161,7 +161,7 @@ class Explorer:
             version_max=self.version if done else -1,
             seconds=rng.lognormvariate(0, 1),
             error=None if status == "completed" else "ValueError: made up",
-            # Those of the version before do not say it.
+            # Some do not say it: then all runs are made again.
             runs=runs if status == "partial" and offset % 5 else [],
         )
         if not done:

@@ -9,31 +9,19 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord
 from schemas.codec import RECORDS, decode
 from tests.support.effects import written
-from tests.support.golden_state import GOLDEN, machine_of, with_records
+from tests.support.golden_state import FILES, load, machine_of, with_records
 from trinity_bus.coordination import EventArrived, Tick
 
-FILES = sorted(GOLDEN.glob("*.msgpack"))
 KINDS = {
     *("books", "sync", "explorer", "assigned", "batch", "tasks", "ended", "progress", "answer", "results"),
     *("finalizers", "done", "closed", "outcomes", "replies"),
 }
-"""Of level 2."""
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A file, unpacked."""
-    golden: dict[str, Any] = msgpack.unpackb(path.read_bytes())
-    return golden
+"""Of level 1."""
 
 
 def essence(batch: BatchRecord) -> object:
-    """What was promised of a batch: not the count of its samples, nor the time of failed tasks, which it once kept."""
-    metrics = {
-        name: value
-        for name, value in batch.metrics.items()
-        if name != "experience_pipeline/experience_count" and "time/task_execution" not in name
-    }
-    return batch.batch_id, batch.batch_type, batch.sequence, batch.manifest, metrics, batch.min_version
+    """What was promised of a batch."""
+    return batch.batch_id, batch.batch_type, batch.sequence, batch.manifest, batch.metrics, batch.min_version
 
 
 def test_the_files_hold_entries_of_every_kind() -> None:
@@ -43,7 +31,7 @@ def test_the_files_hold_entries_of_every_kind() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_coordinator_ends_what_an_earlier_version_has_begun_as_that_would_have(path: Path) -> None:
-    """What has not begun goes on in another order: producers took no turns then."""
+    """What has not begun may go on in another order."""
     golden = load(path)
     machine = machine_of(golden["settings"], golden["entries"])
     begun = {name for name, batch in machine.ledger.batches.items() if batch.state is not BatchLifecycleState.PENDING}
@@ -53,9 +41,9 @@ def test_a_coordinator_ends_what_an_earlier_version_has_begun_as_that_would_have
         moved = written(machine.handle(given, now), BatchRecord)
         finalized += [record for record in moved if record.state is BatchLifecycleState.FINALIZED]
     expected = [decode(value, BatchRecord) for value in golden["finalized"]]
-    assert len(expected) > 5
+    assert len(expected) > 3
     found, promised = ([essence(batch) for batch in all_ if batch.batch_id in begun] for all_ in (finalized, expected))
-    assert len(promised) >= 3
+    assert len(promised) >= 2
     assert found == promised
 
 
@@ -68,21 +56,4 @@ def test_reading_changes_nothing(path: Path) -> None:
     assert entries.keys() == before.keys()
     for key, value in entries.items():
         body, was = msgpack.unpackb(value)[1], msgpack.unpackb(before[key])[1]
-        name = key.partition("/")[2]
-        # What is in them now and was not, their reader of before passes over.
-        if key.startswith("explorer/"):
-            assert body == {"name": name, "pool": "", "fixed": False, "lane": None, **was}, key
-        elif key.startswith("batch/"):
-            assert body == {"batch_id": name, "owner": "*" if was["unnamed"] else "", **was}, key
-        elif key == "books":
-            assert body == {"turns": {}, "training_turns": {}, "drained": 0, **was}
-        elif key.startswith("progress/"):
-            assert body == {"lost_s": 0.0, **was}, key
-        elif key == "sync":
-            choice = was["choice"]
-            if choice is not None and "rollback" in choice:
-                choice = {"asked_by": None, **choice}
-            expected = {"asked_by": None, "is_untold": False, **was, "choice": choice}
-            assert with_records(body) == with_records(expected)
-        else:
-            assert body == was, key
+        assert with_records(body) == with_records(was), key

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
 import pytest
 
 from schemas import BatchRecord, ExperiencePiece, Position, TaskResult
@@ -14,7 +13,6 @@ from tests.support.simulation.harness import Harness, batches, facts, statuses
 from trinity_bus.coordination import Fact
 from trinity_bus.coordination.effects import Effect
 from trinity_bus.coordination.retention import without_lost
-from trinity_bus.coordination.state.codec import OLDEST_LEVEL
 from workers.coordinator.retention import counting
 
 PLACES = [(1, 10), (1, 11), (1, 14)]
@@ -100,18 +98,6 @@ def test_the_pieces_of_a_batch_are_no_more_than_its_record_has_room_for() -> Non
     assert statuses(harness.finished("t1", batch_id="large", **in_pieces([1] * most))) == [("t1", "completed")]
     assert most * 16_384 <= MAX_BATCH_PARTS
     assert most <= MAX_REPEAT_TIMES
-
-
-def test_a_state_that_the_version_before_may_have_to_read_holds_no_answer_in_pieces() -> None:
-    harness = Harness(batch_size=1, group_size=4, max_repeat_times_per_runner=2)
-    harness.beat()
-    harness.store.update(harness.machine.entries())
-    harness.store["level"] = msgpack.packb([OLDEST_LEVEL, OLDEST_LEVEL])
-    harness.restart()
-    assert harness.machine.level == OLDEST_LEVEL
-    harness.beat()
-    harness.task("a")
-    assert "trinity-bus upgrade finalize" in str(harness.finished("a", **in_pieces()))
 
 
 @pytest.mark.parametrize("place", [(1, 14), (1, 9)])

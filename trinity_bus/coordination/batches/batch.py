@@ -66,13 +66,10 @@ class Batch(Row):
     min_version: int = 0
     # ``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results.
     counts: tuple[int, int, int] | UnsetType = UNSET
-    # Who is served when its tasks are dispatched, and may end it: see coordination.events.batch_commands. A version
-    # that knew no owners wrote none.
+    # Who is served when its tasks are dispatched, and may end it: see coordination.events.batch_commands.
     owner: str = NOBODY
 
     def __post_init__(self) -> None:
-        if self.unnamed and self.owner == NOBODY:
-            self.owner = EVERYBODY
         if self.is_open and self.counts is UNSET:
             self.counts = (0, 0, 0)
         # Tasks that ended by themselves; the failed ones among them; tasks that were aborted.

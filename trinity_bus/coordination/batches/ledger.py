@@ -61,7 +61,7 @@ class Ledger:
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, dirty: DirtyKeys) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running = RunningAttempts()
-        self.batches: Table[Batch] = Table("batch", Batch, dirty, named="batch_id")
+        self.batches: Table[Batch] = Table("batch", Batch, dirty)
         self.handed_out: dict[int, Batch] = {}  # RUNNING batches that are not open, by number
         self.complete: dict[int, Batch] = {}  # FINALIZING batches, by number
         self.counters = Counters()

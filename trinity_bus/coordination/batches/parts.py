@@ -18,19 +18,14 @@ answers, the other is cancelled. An attempt is known by the id of its task and i
 whatever the part, have the same. Once it has ended, nothing that it still says counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from schemas import Position, ResultPart
 from schemas.record import Metrics
 from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.tables import Row
-
-PIECES_LEVEL = 3  # of the state that can hold an answer in several records
-TURNS_LEVEL = 3  # of the state that can hold where turns lie
-CUT_LEVEL = 3  # of the state that can hold a part of which some runs are done and others are not
 
 type Stretch = tuple[int, int]  # first run of a part, and how many it has
 
@@ -46,8 +41,6 @@ class Attempt(Value, array_like=True):
     timeout_s: float
     # Partition and offset of the first turn that it has completed, as its explorer has told.
     turns: tuple[int, int] | None = None
-
-    SINCE: ClassVar[Mapping[str, int]] = {"turns": TURNS_LEVEL}
 
     def __post_init__(self) -> None:
         self.explorer = self.incarnation = ""
@@ -98,8 +91,6 @@ class StoredPart(Value, array_like=True):
 
 
 class PartAnswer(Row, array_like=True):
-    SINCE: ClassVar[Mapping[str, int]] = {"more": PIECES_LEVEL}
-
     part: StoredPart  # its experiences; of a group in several records, the first
     completed_runs: int
     whole: bool  # whether these are all runs of the part

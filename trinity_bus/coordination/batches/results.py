@@ -42,7 +42,7 @@ def _missing(event: RolloutFinished, max_pieces: int) -> str | None:
     if len(event.pieces) > max_pieces:
         return (
             f"its experiences are in {len(event.pieces)} records, and a part of a task of this batch may have "
-            f"{max_pieces}: send smaller batches or groups, or finish an upgrade (trinity-bus upgrade finalize)"
+            f"{max_pieces}: send smaller batches or groups"
         )
     return None
 

@@ -18,9 +18,8 @@ The result of a failed task is its *first* error: later ones are often its conse
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from msgspec import Struct, field
 
@@ -28,8 +27,6 @@ from schemas import ManifestEntry, Task
 from schemas.batch import TaskStatus
 from schemas.record import Metrics
 from trinity_bus.coordination.batches.parts import (
-    CUT_LEVEL,
-    TURNS_LEVEL,
     Attempt,
     LostPart,
     Part,
@@ -66,8 +63,6 @@ class Progress(Row):
     turns: tuple[int, int] | None = None  # partition and offset from which on attempts at it have completed turns
     # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
-
-    SINCE: ClassVar[Mapping[str, int]] = {"stretches": CUT_LEVEL, "turns": TURNS_LEVEL}
 
 
 @dataclass(slots=True)

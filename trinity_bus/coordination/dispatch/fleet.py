@@ -57,7 +57,7 @@ class Fleet:
     """All explorers that are or were lately in the mesh. All together may send ``beats_per_s`` heartbeats."""
 
     def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str, beats_per_s: int) -> None:
-        self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty, named="name")
+        self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty)
         self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)  # running attempts by explorer
         self._timeout_s = timeout_s
         self._model = model

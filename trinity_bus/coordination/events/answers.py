@@ -3,22 +3,20 @@
 from schemas import RolloutFinished
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.parts import CUT_LEVEL, PIECES_LEVEL, Part, stretches
+from trinity_bus.coordination.batches.parts import Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.effects import Fact
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
-from trinity_bus.coordination.state.store import StateStore
 
 
 class Answers:
-    def __init__(self, context: MachineContext, state: MachineState, store: StateStore, endings: Endings) -> None:
+    def __init__(self, context: MachineContext, state: MachineState, endings: Endings) -> None:
         self._settings = context.settings
         self._out = context.out
         self._ledger = state.ledger
         self._fleet = state.fleet
-        self._store = store
         self._endings = endings
 
     def handle(self, event: RolloutFinished, traceparent: str | None) -> None:
@@ -47,7 +45,7 @@ class Answers:
     def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
         # The runs of an attempt that are kept while its others are tried again. Not beside another attempt at the part,
         # which does all of its runs, nor where the answers would be in more records than a task of its batch may have.
-        if event.status != "partial" or self._settings.return_partial_tasks or self._store.level < CUT_LEVEL:
+        if event.status != "partial" or self._settings.return_partial_tasks:
             return []
         done = results.runs_done(event, part)
         missing = set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done)
@@ -56,7 +54,5 @@ class Answers:
         return done if fits and len(part.running) == 1 else []
 
     def _pieces_allowed(self, batch: Batch, task: OpenTask) -> int:
-        if len(task.parts) > 1 and self._store.level < PIECES_LEVEL:
-            return 1
         left = records_left(batch.expected, self._settings.max_batch_parts, task.records)
         return max(1, left // task.parts_left)

@@ -24,7 +24,6 @@ refused as          because
 ``beyond_the_log``  a position holds no record: never written, or deleted
 ``wrong_record``    no experiences, those of another task, author, attempt or number of samples, or one record twice
 ``over_limit``      it is larger than tasks may be here, or too much is open now: try again
-``invalid``         the state cannot hold it before an upgrade is finished
 ==================  ==================================================================================================
 """
 
@@ -38,15 +37,12 @@ from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
-CONTRIBUTIONS_LEVEL = 4  # of the state that can hold a task that is answered before its batch is full
-
 type Refusal = tuple[CommandError, str]
 
 
 class Contributions:
     def __init__(self, context: MachineContext, state: MachineState, policy: SyncPolicy, endings: Endings) -> None:
         self._settings = context.settings
-        self._codec = context.dirty.codec
         self._out = context.out
         self._ledger = state.ledger
         self._sync = state.sync
@@ -118,8 +114,6 @@ class Contributions:
         covered = next(filter(self._ledger.knows, command.covers or ()), None)
         if covered is not None:
             return "known_task", f"some of it was accepted before, as {covered!r} or with it"
-        if self._codec.level < CONTRIBUTIONS_LEVEL:
-            return "invalid", "the state cannot hold it yet: run `trinity-bus upgrade finalize`"
         return (
             self._of_versions(command)
             or (None if refused is None else ("over_limit", refused[1]))

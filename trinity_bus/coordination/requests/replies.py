@@ -4,9 +4,6 @@ What a batch came to is not kept here but with the batch's outcome, once for all
 it asks for it anew when it is sent again, and gets the same.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from msgspec import Struct
 
 from schemas import BatchLifecycleState, CommandReply
@@ -40,9 +37,7 @@ class _Outcome(Value, array_like=True):
     state: BatchLifecycleState
     finished_task_count: int
     metrics: Metrics
-    sequence: int = 0
-
-    SINCE: ClassVar[Mapping[str, int]] = {"sequence": 3}
+    sequence: int
 
 
 class Outcomes:

@@ -33,11 +33,10 @@ from schemas.plain import decode_plain
 from trinity_bus.errors import TrinityError
 
 # Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing.
-FRAMING = 2
+FRAMING = 1
 LEVEL_KEY = "level"
-OLDEST_LEVEL = 2
-# 3: ``level`` is an entry; rows in lists may grow. 4: a task may be answered before its batch is full.
-NEWEST_LEVEL = 4
+OLDEST_LEVEL = 1
+NEWEST_LEVEL = 1
 
 _UNKNOWN = "unknown"
 
@@ -67,15 +66,15 @@ class StateCodec:
     """Writes values at the level of the state, and reads them at any."""
 
     def __init__(self) -> None:
-        self.level = NEWEST_LEVEL
+        self.level = self.newest = NEWEST_LEVEL
         # Whether some value is not just its fields, so that msgspec cannot write it by itself.
         self._has_unknown = self._leaves_out = False
 
     def set_level(self, level: int) -> None:
         """Write values at this level from now on; StateError where this program does not know it."""
-        if not OLDEST_LEVEL <= level <= NEWEST_LEVEL:
+        if not OLDEST_LEVEL <= level <= self.newest:
             raise StateError(
-                f"the coordinator's state has level {level}, this program knows {OLDEST_LEVEL} to {NEWEST_LEVEL}; "
+                f"the coordinator's state has level {level}, this program knows {OLDEST_LEVEL} to {self.newest}; "
                 "run the coordinator of the release that wrote it, or start in a new namespace"
             )
         self.level = level

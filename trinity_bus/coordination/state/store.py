@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from schemas.command import CommandError
-from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL, OLDEST_LEVEL, StateError, unpack
+from trinity_bus.coordination.state.codec import LEVEL_KEY, OLDEST_LEVEL, StateError, unpack
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 
 
@@ -45,8 +45,8 @@ class StateStore:
         To be called in the course of a change, which the level is written with. Returns an error, and what to say.
         """
         before = self.level
-        if level > NEWEST_LEVEL:
-            detail = f"the coordinator at work knows levels up to {NEWEST_LEVEL}, not {level}: upgrade it first"
+        if level > self._codec.newest:
+            detail = f"the coordinator at work knows levels up to {self._codec.newest}, not {level}: upgrade it first"
             return "invalid", detail
         if level <= before:
             return None, f"the state has level {before} already"
@@ -97,7 +97,7 @@ class StateStore:
     def _find_level(self, latest: dict[str, bytes]) -> None:
         value = latest.pop(LEVEL_KEY, None)
         if value is None:
-            self._codec.set_level(OLDEST_LEVEL if latest else NEWEST_LEVEL)
+            self._codec.set_level(OLDEST_LEVEL if latest else self._codec.newest)
             return
         level = unpack(LEVEL_KEY, value)
         if not isinstance(level, int):

@@ -42,17 +42,15 @@ class Row(Value, dict=True):
 class Table[V](dict[str, V]):
     """Entries of one kind, by name: ``kind/<name>`` in the changelog.
 
-    ``of`` is the type of its values: a :class:`Row`, or something that msgspec knows. ``named``: the field of a row
-    that holds its name, where there is one.
+    ``of`` is the type of its values: a :class:`Row`, or something that msgspec knows.
     """
 
-    def __init__(self, kind: str, of: Any, dirty: DirtyKeys, named: str | None = None) -> None:
+    def __init__(self, kind: str, of: Any, dirty: DirtyKeys) -> None:
         super().__init__()
         self._prefix = f"{kind}/"
         self._of = of
         self._dirty = dirty
         self._touch = dirty.touch
-        self._named = named
         dirty.register(kind, self)
 
     def __setitem__(self, name: str, value: V) -> None:
@@ -86,8 +84,7 @@ class Table[V](dict[str, V]):
 
     def load(self, bodies: dict[str, Any]) -> None:
         for name, plain in bodies.items():
-            given = plain if self._named is None else {self._named: name, **plain}
-            value = self._dirty.codec.build(self._of, given)
+            value = self._dirty.codec.build(self._of, plain)
             super().__setitem__(name, value)
             if isinstance(value, Row):
                 value.__dict__[_MARK] = partial(self._touch, self._prefix + name)

@@ -48,8 +48,7 @@ a round has other members than the one before, or the one before did not end wel
 with the same members it stays, so that connections can be used again.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable
 
 from msgspec import field
 
@@ -80,8 +79,6 @@ class Choice(Value):
     step_traceparent: str | None = None
     rollback: Rollback | None = None  # what is newer is to be discarded
     asked_by: str | None = None
-
-    SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3, "asked_by": 3}
 
 
 class Rounds(Value, array_like=True):

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import msgpack
 import pytest
 
 from schemas import Dispatch, Position
 from tests.support.simulation.harness import Harness, answers, batches, cancels, dispatches, facts, refusals, statuses
 from trinity_bus.config import CoordinatorSettings, Settings
 from trinity_bus.coordination import Effect, Fact
-from trinity_bus.coordination.state.codec import OLDEST_LEVEL
 from trinity_bus.errors import ConfigError
 
 
@@ -230,18 +228,6 @@ def test_no_more_parts_come_of_it_than_a_task_of_its_batch_may_have() -> None:
     assert most < 4
     again = [d for d in dispatches(broken_off(harness, 0, 2, 4, batch_id="large")) if d.task.task_id == "a"]
     assert [(d.run_id_base, d.repeat_times) for d in again] == [(0, 6)]
-
-
-def test_a_state_that_the_version_before_may_have_to_read_holds_no_part_that_was_cut() -> None:
-    harness = Harness(batch_size=1, group_size=6)
-    harness.beat(slots=8)
-    harness.store.update(harness.machine.entries())
-    harness.store["level"] = msgpack.packb([OLDEST_LEVEL, OLDEST_LEVEL])
-    harness.restart()
-    harness.beat(slots=8)
-    harness.task("a")
-    (again,) = dispatches(broken_off(harness, 0, 2))
-    assert (again.run_id_base, again.repeat_times) == (0, 6)
 
 
 def test_an_explorer_that_dies_loses_its_parts_alone() -> None:

@@ -139,12 +139,6 @@ def test_not_more_is_taken_than_tasks() -> None:
     assert errors(Harness(batch_size=16_384).contribute("c", pieces=many)) == ["over_limit"]
 
 
-def test_a_state_that_older_programs_read_takes_none() -> None:
-    harness = Harness()
-    harness.machine._store._codec.set_level(3)
-    assert errors(harness.contribute("a")) == ["invalid"]
-
-
 PIECE, OTHER = (
     ExperiencePiece(samples=len(small_group()), position=Position(partition=0, offset=offset)) for offset in (0, 1)
 )
