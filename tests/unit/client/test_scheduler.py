@@ -87,11 +87,7 @@ async def test_tasks_are_scheduled_and_their_results_taken_in_the_order_of_sched
         await mesh.finish("t1", parts=2)
         await mesh.finish("t0", "failed", error="ValueError: no")
         statuses, payloads = await waiting
-        assert [(s.completed_runs, s.total_runs, s.ok) for s in statuses] == [
-            (0, 4, False),
-            (4, 4, True),
-            (1, 1, True),
-        ]
+        assert [(s.completed_runs, s.total_runs, s.ok) for s in statuses] == [(0, 4, False), (4, 4, True), (1, 1, True)]
         assert statuses[0].message == "0/4 runs completed successfully. First error: ValueError: no"
         assert [decode(payload, ExperienceGroup).task_id.partition("#")[2] for payload in payloads] == [
             "t1",
@@ -279,11 +275,7 @@ async def test_waiting_for_all_takes_nothing_and_says_what_is_left() -> None:
         await mesh.coordinator.until(lambda: len(mesh.coordinator.tasks) == 4)
         running = next(name for name in mesh.coordinator.tasks if name.endswith("#t2"))
         beat = ExplorerHeartbeat(
-            explorer="e",
-            incarnation="1",
-            state="ready",
-            slots=4,
-            running=[RunningAttempt(task_id=running, attempt=1)],
+            explorer="e", incarnation="1", state="ready", slots=4, running=[RunningAttempt(task_id=running, attempt=1)]
         )
         await mesh.coordinator.say(beat, "e")
         with pytest.raises(

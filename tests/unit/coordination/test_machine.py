@@ -72,8 +72,7 @@ def test_a_batch_from_its_first_task_to_its_manifest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("detailed", "expected"),
-    [(False, {"": 0.75}), (True, {"/mean": 0.75, "/max": 1.0, "/min": 0.5, "/std": 0.25})],
+    ("detailed", "expected"), [(False, {"": 0.75}), (True, {"/mean": 0.75, "/max": 1.0, "/min": 0.5, "/std": 0.25})]
 )
 def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
     detailed: bool, expected: dict[str, float]
@@ -274,15 +273,7 @@ def test_a_partial_result_counts_with_its_error() -> None:
     assert (ended.manifest[0].error, ended.manifest[0].parts[0].samples, ended.failed_task_count) == ("boom", 2, 0)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"experience": None},
-        {"samples": 0},
-        {"completed_runs": 0},
-        {"version_min": -1},
-    ],
-)
+@pytest.mark.parametrize("fields", [{"experience": None}, {"samples": 0}, {"completed_runs": 0}, {"version_min": -1}])
 def test_a_train_result_that_cannot_be_trained_on_is_a_failure(fields: dict[str, Any]) -> None:
     harness = Harness(batch_size=1)
     harness.beat()

@@ -361,8 +361,7 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         seed=7,
         groups=[
             StepGroup(
-                task_id="task-1",
-                parts=[ResultPart(attempt=1, samples=3, position=Position(partition=3, offset=17))],
+                task_id="task-1", parts=[ResultPart(attempt=1, samples=3, position=Position(partition=3, offset=17))]
             )
         ],
         left_out=[LeftOut(task_id="task-1", reason="bad_reward", samples=[0, 2], detail="reward inf")],
@@ -395,10 +394,7 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
     ),
     Demonstration(example_id="d-1", prompt="What is 6 times 7?", response="42", weight=0.5),
     Preference(
-        example_id="p-1",
-        messages=[Message(role="user", content="What is 6 times 7?")],
-        chosen="42",
-        rejected="41",
+        example_id="p-1", messages=[Message(role="user", content="What is 6 times 7?")], chosen="42", rejected="41"
     ),
 )
 

@@ -76,8 +76,7 @@ def routed(runs: list[Rollout], layers: int) -> list[Rollout]:
 
 groups = st.builds(
     lambda runs, bare, layers: msgspec.structs.replace(
-        build_group(routed(runs, layers), version=3, **SAID),
-        **({"metrics": [], "finish_reasons": []} if bare else {}),
+        build_group(routed(runs, layers), version=3, **SAID), **({"metrics": [], "finish_reasons": []} if bare else {})
     ),
     st.lists(rollouts, min_size=1, max_size=12),
     st.booleans(),

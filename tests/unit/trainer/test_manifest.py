@@ -2,15 +2,7 @@ from typing import Any
 
 import pytest
 
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    ExperienceGroup,
-    ManifestEntry,
-    Position,
-    ResultPart,
-    Task,
-)
+from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
@@ -77,8 +69,7 @@ def test_what_asks_for_nothing(record: Any) -> None:
 @pytest.mark.parametrize("trained", [0, 1, 3, 50])
 def test_another_history_is_an_error_and_not_skipped(trained: int) -> None:
     with pytest.raises(
-        BatchError,
-        match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} was trained on .*another run",
+        BatchError, match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} was trained on .*another run"
     ):
         batch_to_train(received(batch()), trained_sequence=trained)
 

@@ -264,9 +264,6 @@ def test_options_reach_the_optimizer(engine: MakeEngine, batches: list[list[Expe
 
 
 def test_options_that_are_refused_are_options() -> None:
-    known = {
-        *inspect.signature(torch.optim.AdamW).parameters,
-        *(field.name for field in fields(OptimizerConfig)),
-    }
+    known = {*inspect.signature(torch.optim.AdamW).parameters, *(field.name for field in fields(OptimizerConfig))}
     for name in [name for names in REFUSED_OPTIMIZER_OPTIONS for name in names]:
         assert name in known or (name.endswith("_") and any(one.startswith(name) for one in known)), name

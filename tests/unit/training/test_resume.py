@@ -80,10 +80,7 @@ def test_each_difference_is_a_line() -> None:
 def test_settings_that_one_of_the_two_programs_does_not_know_are_said() -> None:
     now = shaping()
     before = {name: value for name, value in now.items() if name != "trainer.seed"} | {"trainer.former": 3}
-    assert resume.differences(before, now) == [
-        "trainer.seed: not recorded -> 0",
-        "trainer.former: 3 -> not recorded",
-    ]
+    assert resume.differences(before, now) == ["trainer.seed: not recorded -> 0", "trainer.former: 3 -> not recorded"]
 
 
 def test_a_model_of_another_name_is_refused_in_a_line() -> None:

@@ -26,10 +26,7 @@ def test_contributions_fill_the_batch_and_are_named_by_its_manifest() -> None:
     final = batches(second)[-1]
     assert [
         (e.task_id, e.version_min, [p.position.partition for p in e.parts if p.position]) for e in final.manifest
-    ] == [
-        ("a", 0, [1]),
-        ("b", 0, [1]),
-    ]
+    ] == [("a", 0, [1]), ("b", 0, [1])]
     assert final.metrics["rollout/reward/mean"] == 0.75
     assert final.metrics["experience_pipeline/experience_count"] == 4.0
 

@@ -154,10 +154,7 @@ def test_gspo_clips_whole_sequences() -> None:
         ({"loss": "dpo"}, Need.REFERENCE_LOGPROBS | Need.PAIRS),
         ({"old_logprobs": "recompute"}, Need.NOTHING),
         ({"old_logprobs": "recompute", "mini_batches": 2}, Need.OLD_LOGPROBS),
-        (
-            {"old_logprobs": "recompute", "mini_batches": 2, "kl_coef": 0.1},
-            Need.OLD_LOGPROBS | Need.REFERENCE_LOGPROBS,
-        ),
+        ({"old_logprobs": "recompute", "mini_batches": 2, "kl_coef": 0.1}, Need.OLD_LOGPROBS | Need.REFERENCE_LOGPROBS),
     ],
 )
 def test_only_what_is_needed_is_asked_for(settings: dict[str, Any], needs: Need) -> None:
