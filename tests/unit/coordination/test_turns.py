@@ -17,8 +17,7 @@ def beat(harness: Harness, attempt: int, offset: int, name: str = "e0") -> None:
 
 
 def test_the_next_attempt_is_told_where_the_first_turn_lies_whatever_restarts() -> None:
-    harness = Harness(batch_size=1, max_attempts=4)
-    harness.beat()
+    harness = Harness(batch_size=1, max_attempts=4).begun()
     (first,) = dispatches(harness.task("a"))
     assert first.turns is None
     beat(harness, 1, 17)
@@ -35,9 +34,7 @@ def test_the_next_attempt_is_told_where_the_first_turn_lies_whatever_restarts() 
 
 
 def test_what_an_explorer_says_of_attempts_that_are_not_its_own_is_passed_over() -> None:
-    harness = Harness(batch_size=1)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=1).begun("a")
     beat(harness, 1, 17, name="e1")
     beat(harness, 9, 17)
     assert list(first_turns(harness.machine)) == []

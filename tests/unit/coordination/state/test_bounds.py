@@ -225,8 +225,7 @@ def test_the_largest_result_of_a_task_can_be_sent() -> None:
 
 
 def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:
-    harness = Harness(batch_size=5000)
-    harness.beat(slots=1)
+    harness = Harness(batch_size=5000).begun(slots=1)
     for number in range(5000):
         harness.machine.handle(harness.arrived(f"t{number}"), 0.0)
     commands = harness.abort("train-000001")
@@ -251,8 +250,7 @@ def test_whatever_is_queued_memory_is_bounded_and_every_full_batch_ends(
     monkeypatch.setattr(admission, "MAX_UNFILLED_TASKS", 30)
     monkeypatch.setattr(admission, "MAX_UNFILLED_BATCHES", 8)
     rng = random.Random(seed)  # noqa: S311 - stories, not secrets
-    harness = Harness(batch_size=5, max_open_tasks=10, max_staleness=10**6, explorer_timeout_s=10**6)
-    harness.beat(slots=3)
+    harness = Harness(batch_size=5, max_open_tasks=10, max_staleness=10**6, explorer_timeout_s=10**6).begun(slots=3)
     harness.submit("open", None)
     log = [
         {"batch_id": "open"} if kind < 0.1 else {"batch_id": f"never-{number}", "batch_size": 7} if kind < 0.3
