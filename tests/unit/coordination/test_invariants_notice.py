@@ -77,6 +77,14 @@ def has_position(result: TaskResult) -> bool:
     return any(part.position is not None for part in result.parts)
 
 
+def has_result(reply: CommandReply) -> bool:
+    return reply.result is not None
+
+
+def of_a_million(reply: Any) -> Any:
+    return reply.result.model_copy(update={"finished_task_count": 10**6})
+
+
 def is_in_pieces(result: TaskResult) -> bool:
     return len(result.parts) > 1 and len({part.attempt for part in result.parts}) == 1
 
@@ -170,18 +178,8 @@ SPOILS: list[tuple[Invariant, Callable[[], Honest]]] = [
     (Invariant.ATTEMPTS, lambda: OtherSettings(max_attempts=0)),
     (Invariant.EPOCHS, lambda: changed(ModelVersion, lambda _: True, epoch=lambda _: 1)),
     (Invariant.REPLIES, lambda: doubled(CommandReply)),
-    (
-        Invariant.REPLY_IS_TRUE,
-        lambda: changed(CommandReply, lambda r: r.result is not None, error=lambda _: "unknown_batch"),
-    ),
-    (
-        Invariant.SAME_RESULT,
-        lambda: changed(
-            CommandReply,
-            lambda r: r.result is not None,
-            result=lambda r: r.result.model_copy(update={"finished_task_count": 10**6}),
-        ),
-    ),
+    (Invariant.REPLY_IS_TRUE, lambda: changed(CommandReply, has_result, error=lambda _: "unknown_batch")),
+    (Invariant.SAME_RESULT, lambda: changed(CommandReply, has_result, result=of_a_million)),
     (Invariant.RESTORE, Forgetful),
     (Invariant.MEMORY, Leaking),
 ]

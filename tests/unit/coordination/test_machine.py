@@ -56,13 +56,9 @@ def test_a_batch_from_its_first_task_to_its_manifest() -> None:
     ended = batches(harness.finished("a"))
     assert [b.state for b in ended] == ["finalizing", "finalized"]
     assert [e.task_id for e in ended[1].manifest] == ["a", "b"], "in the order of acceptance"
+    spread = {"reward": 0.5, "time/task_execution": 3.0}
     assert ended[1].metrics == {
-        "rollout/reward/mean": 0.5,
-        "rollout/reward/max": 0.5,
-        "rollout/reward/min": 0.5,
-        "rollout/time/task_execution/mean": 3.0,
-        "rollout/time/task_execution/max": 3.0,
-        "rollout/time/task_execution/min": 3.0,
+        **{f"rollout/{name}/{stat}": value for name, value in spread.items() for stat in ("mean", "max", "min")},
         "rollout/finished_task_count": 2.0,
         "rollout/failed_task_count": 0.0,
         "experience_pipeline/experience_count": 4.0,
@@ -85,14 +81,6 @@ def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
     found = {name: value for name, value in batches(ended)[-1].metrics.items() if "score/mean@1" in name}
     assert found == {f"eval/held-out/score/mean@1{stat}": value for stat, value in expected.items()}
     assert not [name for name in batches(ended)[-1].metrics if "experience_count" in name]
-
-
-def test_metrics_of_an_evaluation_have_the_name_that_its_client_gave() -> None:
-    harness = Harness().begun()
-    batch_id = escaped("1/held out")
-    harness.task("a", batch_id=batch_id, batch_type="eval", batch_size=1)
-    ended = harness.finished("a", batch_id=batch_id, batch_type="eval", experience=None)
-    assert "eval/held out/reward/mean@2" in batches(ended)[-1].metrics
 
 
 def test_a_batch_that_never_fills_holds_up_nobody() -> None:
@@ -122,14 +110,15 @@ def test_no_more_train_batches_are_open_than_allowed_and_evaluation_does_not_cou
     assert [d.task.task_id for d in dispatches(harness.finished("a"))] == ["b"]
 
 
-def test_an_eval_batch_needs_no_experience_and_gets_eval_metrics() -> None:
+@pytest.mark.parametrize("name", ["held-out", "held out"])
+def test_an_eval_batch_needs_no_experience_and_gets_eval_metrics_by_the_name_its_client_gave(name: str) -> None:
     harness = Harness().begun()
-    harness.task("a", batch_id="7/held-out", batch_type="eval", batch_size=1)
+    harness.task("a", batch_id=escaped(f"7/{name}"), batch_type="eval", batch_size=1)
     (_, ended) = batches(harness.finished("a", batch_type="eval", experience=None, samples=0))
     assert ended.sequence == 0
     assert ended.manifest[0].parts[0].position is None
-    assert ended.metrics["eval/held-out/reward/mean@2"] == 0.5
-    assert ended.metrics["eval/held-out/finished_task_count"] == 1.0
+    assert ended.metrics[f"eval/{name}/reward/mean@2"] == 0.5
+    assert ended.metrics[f"eval/{name}/finished_task_count"] == 1.0
 
 
 def test_on_policy_batches_wait_for_the_version_that_they_need() -> None:
@@ -167,11 +156,10 @@ def test_ids_of_ended_tasks_and_batches_are_not_taken_again() -> None:
     harness = Harness(batch_size=1).begun()
     harness.task("a", batch_id="b")
     harness.finished("a")
-    assert refusals(harness.task("a")) == ["duplicate_task"]
-    assert refusals(harness.task("c", batch_id="b")) == ["batch_closed"]
-    harness.restart()
-    assert refusals(harness.task("a")) == ["duplicate_task"]
-    assert refusals(harness.task("c", batch_id="b")) == ["batch_closed"]
+    for _ in range(2):
+        assert refusals(harness.task("a")) == ["duplicate_task"]
+        assert refusals(harness.task("c", batch_id="b")) == ["batch_closed"]
+        harness.restart()
 
 
 def test_a_workflow_is_judged_only_when_somebody_could_know_it() -> None:
@@ -509,16 +497,9 @@ def test_when_all_who_served_a_newer_version_are_gone_that_of_the_trainers_next_
 def test_nobody_is_sent_to_a_trainer_that_fell_silent() -> None:
     harness = Harness(explorer_timeout_s=10_000)
     harness.trained(0)
-    beat = TrainerHeartbeat(
-        trainer="trainer",
-        incarnation="t1",
-        state="ready",
-        model="policy",
-        step=0,
-        version=0,
-        master_address="127.0.0.1",
-        master_port=1,
-    )
+    at = {"master_address": "127.0.0.1", "master_port": 1}
+    life = {"trainer": "trainer", "incarnation": "t1", "model": "policy"}
+    beat = TrainerHeartbeat(**life, **at, state="ready", step=0, version=0)
     harness.event(beat)
     harness.wait(40)
     assert announced(harness.beat(model_version=-1)) == []

@@ -127,13 +127,6 @@ def test_in_an_open_batch_a_part_that_failed_for_good_does_not_take_the_others_a
     assert (nothing.status, nothing.parts) == ("failed", [])
 
 
-def test_without_partial_results_an_attempt_that_broke_off_is_tried_again() -> None:
-    harness = Harness(batch_size=1).begun("a")
-    effects = harness.finished("a", status="partial", completed_runs=1, error="broke off")
-    assert [d.attempt for d in dispatches(effects)] == [2]
-    assert statuses(harness.finished("a", attempt=2)) == [("a", "completed")]
-
-
 BROKE_OFF: dict[str, Any] = {"status": "partial", "total_runs": 6, "error": "ValueError: run 1 broke off"}
 
 
@@ -156,12 +149,8 @@ def test_of_an_attempt_that_broke_off_only_the_runs_that_failed_are_asked_for_ag
     assert statuses(harness.finished("a", attempt=4, **one, experience=Position(partition=0, offset=73))) == []
     (result,) = answers(harness.finished("a", attempt=2, **one, experience=Position(partition=0, offset=71)))
     assert (result.status, result.completed_runs, result.total_runs, result.error) == ("completed", 6, 6, None)
-    assert [(p.attempt, p.samples, p.position and p.position.offset) for p in result.parts] == [
-        (1, 3, 70),
-        (2, 1, 71),
-        (3, 1, 72),
-        (4, 1, 73),
-    ]
+    found = [(p.attempt, p.samples, p.position and p.position.offset) for p in result.parts]
+    assert found == [(1, 3, 70), (2, 1, 71), (3, 1, 72), (4, 1, 73)]
 
 
 def test_a_run_that_fails_each_time_fails_its_task_and_its_first_error_is_told() -> None:
@@ -187,7 +176,8 @@ def test_in_an_open_batch_runs_that_are_done_count_when_the_others_fail_for_good
 def test_an_attempt_that_does_not_say_which_runs_it_has_done_is_made_again_whole(said: list[int]) -> None:
     harness = Harness(batch_size=1, group_size=6).begun("a", slots=8)
     (again,) = dispatches(broken_off(harness, 0, 1, runs=said))
-    assert (again.run_id_base, again.repeat_times) == (0, 6)
+    assert (again.attempt, again.run_id_base, again.repeat_times) == (2, 0, 6)
+    assert statuses(harness.finished("a", attempt=2, completed_runs=6, total_runs=6)) == [("a", "completed")]
 
 
 def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
@@ -231,10 +221,8 @@ def test_an_explorer_that_dies_loses_its_parts_alone() -> None:
     harness.beat("e1", slots=4)
     first = runs(harness.task("a"))
     assert [explorer for explorer, *_ in first] == ["e0", "e0", "e1"]
-    assert runs(harness.beat("e0", incarnation="2", slots=0 + 1, state="draining")) == [
-        ("e1", 4, 0, 2),
-        ("e1", 5, 2, 2),
-    ]
+    again = harness.beat("e0", incarnation="2", slots=0 + 1, state="draining")
+    assert runs(again) == [("e1", 4, 0, 2), ("e1", 5, 2, 2)]
     harness.restart()
     for attempt in (3, 4):
         harness.finished("a", name="e1", attempt=attempt)
@@ -274,12 +262,8 @@ def test_a_batch_with_enough_finished_tasks_waits_a_while_and_ends_without_the_o
     assert statuses(effects) == [("a", "aborted"), ("c", "aborted")]
     assert [c.task_id for c in cancels(effects)] == ["a", "c"]
     ended = batches(effects)[-1]
-    assert (ended.state, ended.completed_task_count, ended.failed_task_count, ended.aborted_task_count) == (
-        "finalized",
-        2,
-        1,
-        2,
-    )
+    counts = (ended.completed_task_count, ended.failed_task_count, ended.aborted_task_count)
+    assert (ended.state, counts) == ("finalized", (2, 1, 2))
     assert [entry.status for entry in ended.manifest] == ["aborted", "completed", "aborted", "failed"]
     assert ended.manifest[0].error == "batch train-000001 ended with 2 of 4 tasks finished"
     assert ended.metrics["rollout/finished_task_count"] == 2.0
@@ -294,12 +278,13 @@ def test_a_batch_does_not_wait_longer_than_its_last_task() -> None:
     assert facts(harness.wait(40)) == []
 
 
-def test_after_a_restart_a_batch_with_enough_waits_its_whole_time_again() -> None:
-    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=5, explorer_timeout_s=1000).begun("a", "b")
+@pytest.mark.parametrize("wait_s", [0, 5])
+def test_after_a_restart_a_batch_with_enough_waits_its_whole_time_again(wait_s: int) -> None:
+    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=wait_s, explorer_timeout_s=1000).begun("a", "b")
     harness.finished("a")
-    harness.wait(4)
+    harness.wait(max(wait_s - 1, 0))
     harness.restart()
-    assert statuses(harness.wait(4)) == []
+    assert statuses(harness.wait(max(wait_s - 1, 0))) == []
     assert statuses(harness.wait(2)) == [("b", "aborted")]
 
 
@@ -314,12 +299,6 @@ def test_runs_that_are_done_when_a_batch_ends_count_with_partial_results() -> No
     harness.finished("b", attempt=1)
     (result,) = answers(harness.wait(6))
     assert (result.task_id, result.status, result.completed_runs, result.total_runs) == ("b", "partial", 2, 4)
-
-
-def test_a_batch_with_enough_may_wait_for_nothing_more() -> None:
-    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=0, explorer_timeout_s=1000).begun("a", "b")
-    harness.finished("a")
-    assert statuses(harness.wait(1)) == [("b", "aborted")]
 
 
 def test_evaluation_waits_for_all_whatever_is_said() -> None:
@@ -341,14 +320,8 @@ def test_more_cannot_be_waited_for_than_there_is() -> None:
 
 
 def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> None:
-    harness = Harness(
-        batch_size=1,
-        dynamic_timeout_ratio=3.0,
-        dynamic_timeout_warmup_steps=2,
-        explorer_timeout_s=1000,
-        max_staleness=9,
-    )
-    harness.beat()
+    ratios = {"dynamic_timeout_ratio": 3.0, "dynamic_timeout_warmup_steps": 2}
+    harness = Harness(batch_size=1, explorer_timeout_s=1000, max_staleness=9, **ratios).begun()
     limits = []
     for number in range(4):
         (order,) = dispatches(harness.task(f"t{number}", timeout_s=50.0 if number == 3 else None))

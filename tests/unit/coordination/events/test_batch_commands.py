@@ -23,16 +23,17 @@ from trinity_bus.coordination.events import batch_commands
 from trinity_bus.coordination.limits import MAX_UNFILLED_TASKS
 
 
-def one_reply(commands: list[Any]) -> CommandReply:
+def one_reply(commands: list[Any]) -> Any:
     (reply,) = replies(commands)
     return reply
 
 
-def submitted(harness: Harness, batch_id: str, tasks: int = 2, **fields: Any) -> None:
+def submitted(harness: Harness, batch_id: str, tasks: int = 2, **fields: Any) -> Harness:
     """A client's batch with all its tasks, ``<batch>-0``, ``<batch>-1`` ..."""
     assert errors(harness.submit(batch_id, tasks, **fields)) == [None]
     for number in range(tasks):
         harness.task(f"{batch_id}-{number}", batch_id=batch_id, batch_type=fields.get("batch_type", "train"))
+    return harness
 
 
 # -- submit ----------------------------------------------------------------------------------------------------------
@@ -50,15 +51,13 @@ def test_a_batch_from_its_submission_to_its_result() -> None:
     commands = harness.finished("y")
     reply = one_reply(commands)
     assert (reply.client, reply.command_id, reply.batch_id, reply.error) == ("client-1", "finalize-b", "b", None)
-    assert reply.result is not None
     assert (reply.result.state, reply.result.finished_task_count) == ("finalized", 2)
     assert reply.result.metrics == batches(commands)[-1].metrics
     assert reply.result.metrics["rollout/finished_task_count"] == 2.0
 
 
 def test_a_batch_that_is_active_or_has_ended_is_not_submitted_again() -> None:
-    harness = Harness().begun()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     reply = one_reply(harness.submit("b", command_id="again"))
     assert (reply.error, reply.detail) == ("already_active", "Batch b is already active.")
     harness.abort("b")
@@ -67,8 +66,7 @@ def test_a_batch_that_is_active_or_has_ended_is_not_submitted_again() -> None:
 
 
 def test_a_command_that_is_sent_again_is_answered_the_same_way_again() -> None:
-    harness = Harness(max_inflight_batches=1).begun()
-    submitted(harness, "b")
+    harness = submitted(Harness(max_inflight_batches=1).begun(), "b")
     before = dict(harness.store)
     assert errors(harness.submit("b")) == [None]
     assert harness.store == before
@@ -100,8 +98,7 @@ def test_tasks_that_do_not_fit_their_submitted_batch_are_refused() -> None:
 
 
 def test_finalize_says_what_is_wrong_before_it_touches_anything() -> None:
-    harness = Harness().begun()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     harness.submit("open", None)
     before = dict(harness.store)
     expected = {
@@ -117,8 +114,7 @@ def test_finalize_says_what_is_wrong_before_it_touches_anything() -> None:
 
 
 def test_all_who_wait_get_the_same_result_and_so_does_who_comes_late() -> None:
-    harness = Harness().begun()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     for number in range(3):
         assert replies(harness.finalize("b", client=f"client-{number}")) == []
     harness.finished("b-0")
@@ -132,8 +128,7 @@ def test_all_who_wait_get_the_same_result_and_so_does_who_comes_late() -> None:
 
 
 def test_out_of_time_a_train_batch_goes_on_and_nothing_is_lost() -> None:
-    harness = Harness(explorer_timeout_s=1000).begun()
-    submitted(harness, "b")
+    harness = submitted(Harness(explorer_timeout_s=1000).begun(), "b")
     harness.finished("b-0")
     harness.finalize("b", 5.0)
     reply = one_reply(harness.wait(6))
@@ -154,8 +149,7 @@ def test_the_default_patience_is_what_all_attempts_may_take() -> None:
 
 
 def test_out_of_time_an_eval_batch_ends_with_what_it_has() -> None:
-    harness = Harness(explorer_timeout_s=1000).begun()
-    submitted(harness, "1/held", batch_type="eval")
+    harness = submitted(Harness(explorer_timeout_s=1000).begun(), "1/held", batch_type="eval")
     submitted(harness, "2/held", batch_type="eval")
     harness.finished("1/held-0", batch_type="eval", experience=None)
     for batch_id in ("1/held", "2/held"):
@@ -195,7 +189,6 @@ def test_a_batch_without_tasks_waits_until_it_is_finalized(kind: str) -> None:
         ("finalized", 0, []),
     ]
     result = one_reply(commands).result
-    assert result is not None
     prefix = "rollout" if kind == "train" else "eval/b"
     assert (result.finished_task_count, result.metrics) == (0, {f"{prefix}/finished_task_count": 0.0})
     harness.task("x", batch_id="next", batch_size=1)
@@ -203,8 +196,7 @@ def test_a_batch_without_tasks_waits_until_it_is_finalized(kind: str) -> None:
 
 
 def test_a_batch_that_waits_its_turn_in_training_is_a_timeout_and_finalized_later() -> None:
-    harness = Harness(max_staleness=5, explorer_timeout_s=1000).begun()
-    submitted(harness, "first", 1)
+    harness = submitted(Harness(max_staleness=5, explorer_timeout_s=1000).begun(), "first", 1)
     submitted(harness, "second", 2, min_wait_num=1)
     harness.finished("second-0")
     harness.finalize("second", 2.0)
@@ -217,8 +209,7 @@ def test_a_batch_that_waits_its_turn_in_training_is_a_timeout_and_finalized_late
 
 
 def test_waiting_clients_have_their_whole_time_again_after_a_restart() -> None:
-    harness = Harness(explorer_timeout_s=1000)
-    submitted(harness, "b")
+    harness = submitted(Harness(explorer_timeout_s=1000), "b")
     harness.finalize("b", 10.0)
     harness.wait(8)
     harness.restart()
@@ -238,8 +229,7 @@ def test_a_batch_whose_result_is_forgotten_is_still_known_to_have_ended(monkeypa
 
 def test_only_so_many_wait_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_commands, "MAX_BATCH_WAITERS", 2)
-    harness = Harness()
-    submitted(harness, "b")
+    harness = submitted(Harness(), "b")
     waited = [errors(harness.finalize("b", client=f"client-{number}")) for number in range(3)]
     assert waited == [[], [], ["invalid"]]
 
@@ -248,8 +238,7 @@ def test_only_so_many_wait_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_aborted_batch_leaves_nothing_behind_but_its_name() -> None:
-    harness = Harness().begun()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     harness.finished("b-0")
     harness.finalize("b", client="waiting")
     commands = harness.abort("b", reason="a wrong idea")
@@ -269,13 +258,11 @@ def test_an_aborted_batch_leaves_nothing_behind_but_its_name() -> None:
     assert not harness.machine.ledger.batches
     assert not harness.machine.ledger.tasks
     result = one_reply(harness.finalize("b", client="late")).result
-    assert result is not None
     assert result.state == "aborted"
 
 
 def test_an_aborted_batch_can_tell_what_it_had() -> None:
-    harness = Harness(max_repeat_times_per_runner=1, group_size=2).begun(slots=8)
-    submitted(harness, "b", 3)
+    harness = submitted(Harness(max_repeat_times_per_runner=1, group_size=2).begun(slots=8), "b", 3)
     for attempt in (1, 2):
         harness.finished("b-0", attempt=attempt, completed_runs=1, total_runs=1, samples=1)
     harness.finished("b-1", attempt=1, completed_runs=1, total_runs=1, samples=1)
@@ -292,8 +279,7 @@ def test_an_aborted_batch_can_tell_what_it_had() -> None:
 
 
 def test_cancelled_tasks_end_and_the_batch_goes_on_with_what_it_has() -> None:
-    harness = Harness().begun()
-    submitted(harness, "b", 3)
+    harness = submitted(Harness().begun(), "b", 3)
     harness.finished("b-1")
     commands = harness.cancel("b", restart_runners=True)
     assert statuses(commands) == [("b-0", "aborted"), ("b-2", "aborted")]
@@ -304,8 +290,7 @@ def test_cancelled_tasks_end_and_the_batch_goes_on_with_what_it_has() -> None:
 
 
 def test_tasks_that_are_cancelled_while_their_batch_waits_do_not_run() -> None:
-    harness = Harness(max_inflight_batches=1, max_staleness=5).begun()
-    submitted(harness, "first", 1)
+    harness = submitted(Harness(max_inflight_batches=1, max_staleness=5).begun(), "first", 1)
     submitted(harness, "second", 1)
     harness.submit("third", 2)
     harness.task("third-0", batch_id="third")
