@@ -50,6 +50,17 @@ plain_data = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=8,
 )
+OF_GROUP: Fields = {
+    "task_id": "task-1",
+    "attempt": 1,
+    "batch_id": "batch-1",
+    "batch_type": "train",
+    "workflow": "math",
+    "model": "policy",
+    "explorer": "explorer-0",
+    "incarnation": "life-1",
+}
+"""Whose a group is that is made by hand."""
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {bool: st.booleans(), bytes: st.binary(max_size=8), Any: plain_data}
 LIMITS = ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern", "allow_inf_nan")
 
@@ -92,7 +103,8 @@ def plain_values(kind: Any, limits: Fields) -> st.SearchStrategy[Any]:
         texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=limits.get("min_length", 0), max_size=30)
         pattern = limits.get("pattern", "").replace("$", r"\Z")
         return st.from_regex(pattern).filter(lambda name: len(name) <= 100) if pattern else texts
-    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    low: Any = limits.get("ge", limits.get("gt"))
+    high: Any = limits.get("le", limits.get("lt"))
     if kind is int:
         return st.integers(low + ("gt" in limits), high - ("lt" in limits))
     assert kind is float, f"how is {kind} drawn?"
@@ -234,14 +246,7 @@ def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
             )
             for i in range(samples)
         ],
-        task_id="task-1",
-        attempt=1,
-        batch_id="batch-1",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="explorer-0",
-        incarnation="life-1",
+        **OF_GROUP,
     )
 
 
@@ -271,12 +276,5 @@ def full_group() -> ExperienceGroup:
                 **common,
             ),
         ],
-        task_id="task-1",
-        attempt=1,
-        batch_id="batch-1",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="explorer-0",
-        incarnation="life-1",
+        **OF_GROUP,
     )

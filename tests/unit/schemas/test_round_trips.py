@@ -102,18 +102,9 @@ def test_groups_of_many_samples(samples: int) -> None:
 
 
 def test_nan_metrics_and_rewards_survive() -> None:
-    record = RolloutFinished(
-        explorer="e",
-        incarnation="i",
-        task_id="t",
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        status="completed",
-        completed_runs=1,
-        total_runs=1,
-        metrics=[{"reward": float("nan")}],
-    )
+    names = {"explorer": "e", "incarnation": "i", "task_id": "t", "batch_id": "b", "batch_type": "train"}
+    done = {"attempt": 1, "status": "completed", "completed_runs": 1, "total_runs": 1}
+    record = RolloutFinished(**names, **done, metrics=[{"reward": float("nan")}])
     assert np.isnan(decode(encode(record), RolloutFinished).metrics[0]["reward"])
 
 
