@@ -6,23 +6,14 @@ from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestE
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.received import received as at_place
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, first_replayable, groups_of, positions_of
 
 
 def received(record: Any, topic: Topic = BATCHES, offset: int = 7) -> Received[Any]:
-    return Received(
-        record=record,
-        topic=topic,
-        partition=0,
-        offset=offset,
-        key=None,
-        raw=b"",
-        headers=(),
-        traceparent=None,
-        timestamp_ms=0,
-    )
+    return at_place(record, topic, offset)
 
 
 def batch(**changes: Any) -> BatchRecord:
