@@ -1,6 +1,5 @@
 """Samples to train on, and the bounds of packed sequences, by hand."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from trinity_bus.training.megatron import PackedSeqParams
 
 
-def train_sample(tokens: Sequence[int], prompt_length: int, **fields: Any) -> TrainSample:
-    """A sample of which everything is trained on, with zeros for what is not given."""
+def train_sample(tokens: Any, prompt_length: int, **fields: Any) -> TrainSample:
+    """A sample of which everything is trained on, with zeros for what is not given; its tokens are any numbers."""
     zeros = np.zeros(len(tokens) - prompt_length, np.float32)
     values: dict[str, Any] = dict.fromkeys(("advantages", "rollout_logprobs", "old_logprobs"), zeros)
     values |= {"mask": np.ones(len(zeros), np.bool_), **fields}
