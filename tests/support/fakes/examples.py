@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from tests.support.training.samples import train_sample
 from trinity_bus.training.packing import TrainSample
 
 _PROMPT, _LONGEST = 3, 9
@@ -14,16 +15,8 @@ def _answer(rng: np.random.Generator, vocabulary: int, prompt: Sequence[int]) ->
     length = int(rng.integers(2, _LONGEST))
     mask = np.ones(length, np.bool_)
     mask[1] = length == 2  # what was told to the model within an answer of several turns
-    return TrainSample(
-        tokens=np.array([*prompt, *rng.integers(0, vocabulary, length)], np.int32),
-        prompt_length=len(prompt),
-        mask=mask,
-        advantages=np.ones(length, np.float32),
-        rollout_logprobs=np.zeros(length, np.float32),
-        old_logprobs=np.zeros(length, np.float32),
-        temperature=1.0,
-        drawn=False,
-    )
+    tokens, ones = [*prompt, *rng.integers(0, vocabulary, length)], np.ones(length, np.float32)
+    return train_sample(tokens, len(prompt), mask=mask, advantages=ones, temperature=1.0, drawn=False)
 
 
 def demonstrations(

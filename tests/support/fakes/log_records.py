@@ -6,6 +6,7 @@ from typing import Any
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS
+from tests.support.fakes.received import received
 from trinity_bus.bus import Received
 from trinity_bus.console.index.follower import TOPICS
 
@@ -32,22 +33,9 @@ class LogRecords:
         topic = topic or _TOPIC_OF[type(record)]
         offset = self._ends[topic.name, partition]
         self._ends[topic.name, partition] += 1
-        received: Received[Any] = Received(
-            **{
-                "record": record,
-                "topic": topic,
-                "partition": partition,
-                "offset": offset,
-                "key": None,
-                "raw": b"",
-                "headers": (),
-                "traceparent": None,
-                "timestamp_ms": round(at * 1000),
-            }
-            | fields
-        )
-        self._added.append(received)
-        return received
+        made = received(record, topic, offset, partition=partition, **{"timestamp_ms": round(at * 1000)} | fields)
+        self._added.append(made)
+        return made
 
     def take(self) -> tuple[list[Received[Any]], dict[tuple[str, int], int]]:
         """Return what was added since the last call, and the positions behind it: arguments of ``Store.take``."""

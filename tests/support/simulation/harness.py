@@ -1,6 +1,6 @@
 """A coordinator's machine with a clock and short names for what happens, for tests of one scenario each."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from schemas import (
     AbortBatch,
@@ -78,6 +78,13 @@ class Harness:
     def beat(self, name: str = "e0", incarnation: str = "1", **fields: Any) -> list[Effect]:
         values = {"state": "ready", "slots": 4, "model_version": 0, "workflows": ["math"], **fields}
         return self.event(ExplorerHeartbeat(explorer=name, incarnation=incarnation, **values))
+
+    def begun(self, *tasks: str, **explorer: Any) -> Self:
+        """The same, once an explorer is there and has been followed by these tasks."""
+        self.beat(**explorer)
+        for task_id in tasks:
+            self.task(task_id)
+        return self
 
     def finished(
         self, task_id: str, *, name: str = "e0", incarnation: str = "1", attempt: int = 1, **fields: Any

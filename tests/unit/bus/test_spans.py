@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from schemas.event import ExplorerLeft, Position
 from schemas.task import Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
+from tests.support.spans import recorded_spans
 from trinity_bus.bus.delivery import end_send_span, start_send_span
 from trinity_bus.errors import SendError
 
@@ -19,12 +18,8 @@ TASK = Task(task_id="t1", workflow="math", prompt="1 + 1")
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("trinity_bus.bus.delivery._TRACER", provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
+    with recorded_spans(monkeypatch, "trinity_bus.bus.delivery") as exporter:
+        yield exporter
 
 
 def test_a_sent_task_has_a_span_with_its_place(spans: InMemorySpanExporter) -> None:

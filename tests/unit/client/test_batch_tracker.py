@@ -1,6 +1,7 @@
 """When a wait of a scheduler's caller is over, and what it may take: any history."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,7 +203,6 @@ def test_a_refused_task_fails_with_the_runs_that_it_would_have_had() -> None:
     tracker.schedule([task(0), task(1, runs=2)])
     assert tracker.refuse("b#0", "unknown_workflow: none")
     assert tracker.refuse("b#1", "unknown_workflow: none")
-    statuses = [wrapper.status for wrapper in tracker.completed()]
-    assert [status.total_runs for status in statuses if status] == [4, 2]
-    assert statuses[0] is not None
+    statuses: list[Any] = [wrapper.status for wrapper in tracker.completed()]
+    assert [status.total_runs for status in statuses] == [4, 2]
     assert statuses[0].message == "0/4 runs completed successfully. First error: unknown_workflow: none"

@@ -41,10 +41,7 @@ def test_silence_while_the_broker_is_away_counts_against_the_broker() -> None:
     assert one.step(89.5, None) is RetryStep.GIVE_UP
 
 
-@given(
-    moments=st.lists(st.tuples(st.integers(0, 10), st.booleans(), st.booleans()), max_size=60),
-    taken=st.booleans(),
-)
+@given(moments=st.lists(st.tuples(st.integers(0, 10), st.booleans(), st.booleans()), max_size=60), taken=st.booleans())
 def test_there_is_always_a_next_moment_and_nobody_waits_for_ever(
     moments: list[tuple[int, bool, bool]], taken: bool
 ) -> None:

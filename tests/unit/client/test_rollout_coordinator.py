@@ -43,12 +43,8 @@ async def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_gi
         for n in range(3):
             await coordinator.finish(f"7#t{n}")
         results = await asyncio.gather(*waiting)
-        expected = {
-            "batch_id": 7,
-            "batch_type": "train",
-            "finished_task_count": 3,
-            "metrics": {"rollout/finished_task_count": 3.0},
-        }
+        counts = {"finished_task_count": 3, "metrics": {"rollout/finished_task_count": 3.0}}
+        expected = {"batch_id": 7, "batch_type": "train", **counts}
         assert results == [expected] * 3
         assert await client.finalize_train_batch("7") == {**expected, "batch_id": "7"}
 
@@ -204,11 +200,8 @@ async def test_experiences_are_checked_published_and_contributed() -> None:
         assert log.all(EXPERIENCES) == []
         metrics = await client.process_experiences(payloads)
         assert metrics["experience_pipeline/experience_count"] == 12.0
-        assert set(metrics) == {
-            "experience_pipeline/experience_count",
-            "time/experience_pipeline/write",
-            "time/experience_pipeline/total",
-        }
+        times = {f"time/experience_pipeline/{what}" for what in ("write", "total")}
+        assert set(metrics) == {"experience_pipeline/experience_count", *times}
         found = {(received.partition, received.offset): record_of(received) for received in log.all(EXPERIENCES)}
         assert {group.explorer for group in found.values()} == {"me"}
         assert sorted(coordinator.contributed) == ["t0", "t1", "t2"]

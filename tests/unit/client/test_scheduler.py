@@ -52,21 +52,18 @@ class Mesh:
         async with self.coordinator.running(), self.scheduler:
             yield self
 
-    def name(self, task_id: str) -> str | None:
-        """The id on the log of a task that has no result yet."""
+    def name(self, task_id: str) -> Any:
+        """The id on the log of a task that has no result yet, or None."""
         names = (n for batch in self.coordinator.batches.values() for n in batch.tasks if n not in batch.results)
         return next((name for name in names if name.endswith(f"#{task_id}")), None)
 
     async def finish(self, task_id: str, *arguments: Any, **options: Any) -> None:
         await self.coordinator.until(lambda: self.name(task_id))
-        name = self.name(task_id)
-        assert name is not None
-        await self.coordinator.finish(name, *arguments, **options)
+        await self.coordinator.finish(self.name(task_id), *arguments, **options)
 
     async def until_there(self, batch_id: int, count: int) -> None:
         """Waits until so many results of a batch can be taken."""
-        batch = self.scheduler._batches.get(batch_id)
-        assert batch is not None
+        batch: Any = self.scheduler._batches.get(batch_id)
         while batch.tracker.ready < count:
             await self.scheduler._batches.change(10, [batch])
 
@@ -87,17 +84,10 @@ async def test_tasks_are_scheduled_and_their_results_taken_in_the_order_of_sched
         await mesh.finish("t1", parts=2)
         await mesh.finish("t0", "failed", error="ValueError: no")
         statuses, payloads = await waiting
-        assert [(s.completed_runs, s.total_runs, s.ok) for s in statuses] == [
-            (0, 4, False),
-            (4, 4, True),
-            (1, 1, True),
-        ]
+        assert [(s.completed_runs, s.total_runs, s.ok) for s in statuses] == [(0, 4, False), (4, 4, True), (1, 1, True)]
         assert statuses[0].message == "0/4 runs completed successfully. First error: ValueError: no"
-        assert [decode(payload, ExperienceGroup).task_id.partition("#")[2] for payload in payloads] == [
-            "t1",
-            "t1",
-            "t2",
-        ]
+        found = [decode(payload, ExperienceGroup).task_id.partition("#")[2] for payload in payloads]
+        assert found == ["t1", "t1", "t2"]
         assert not mesh.scheduler.has_step(1)
         assert await mesh.scheduler.get_payload_results(1) == ([], [])
         # Nothing is left of it, so it does not stay open.
@@ -168,8 +158,7 @@ async def test_a_timeout_of_0_waits_as_long_as_none() -> None:
         await mesh.coordinator.until(lambda: mesh.coordinator.tasks)
         await mesh.finish("t0")
         _, statuses = await asyncio.gather(*waiting)
-        assert statuses is not None
-        assert [status.ok for status in statuses] == [True]
+        assert [status.ok for status in statuses or ()] == [True]
         assert mesh.scheduler.dynamic_timeout(0) == mesh.scheduler.dynamic_timeout()
 
 
@@ -231,7 +220,6 @@ async def test_a_task_that_the_coordinator_refuses_is_answered() -> None:
         await mesh.scheduler.schedule(tasks(1, repeat_times=2), 1)
         await mesh.coordinator.until(lambda: mesh.coordinator.tasks)
         name = mesh.name("t0")
-        assert name is not None
         await mesh.coordinator.refuse(name, "duplicate_task")
         await mesh.coordinator.refuse(name, "unknown_workflow")
         (status,) = await mesh.scheduler.get_statuses(1)
@@ -278,17 +266,11 @@ async def test_waiting_for_all_takes_nothing_and_says_what_is_left() -> None:
         mesh.scheduler.schedule(tasks(1), "1/held-out")
         await mesh.coordinator.until(lambda: len(mesh.coordinator.tasks) == 4)
         running = next(name for name in mesh.coordinator.tasks if name.endswith("#t2"))
-        beat = ExplorerHeartbeat(
-            explorer="e",
-            incarnation="1",
-            state="ready",
-            slots=4,
-            running=[RunningAttempt(task_id=running, attempt=1)],
-        )
+        attempts = [RunningAttempt(task_id=running, attempt=1)]
+        beat = ExplorerHeartbeat(explorer="e", incarnation="1", state="ready", slots=4, running=attempts)
         await mesh.coordinator.say(beat, "e")
-        with pytest.raises(
-            TimeoutError, match=r"^Timeout after 1.0 seconds\. Still have 3 pending tasks and 1 running tasks\.$"
-        ):
+        left = r"Still have 3 pending tasks and 1 running tasks\."
+        with pytest.raises(TimeoutError, match=rf"^Timeout after 1.0 seconds\. {left}$"):
             await mesh.scheduler.wait_all(timeout=1.0, clear_timeout_tasks=False)
         await mesh.finish("t0")
         with pytest.raises(TimeoutError, match="Still have"):
@@ -390,17 +372,11 @@ def test_models_that_are_given_are_not_used_and_that_is_said(caplog: pytest.LogC
 async def test_states_of_runners_are_told_by_their_names(caplog: pytest.LogCaptureFixture) -> None:
     async with Mesh().running() as mesh:
         assert mesh.scheduler.get_all_state() == {}
-        busy = RunnerState(
-            runner="e/0",
-            state="busy",
-            pid=1,
-            running=[RunningAttempt(task_id="t", attempt=1)],
-            values=[{"workflow_id": "1/t/0", "model_version": 3}, {"workflow_id": "1/u/0", "model_version": 4}],
-        )
-        report = RunnersReport(
-            explorer="e", incarnation="1", runners=[busy, RunnerState(runner="e/1", state="idle", pid=2)]
-        )
-        await mesh.coordinator.say(report, "e")
+        values = [{"workflow_id": f"1/{task}/0", "model_version": version} for task, version in (("t", 3), ("u", 4))]
+        running = [RunningAttempt(task_id="t", attempt=1)]
+        busy = RunnerState(runner="e/0", state="busy", pid=1, running=running, values=values)
+        runners = [busy, RunnerState(runner="e/1", state="idle", pid=2)]
+        await mesh.coordinator.say(RunnersReport(explorer="e", incarnation="1", runners=runners), "e")
         while not mesh.scheduler.get_all_state():
             await mesh.scheduler._batches.change(0.01, [])
         assert list(mesh.scheduler.get_all_state()) == ["e/0", "e/1"]

@@ -21,16 +21,8 @@ from trinity_bus.weights.errors import TensorFileError
 
 
 def trainer(version: int) -> TrainerHeartbeat:
-    return TrainerHeartbeat(
-        trainer="trainer-0",
-        incarnation="life",
-        state="ready",
-        model="policy",
-        step=version,
-        version=version,
-        master_address="127.0.0.1",
-        master_port=1,
-    )
+    of: dict[str, Any] = {"trainer": "trainer-0", "incarnation": "life", "model": "policy", "state": "ready"}
+    return TrainerHeartbeat(**of, step=version, version=version, master_address="127.0.0.1", master_port=1)
 
 
 class CountingBus(FakeBus):

@@ -66,18 +66,6 @@ def test_only_what_somebody_waits_for_makes_it_go_at_once(effects: tuple[Effect,
     assert one.is_due(0.02 + LINGER_S)
 
 
-def test_one_that_follows_close_upon_another_waits_whoever_waits_for_it() -> None:
-    one = schedule()
-    assert one.begin(1.0, has_news=True)
-    one.ended(1.001)
-    one.took(1.0, signals=1)
-    one.decided([ORDER])
-    one.tick(1.0)
-    assert not one.is_due(1.0 + COMMIT_EVERY_S / 2)
-    assert one.plan(1.0, wants_tasks=False).until == pytest.approx(1.0 + COMMIT_EVERY_S)
-    assert one.is_due(1.0 + COMMIT_EVERY_S + EPSILON)
-
-
 @pytest.mark.parametrize(
     ("took_s", "after_s"),
     [(0.001, COMMIT_EVERY_S), (0.006, 0.006 / COMMIT_SHARE), (0.1, COMMIT_LATEST_S), (9.0, COMMIT_LATEST_S)],

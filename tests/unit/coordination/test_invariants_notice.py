@@ -77,6 +77,14 @@ def has_position(result: TaskResult) -> bool:
     return any(part.position is not None for part in result.parts)
 
 
+def has_result(reply: CommandReply) -> bool:
+    return reply.result is not None
+
+
+def of_a_million(reply: Any) -> Any:
+    return reply.result.model_copy(update={"finished_task_count": 10**6})
+
+
 def is_in_pieces(result: TaskResult) -> bool:
     return len(result.parts) > 1 and len({part.attempt for part in result.parts}) == 1
 
@@ -158,39 +166,20 @@ SPOILS: list[tuple[Invariant, Callable[[], Honest]]] = [
     (Invariant.WHOLE, lambda: changed(TaskResult, lambda r: bool(r.parts), parts=lambda r: [*r.parts, r.parts[0]])),
     (Invariant.ONCE, NamedAgain),
     (Invariant.MANIFEST, lambda: changed(BatchRecord, is_trained, manifest=lambda b: b.manifest[1:])),
-    (
-        Invariant.MANIFEST,
-        lambda: changed(BatchRecord, is_trained, failed_task_count=lambda b: b.failed_task_count + 1),
-    ),
-    (
-        Invariant.MANIFEST,
-        lambda: changed(TaskResult, lambda r: r.status == "completed", version_max=lambda _: 10**6),
-    ),
+    (Invariant.MANIFEST, lambda: changed(BatchRecord, is_trained, failed_task_count=lambda b: b.failed_task_count + 1)),
+    (Invariant.MANIFEST, lambda: changed(TaskResult, lambda r: r.status == "completed", version_max=lambda _: 10**6)),
     (Invariant.TRANSITIONS, lambda: dropped(BatchRecord, lambda b: b.state is BatchLifecycleState.FINALIZING)),
     (Invariant.SEQUENCE, lambda: changed(BatchRecord, is_trained, sequence=lambda b: b.sequence + 1)),
     (Invariant.STALENESS, lambda: OtherSettings(max_staleness=-1)),
     (Invariant.INFLIGHT, lambda: OtherSettings(max_inflight_batches=0)),
     (Invariant.SLOTS, lambda: OtherHeartbeats(slots=1)),
     (Invariant.DISPATCH, lambda: OtherHeartbeats(model_version=-1)),
-    (
-        Invariant.ATTEMPTS,
-        lambda: changed(Dispatch, lambda _: True, attempt=lambda dispatch: dispatch.attempt + 1),
-    ),
+    (Invariant.ATTEMPTS, lambda: changed(Dispatch, lambda _: True, attempt=lambda dispatch: dispatch.attempt + 1)),
     (Invariant.ATTEMPTS, lambda: OtherSettings(max_attempts=0)),
     (Invariant.EPOCHS, lambda: changed(ModelVersion, lambda _: True, epoch=lambda _: 1)),
     (Invariant.REPLIES, lambda: doubled(CommandReply)),
-    (
-        Invariant.REPLY_IS_TRUE,
-        lambda: changed(CommandReply, lambda r: r.result is not None, error=lambda _: "unknown_batch"),
-    ),
-    (
-        Invariant.SAME_RESULT,
-        lambda: changed(
-            CommandReply,
-            lambda r: r.result is not None,
-            result=lambda r: r.result.model_copy(update={"finished_task_count": 10**6}),
-        ),
-    ),
+    (Invariant.REPLY_IS_TRUE, lambda: changed(CommandReply, has_result, error=lambda _: "unknown_batch")),
+    (Invariant.SAME_RESULT, lambda: changed(CommandReply, has_result, result=of_a_million)),
     (Invariant.RESTORE, Forgetful),
     (Invariant.MEMORY, Leaking),
 ]

@@ -1,6 +1,5 @@
-"""The machine's small parts: clock, window, staleness, limits, and the order of batches and of explorers."""
+"""The machine's small parts: clock, window, staleness, limits, and the order of batches."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,50 +97,16 @@ def test_train_steps_come_before_their_evaluation_and_before_the_next_step() -> 
     assert [b.batch_id for b in sorted(opened, key=batch_priority)] == ["1@s", "2@s", "2/held@s"]
 
 
-def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, workflow: str = "math") -> Explorer:
-    found = Explorer(name, "life", "ready", slots, version, (workflow,))
-    found.assigned = {(f"{name}-{i}", 1): Attempt(f"{name}-{i}", 0, 1, 1.0) for i in range(busy)}
-    return found
-
-
-def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | None = None) -> OpenTask:
-    task = Task(task_id=task_id, workflow="math", prompt="1")
-    opened = OpenTask(AcceptedTask("b", order, 0, 0, None, runs, per_part, task), page="1", size=100)
-    opened.kind = kind_of(task, "policy")
-    return opened
-
-
-def room(explorers: list[Explorer]) -> FreeSlots:
+def test_room_is_fair_over_many_tasks() -> None:
+    explorers = [Explorer(name, "life", "ready", slots, 0, ("math",)) for name, slots in (("a", 30), ("b", 10))]
     free_slots = FreeSlots()
     for one in explorers:
         free_slots.changed(one)
-    return free_slots
-
-
-@pytest.mark.parametrize(
-    ("explorers", "chosen"),
-    [
-        pytest.param([explorer("a", busy=1), explorer("b")], "b", id="the smallest share taken"),
-        pytest.param([explorer("a", slots=2, busy=1), explorer("b", slots=8, busy=2)], "b", id="share, not number"),
-        pytest.param([explorer("a", version=1), explorer("b", version=2, busy=3)], "b", id="the newest version first"),
-        pytest.param([explorer("b"), explorer("a")], "a", id="by name, to be deterministic"),
-        pytest.param([explorer("failed", version=9), explorer("z", busy=3)], "z", id="not where it has just failed"),
-        pytest.param([explorer("failed"), explorer("z", workflow="other")], "failed", id="there again, if no other"),
-        pytest.param([explorer("a", busy=4), explorer("b", busy=3)], "b", id="only where there is room"),
-    ],
-)
-def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
-    task = open_task("t")
-    task.parts[0].failed_on = "failed"
-    assert room(explorers).of(0, trained=True).place(task, task.parts[0]).name == chosen
-
-
-def test_room_is_fair_over_many_tasks() -> None:
-    explorers = [explorer("a", slots=30), explorer("b", slots=10)]
-    free_slots = room(explorers)
     for number in range(20):
-        task = open_task(f"t{number}", number)
+        given = Task(task_id=f"t{number}", workflow="math", prompt="1")
+        task = OpenTask(AcceptedTask("b", number, 0, 0, None, 8, None, given), page="1", size=100)
+        task.kind = kind_of(given, "policy")
         taker = free_slots.of(0, trained=True).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task_id, 1): Attempt(task.task_id, 0, 1, 1.0)}
         free_slots.changed(taker)
-    assert [len(e.assigned) for e in explorers] == [15, 5]
+    assert [len(e.assigned) for e in explorers] == [15, 5], "the share that is taken counts, not the number"

@@ -42,8 +42,7 @@ EXPECTED = [(1, 1, 1, 10), (1, 3, 1, 11), (1, 2, 1, 14)]
 
 
 def test_a_manifest_and_a_result_name_every_piece_in_order_after_a_restart_too() -> None:
-    harness = Harness(batch_size=2)
-    harness.beat()
+    harness = Harness(batch_size=2).begun()
     for task in ("a", "b"):
         harness.task(task)
     commands = harness.finished("a", **in_pieces())
@@ -58,9 +57,7 @@ def test_a_manifest_and_a_result_name_every_piece_in_order_after_a_restart_too()
 
 
 def test_an_answer_that_waits_for_other_parts_keeps_its_pieces_over_a_restart() -> None:
-    harness = Harness(batch_size=1, group_size=4, max_repeat_times_per_runner=2)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=1, group_size=4, max_repeat_times_per_runner=2).begun("a")
     harness.finished("a", **in_pieces())
     harness.restart()
     assert [(p.partition, p.offset) for p in counting(harness.machine)] == PLACES, "retention must leave them alone"
@@ -77,9 +74,7 @@ def test_an_answer_that_waits_for_other_parts_keeps_its_pieces_over_a_restart() 
     ],
 )
 def test_pieces_that_contradict_the_result_are_no_answer(fields: dict[str, Any], why: str) -> None:
-    harness = Harness(batch_size=1)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=1).begun("a")
     commands = harness.finished("a", **fields)
     assert Fact.ATTEMPT_FAILED in facts(commands)
     assert why in str(commands)
@@ -87,8 +82,7 @@ def test_pieces_that_contradict_the_result_are_no_answer(fields: dict[str, Any],
 
 def test_the_pieces_of_a_batch_are_no_more_than_its_record_has_room_for() -> None:
     most = MAX_BATCH_PARTS // 16_384
-    harness = Harness(batch_size=16_384)
-    harness.beat()
+    harness = Harness(batch_size=16_384).begun()
     harness.submit("large", 16_384)
     for number in range(16_384):
         harness.machine.handle(harness.arrived(f"t{number}", batch_id="large"), 0.0)
@@ -102,9 +96,7 @@ def test_the_pieces_of_a_batch_are_no_more_than_its_record_has_room_for() -> Non
 
 @pytest.mark.parametrize("place", [(1, 14), (1, 9)])
 def test_a_task_that_has_lost_one_piece_has_failed(place: tuple[int, int]) -> None:
-    harness = Harness(batch_size=1)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=1).begun("a")
     (batch,) = [b for b in batches(harness.finished("a", **in_pieces())) if b.state == "finalized"]
     partition, offset = place
     begins = {partition: 11} if offset < 10 else {partition: 0}
@@ -115,9 +107,7 @@ def test_a_task_that_has_lost_one_piece_has_failed(place: tuple[int, int]) -> No
 
 
 def test_a_place_in_a_partition_that_there_is_not_is_one_that_is_gone() -> None:
-    harness = Harness(batch_size=1)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=1).begun("a")
     commands = harness.finished("a", experience=Position(partition=99, offset=0))
     (batch,) = [b for b in batches(commands) if b.state == "finalized"]
     (entry,) = without_lost(batch, {0: 0}, {0: 5}).manifest

@@ -41,9 +41,10 @@ def test_tasks_go_to_the_explorers_of_their_pool() -> None:
 
 def test_the_name_of_the_trained_model_names_its_pool() -> None:
     harness = Harness(batch_size=2)
-    harness.beat("e0", pool="policy")
     harness.task("a", pool="policy")
-    assert taken(harness.task("b")) == [("a", "e0", 0), ("b", "e0", 0)]
+    harness.task("b")
+    assert harness.machine.figures().unserved == [UnservedPool(pool="policy", parts=2)]
+    assert taken(harness.beat("e0", pool="policy")) == [("a", "e0", 0), ("b", "e0", 0)]
 
 
 def test_explorers_without_a_trainer_get_work_batch_after_batch() -> None:
@@ -103,12 +104,6 @@ def test_a_task_for_a_pool_that_nobody_serves_is_accepted_waits_and_is_told_of()
     assert harness.machine.figures().unserved == [UnservedPool(pool="judge", parts=1)]
     assert taken(fixed(harness, "judge", "judge", workflows=["grade"])) == [("a", "judge", 0)]
     assert harness.machine.figures().unserved == []
-
-
-def test_the_trained_models_own_pool_is_told_of_by_its_name() -> None:
-    harness = Harness(batch_size=1)
-    harness.task("a")
-    assert harness.machine.figures().unserved == [UnservedPool(pool="policy", parts=1)]
 
 
 def test_who_waits_for_a_batch_of_an_unserved_pool_is_answered_when_its_time_is_up() -> None:

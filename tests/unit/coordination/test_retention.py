@@ -28,12 +28,8 @@ def batch(batch_id: str, *positions: Position, batch_type: str = "train", state:
         state=BatchLifecycleState(state),
         sequence=1,
         manifest=[
-            ManifestEntry(
-                task_id=f"{batch_id}-{number}",
-                status="completed",
-                parts=[ResultPart(attempt=1, samples=1, position=position)],
-            )
-            for number, position in enumerate(positions)
+            ManifestEntry(task_id=f"{batch_id}-{number}", status="completed", parts=[part])
+            for number, part in enumerate(ResultPart(attempt=1, samples=1, position=at) for at in positions)
         ],
     )
 
@@ -64,10 +60,8 @@ def test_what_is_read_and_old_goes_and_nothing_else_of_the_inputs() -> None:
     consumed = {(TASKS.name, 0): 50, (TASKS.name, 1): 7, (TASKS.name, 2): 9}
     aged = {(TASKS.name, 0): 30, (TASKS.name, 1): FOREVER, (TASKS.name, 2): FOREVER}
     begins = {(TASKS.name, 2): 9}
-    assert twice(Retention(), look(consumed=consumed, aged=aged, begins=begins)) == {
-        (TASKS.name, 0): 30,
-        (TASKS.name, 1): 7,
-    }
+    found = twice(Retention(), look(consumed=consumed, aged=aged, begins=begins))
+    assert found == {(TASKS.name, 0): 30, (TASKS.name, 1): 7}
 
 
 def test_nothing_goes_at_the_first_look() -> None:

@@ -63,11 +63,7 @@ def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
         "results": {name: list(ledger._results.of(name)) for name in ledger.batches},
         "finalizers": {name: known(kept.waiters.of(name)) for name in ledger.batches},
         "remembered": [known(part) for part in (ledger.done, ledger.closed, kept.outcomes.memory, kept.replies.memory)],
-        "wants_tasks": (
-            ledger.wants_tasks(),
-            known(ledger.backlog.tasks),
-            known(ledger.backlog.results),
-        ),
+        "wants_tasks": (ledger.wants_tasks(), known(ledger.backlog.tasks), known(ledger.backlog.results)),
         "moves": (set(ledger.handed_out), set(ledger.complete)),
     }
 

@@ -1,15 +1,12 @@
 """What the machine is told of what was read."""
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from schemas import Task
 from schemas.topics import TASKS
-from trinity_bus.bus import Received
+from tests.support.fakes.received import received
+from tests.support.spans import recorded_spans
 from trinity_bus.coordination.inputs import TaskArrived
-from workers.coordinator import spans as spans_of_coordinator
 from workers.coordinator.inputs import inputs_of
 from workers.coordinator.spans import Spans
 
@@ -20,17 +17,9 @@ SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_a_task_has_its_span_whether_or_not_its_sender_traces(
     monkeypatch: pytest.MonkeyPatch, traceparent: str | None
 ) -> None:
-    exported = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exported))
-    monkeypatch.setattr(spans_of_coordinator, "_TRACER", provider.get_tracer("test"))
     task = Task(task_id="task-1", workflow="math", prompt="1 + 1")
-    received = Received(
-        record=task, topic=TASKS, partition=1, offset=7, key=None, raw=b"", headers=(), traceparent=traceparent,
-        timestamp_ms=0,
-    )  # fmt: skip
-    with Spans("test") as spans:
-        (arrived,) = inputs_of([received], spans)
+    with recorded_spans(monkeypatch, "workers.coordinator.spans") as exported, Spans("test") as spans:
+        (arrived,) = inputs_of([received(task, TASKS, 7, partition=1, traceparent=traceparent)], spans)
     assert isinstance(arrived, TaskArrived)
     (span,) = exported.get_finished_spans()
     assert span.name == "process tasks"

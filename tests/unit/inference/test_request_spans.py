@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from schemas import Sampling
+from tests.support.spans import recorded_spans
 from trinity_bus.inference.errors import RequestRefusedError
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.inference.tracing import answered, request_span
@@ -19,12 +18,8 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("trinity_bus.inference.tracing._TRACER", provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
+    with recorded_spans(monkeypatch, "trinity_bus.inference.tracing") as exporter:
+        yield exporter
 
 
 def test_a_request_is_told_in_the_names_of_the_conventions(spans: InMemorySpanExporter) -> None:

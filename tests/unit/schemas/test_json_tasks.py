@@ -88,14 +88,6 @@ def test_the_largest_task_can_be_sent_on() -> None:
     half = MAX_CONTAINERS // 2 - 7
     data = {"a": [[[]] * (half // 4)] * 4, "b": [0] * (MAX_VALUES // 2 - half - 20)}
     task = decode(line(data=data), Task)
-    dispatch = Dispatch(
-        explorer="e",
-        incarnation="i",
-        task=task,
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        repeat_times=1,
-        timeout_s=1.0,
-    )
+    names = {"explorer": "e", "incarnation": "i", "batch_id": "b", "batch_type": "train"}
+    dispatch = Dispatch(**names, task=task, attempt=1, repeat_times=1, timeout_s=1.0)
     assert decode(encode(dispatch), Dispatch) == dispatch

@@ -2,7 +2,6 @@
 
 import dataclasses
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,17 +14,7 @@ from schemas.codec import decode, encode
 from schemas.errors import EncodeError
 from schemas.experience import MAX_PIECES
 from schemas.pieces import join_groups, split_group
-
-SAID: dict[str, Any] = {
-    "task_id": "t" * 40,
-    "attempt": 3,
-    "batch_id": "b",
-    "batch_type": "train",
-    "workflow": "math",
-    "model": "policy",
-    "explorer": "explorer-0",
-    "incarnation": "life",
-}
+from tests.unit.schemas.record_strategies import OF_GROUP
 
 
 def rollout(  # noqa: PLR0917 - strategies give them by position
@@ -76,7 +65,7 @@ def routed(runs: list[Rollout], layers: int) -> list[Rollout]:
 
 groups = st.builds(
     lambda runs, bare, layers: msgspec.structs.replace(
-        build_group(routed(runs, layers), version=3, **SAID),
+        build_group(routed(runs, layers), version=3, **OF_GROUP),
         **({"metrics": [], "finish_reasons": []} if bare else {}),
     ),
     st.lists(rollouts, min_size=1, max_size=12),
@@ -104,21 +93,21 @@ def test_a_group_is_split_into_what_fits_and_joined_again(group: ExperienceGroup
 
 @given(st.lists(rollouts, min_size=1, max_size=12), st.integers(1100, 5000))
 def test_only_a_sample_that_is_too_large_alone_is_refused(runs: list[Rollout], limit: int) -> None:
-    group = build_group(runs, version=3, **SAID)
+    group = build_group(runs, version=3, **OF_GROUP)
     try:
         pieces = split_group(group, limit)
     except EncodeError:
-        assert max(len(encode(build_group([run], version=3, **SAID))) for run in runs) > limit - 2560
+        assert max(len(encode(build_group([run], version=3, **OF_GROUP))) for run in runs) > limit - 2560
         return
     assert max(len(encode(piece)) for piece in pieces) <= limit
     assert_same(join_groups(pieces), group)
 
 
 def test_what_no_split_helps_is_a_plain_error() -> None:
-    group = build_group([rollout(1, 10, 0, 0, []), rollout(1, 2000, 0, 5, [])], **SAID)
+    group = build_group([rollout(1, 10, 0, 0, []), rollout(1, 2000, 0, 5, [])], **OF_GROUP)
     with pytest.raises(EncodeError, match=r"^run 5: a sample of 16,\d+ bytes, and \d,\d+ is the most .*max_record_mib"):
         split_group(group, 10_000)
-    many = build_group([rollout(1, 200, 0, run, []) for run in range(MAX_PIECES + 1)], **SAID)
+    many = build_group([rollout(1, 200, 0, run, []) for run in range(MAX_PIECES + 1)], **OF_GROUP)
     with pytest.raises(EncodeError, match=rf"^a group in {MAX_PIECES + 1} pieces, and a result names {MAX_PIECES} at"):
         split_group(many, 3500)
 

@@ -1,34 +1,20 @@
 """The table of metrics, and the ledger of them: what is on it after any end is what was written, once."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, StepEnded, StepTrained
-from schemas.record import Record
-from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
-from trinity_bus.bus import Received
+from tests.support.fakes.received import received as at_place
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.table import MetricsLine, line_of
 
+received = partial(at_place, timestamp_ms=1500)
 LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
-
-
-def received(record: Record, topic: Topic, offset: int = 0) -> Received[Any]:
-    return Received(
-        topic=topic,
-        partition=0,
-        offset=offset,
-        timestamp_ms=1500,
-        key=None,
-        headers=(),
-        raw=b"",
-        record=record,
-        traceparent=None,
-    )
 
 
 def step(number: int, **more: Any) -> StepTrained:

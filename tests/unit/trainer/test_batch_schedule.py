@@ -6,24 +6,11 @@ import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry
 from schemas.topics import BATCHES
-from trinity_bus.bus import Received, Undecodable
+from tests.support.fakes.received import received
+from trinity_bus.bus import Undecodable
 from trinity_bus.training.checkpoint import AnnouncedSteps
 from workers.trainer.batch_schedule import BatchSchedule
 from workers.trainer.errors import BatchError
-
-
-def received(record: Any, offset: int) -> Received[Any]:
-    return Received(
-        record=record,
-        topic=BATCHES,
-        partition=0,
-        offset=offset,
-        key=None,
-        raw=b"",
-        headers=(),
-        traceparent=None,
-        timestamp_ms=0,
-    )
 
 
 def finalized(sequence: int) -> BatchRecord:
@@ -44,7 +31,7 @@ def skipped(sequence: int, **changes: Any) -> BatchSkipped:
 def agenda(*records: Any, told: AnnouncedSteps | None = None) -> BatchSchedule:
     made = BatchSchedule(told or AnnouncedSteps())
     for offset, record in enumerate(records):
-        made.take(received(record, offset))
+        made.take(received(record, BATCHES, offset))
     return made
 
 
@@ -62,8 +49,8 @@ def test_a_skip_counts_wherever_it_stands_before_its_batch_is_trained() -> None:
     made = agenda(running, finalized(1), finalized(2), skipped(1), finalized(3))
     assert order(made) == [(1, 2, "poison"), (2, 3, None), (3, 5, None)]
     assert made.next(3) is None
-    made.take(received(finalized(4), 5))
-    made.take(received(skipped(4), 6))
+    made.take(received(finalized(4), BATCHES, 5))
+    made.take(received(skipped(4), BATCHES, 6))
     assert order(made, 3) == [(4, 6, "poison")]
 
 
@@ -92,6 +79,6 @@ def test_what_follows_are_the_train_batches_that_are_known() -> None:
     running = finalized(9).model_copy(update={"state": BatchLifecycleState.RUNNING})
     evaluated = finalized(9).model_copy(update={"batch_type": "eval"})
     for offset, record in enumerate([finalized(1), running, finalized(2), evaluated, skipped(2), finalized(3)]):
-        agenda.take(received(record, offset))
+        agenda.take(received(record, BATCHES, offset))
     assert agenda.next(0) is not None
     assert [batch.sequence for batch in agenda.following()] == [2, 3]

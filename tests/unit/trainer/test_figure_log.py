@@ -13,6 +13,7 @@ from schemas import LeftOut, Position, ResultPart, StepGroup, TokenFigures
 from schemas.codec import encode
 from schemas.token_figures import FLOAT16
 from schemas.topic import Topic
+from tests.support.fakes.received import durable
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Bus
 from trinity_bus.errors import BrokerUnreachableError, RecordTooLargeError, SendError
@@ -88,9 +89,7 @@ class FakeProducers:
         self._send(record)
         encode(record)
         self.sent.append(record)
-        written = asyncio.get_running_loop().create_future()
-        written.set_result(None)
-        return written
+        return durable()
 
 
 def counts(dropped: list[int], at_least: int) -> bool:

@@ -81,17 +81,29 @@ def answering(line: launched_ranks._PeerLine) -> threading.Thread:
     return thread
 
 
+@contextlib.contextmanager
+def following(ranks: LaunchedRanks) -> Iterator[Followers]:
+    followers = Followers(3, ranks)
+    try:
+        yield followers
+    finally:
+        followers.end()
+        followers.disarm()
+
+
+def join(followers: Followers) -> None:
+    followers.begin(Join("1.0"))
+    followers.settle(0)
+
+
 def test_ranks_that_connect_make_calls_and_may_come_again(ranks: LaunchedRanks, connect: Connect) -> None:
     for _ in range(2):
         threads = [answering(connect(rank)) for rank in (2, 1)]
         ranks.wait(3)
-        followers = Followers(3, ranks)
-        followers.begin(Join("1.0"))
-        followers.settle(0)
-        followers.begin(Leave())
-        followers.settle(None)
-        followers.end()
-        followers.disarm()
+        with following(ranks) as followers:
+            join(followers)
+            followers.begin(Leave())
+            followers.settle(None)
         for thread in threads:
             thread.join()
 
@@ -99,15 +111,11 @@ def test_ranks_that_connect_make_calls_and_may_come_again(ranks: LaunchedRanks, 
 def test_the_end_of_a_connection_is_the_end_of_the_rank(ranks: LaunchedRanks, connect: Connect) -> None:
     thread, second = answering(connect(1)), connect(2)
     ranks.wait(3)
-    followers = Followers(3, ranks)
-    try:
+    with following(ranks) as followers:
         second.close()
         wait_until(lambda: not followers.ready, "it is noticed", 10)
         with pytest.raises(RankError, match=r"rank 2 of 3 \(at 127\.0\.0\.1\) is gone: the other side closed"):
             followers.begin(Join("1.0"))
-    finally:
-        followers.end()
-        followers.disarm()
     thread.join()
 
 
@@ -123,11 +131,8 @@ def test_a_stranger_costs_no_rank_and_learns_nothing(
     wait_until(lambda: "a connection for ranks from 127.0.0.1 came to nothing" in caplog.text, "it is said", 10)
     threads = [answering(connect(rank)) for rank in (1, 2)]
     ranks.wait(3)
-    followers = Followers(3, ranks)
-    followers.begin(Join("1.0"))
-    followers.settle(0)
-    followers.end()
-    followers.disarm()
+    with following(ranks) as followers:
+        join(followers)
     for thread in threads:
         thread.join()
 
@@ -206,11 +211,8 @@ def test_one_that_has_connected_twice_is_taken_once(ranks: LaunchedRanks, connec
     ranks.wait(3)
     assert before.receive(100) is None
     assert len(ranks._listener._members["rank-1"]) == 1, "its listener has let go of the first one, too"
-    followers = Followers(3, ranks)
-    followers.begin(Join("1.0"))
-    followers.settle(0)
-    followers.end()
-    followers.disarm()
+    with following(ranks) as followers:
+        join(followers)
 
 
 def test_a_message_over_the_limit_is_refused_on_both_sides(

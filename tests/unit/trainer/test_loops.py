@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from schemas import BatchRecord, BatchSkipped, StepBegun, StepTrained
 from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS
+from tests.support.fakes.received import durable, received
 from tests.support.fakes.tiny_trainer import write_model
 from tests.unit.trainer.test_batch_steps import batch
 from tests.unit.trainer.test_version_publisher import Engine, Publisher
@@ -60,13 +61,11 @@ class FakeReader:
     """Its records, then nothing more, for ever."""
 
     def __init__(self, records: list[Any], topic: Topic) -> None:
-        self._records = [
-            Received(record, topic, 0, offset, None, b"", (), None, 0) for offset, record in enumerate(records)
-        ]
+        self._records = [received(record, topic, offset) for offset, record in enumerate(records)]
 
     async def replay(self) -> AsyncIterator[Received[Any]]:
-        for received in self._records:
-            yield received
+        for each in self._records:
+            yield each
 
     async def batch(self, _timeout_s: float) -> list[Received[Any]]:
         await asyncio.Event().wait()
@@ -93,9 +92,7 @@ class FakeBus:
     async def send(self, topic: Topic, _key: str, record: Any) -> "asyncio.Future[None]":
         if topic is STEPS or isinstance(record, StepTrained):
             self.sent.append(record)
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        written.set_result(None)
-        return written
+        return durable()
 
 
 @pytest.mark.parametrize("publish", ["durable", "staged"])

@@ -2,35 +2,18 @@ from typing import Any
 
 import pytest
 
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    ExperienceGroup,
-    ManifestEntry,
-    Position,
-    ResultPart,
-    Task,
-)
+from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.received import received as at_place
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, first_replayable, groups_of, positions_of
 
 
 def received(record: Any, topic: Topic = BATCHES, offset: int = 7) -> Received[Any]:
-    return Received(
-        record=record,
-        topic=topic,
-        partition=0,
-        offset=offset,
-        key=None,
-        raw=b"",
-        headers=(),
-        traceparent=None,
-        timestamp_ms=0,
-    )
+    return at_place(record, topic, offset)
 
 
 def batch(**changes: Any) -> BatchRecord:
@@ -77,8 +60,7 @@ def test_what_asks_for_nothing(record: Any) -> None:
 @pytest.mark.parametrize("trained", [0, 1, 3, 50])
 def test_another_history_is_an_error_and_not_skipped(trained: int) -> None:
     with pytest.raises(
-        BatchError,
-        match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} was trained on .*another run",
+        BatchError, match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} was trained on .*another run"
     ):
         batch_to_train(received(batch()), trained_sequence=trained)
 

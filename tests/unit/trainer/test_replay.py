@@ -72,10 +72,7 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"limited_sampling": "train"},
-            "trainer.limited_sampling: leave_out -> train: a replay trains on what the ",
-        ),
+        ({"limited_sampling": "train"}, "trainer.limited_sampling: leave_out -> train: a replay trains on what the "),
         ({"effective_groups": 2}, "trainer.effective_groups: None -> 2: "),
         ({"effective_batches": 2}, "trainer.effective_batches: 4 -> 2: "),
         ({"replay_groups": 2}, "trainer.replay_groups: 16 -> 2: "),

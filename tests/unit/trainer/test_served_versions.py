@@ -6,6 +6,7 @@ import pytest
 from schemas import ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from tests.support.fakes.announcements import announced
+from tests.support.fakes.received import received as at_place
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.version_publisher import ServedVersions
 
@@ -15,17 +16,8 @@ def announcement(epoch: int, *explorers: str, version: int = 1, incarnation: str
 
 
 def received(record: Any, traceparent: str | None = None) -> Received[Any]:
-    return Received(
-        record=record,
-        topic=MODEL_VERSIONS if isinstance(record, ModelVersion) else EXPLORER_EVENTS,
-        partition=0,
-        offset=0,
-        key=None,
-        raw=b"",
-        headers=(),
-        traceparent=traceparent,
-        timestamp_ms=0,
-    )
+    topic = MODEL_VERSIONS if isinstance(record, ModelVersion) else EXPLORER_EVENTS
+    return at_place(record, topic, traceparent=traceparent)
 
 
 class FakeReader:
@@ -81,16 +73,8 @@ async def test_members_of_this_lifes_announcements_are_let_in_and_the_last_versi
 
 
 def synced(**changes: Any) -> WeightsSynced:
-    values: dict[str, Any] = {
-        "explorer": "explorer-0",
-        "incarnation": "a",
-        "model": "policy",
-        "version": 1,
-        "epoch": 1,
-        "ok": True,
-        "checksum": "aa",
-    }
-    return WeightsSynced(**{**values, **changes})
+    of: dict[str, Any] = {"explorer": "explorer-0", "incarnation": "a", "model": "policy"}
+    return WeightsSynced(**{**of, "version": 1, "epoch": 1, "ok": True, "checksum": "aa", **changes})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 
 from schemas import LeftOut, Position, ResultPart, StepBegun, StepGroup
 from schemas.topics import STEPS
+from tests.support.fakes.received import received as at_place
+from tests.support.fakes.steps import begun_step
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
 from workers.trainer.step_records import StepRecords, otherwise
@@ -15,31 +17,18 @@ from workers.trainer.step_records import StepRecords, otherwise
 def begun(**changes: Any) -> StepBegun:
     part = ResultPart(attempt=1, samples=4, position=Position(partition=0, offset=3))
     fields: dict[str, Any] = {
-        "trainer": "trainer-0",
-        "incarnation": "life-2",
-        "run": "run-1",
-        "model": "policy",
         "step": 3,
         "batch_id": "batch-3",
         "sequence": 3,
         "next_offset": 9,
+        "incarnation": "life-2",
         "groups": [StepGroup(task_id="task-1", parts=[part])],
     }
-    return StepBegun(**fields | changes)
+    return begun_step(**fields | changes)
 
 
 def received(record: Any) -> Received[Any]:
-    return Received(
-        record=record,
-        topic=STEPS,
-        partition=0,
-        offset=7,
-        key="trainer-0/3",
-        raw=b"",
-        headers=(),
-        traceparent=None,
-        timestamp_ms=0,
-    )
+    return at_place(record, STEPS, 7, key="trainer-0/3")
 
 
 def records(*known: StepBegun, trained: int = 2) -> StepRecords:

@@ -11,6 +11,7 @@ import pytest
 from schemas import StepEnded
 from schemas.step import KEPT_STEPS
 from schemas.topic import Topic
+from tests.support.fakes.received import durable
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings, TrainerSettings
@@ -82,9 +83,7 @@ class FakeTopic:
 
     async def send(self, _topic: Topic, key: str, record: object) -> Any:
         self.sent.append((key, record))
-        written = asyncio.get_running_loop().create_future()
-        written.set_result(None)
-        return written
+        return durable()
 
     async def send_raw(self, topic: Topic, key: str, value: object) -> Any:
         return await self.send(topic, key, value)

@@ -1,14 +1,16 @@
 """What the trainer tells of versions, new ones and those that it brings back. The engine and the log are fakes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from schemas import ModelVersion, StepTrained, VersionRefused
+from tests.support.fakes.received import durable
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
@@ -68,9 +70,7 @@ class Log:
 
     async def send(self, _topic: object, _key: str, record: object) -> "asyncio.Future[None]":
         self.sent.append(record)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+        return durable()
 
 
 class Trainer:
@@ -97,25 +97,16 @@ class Trainer:
         await self.versions.announce(Trained(self.engine.progress, *of_step), publish=True)
 
 
-async def told(directory: Path, harness: Callable[[Trainer], Awaitable[None]]) -> Trainer:
-    """The trainer after all of it."""
-
-    async def run() -> Trainer:
-        async with EngineThread() as thread:
-            trainer = Trainer(directory, thread)
-            await harness(trainer)
-            return trainer
-
-    return await run()
+@pytest.fixture
+async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
+    async with EngineThread() as thread:
+        yield Trainer(tmp_path, thread)
 
 
-async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -> None:
-    async def harness(trainer: Trainer) -> None:
-        for _ in range(3):
-            await trainer.step()
-        await trainer.versions.publish_again(1)
-
-    trainer = await told(tmp_path, harness)
+async def test_a_version_comes_back_with_the_bytes_that_it_had(trainer: Trainer) -> None:
+    for _ in range(3):
+        await trainer.step()
+    await trainer.versions.publish_again(1)
     first, *_, again = trainer.log.sent
     assert isinstance(again, StepTrained)
     assert (again.again, again.publish, again.version, again.step) == (True, True, 1, 1)
@@ -127,51 +118,39 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -
     assert trainer.versions.published_version == 3
 
 
-async def test_the_newest_version_is_at_hand(tmp_path: Path) -> None:
-    async def harness(trainer: Trainer) -> None:
-        await trainer.publish()
-        await trainer.versions.publish_again(0)
-
-    trainer = await told(tmp_path, harness)
+async def test_the_newest_version_is_at_hand(trainer: Trainer) -> None:
+    await trainer.publish()
+    await trainer.versions.publish_again(0)
     first, again = trainer.log.sent
     assert (again.version, again.again, again.checksum) == (0, True, first.checksum)
 
 
-async def test_a_version_without_a_checkpoint_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
-    async def harness(trainer: Trainer) -> None:
-        for _ in range(5):
-            await trainer.step()
-        await trainer.versions.publish_again(2)
-
-    trainer = await told(tmp_path, harness)
+async def test_a_version_without_a_checkpoint_is_refused_with_those_that_have_one(trainer: Trainer) -> None:
+    for _ in range(5):
+        await trainer.step()
+    await trainer.versions.publish_again(2)
     refused = trainer.log.sent[-1]
     assert isinstance(refused, VersionRefused)
     assert (refused.version, refused.available) == (2, [3, 4, 5])
     assert "keep_checkpoints" in refused.reason
 
 
-async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_path: Path) -> None:
-    async def harness(trainer: Trainer) -> None:
-        for _ in range(3):
-            await trainer.step()
-        await trainer.versions.publish_again(2)
-        for _ in range(5):
-            await trainer.step()
-        assert checkpoint.steps(tmp_path) == [2, 6, 7, 8]
-        assert 2 in trainer.staging.versions
-        await trainer.versions.publish_again(7)
+async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(trainer: Trainer) -> None:
+    for _ in range(3):
         await trainer.step()
-        assert checkpoint.steps(tmp_path) == [7, 8, 9]
+    await trainer.versions.publish_again(2)
+    for _ in range(5):
+        await trainer.step()
+    assert checkpoint.steps(trainer.directory) == [2, 6, 7, 8]
+    assert 2 in trainer.staging.versions
+    await trainer.versions.publish_again(7)
+    await trainer.step()
+    assert checkpoint.steps(trainer.directory) == [7, 8, 9]
 
-    await told(tmp_path, harness)
 
-
-async def test_a_step_that_is_not_published_is_told(tmp_path: Path) -> None:
-    async def harness(trainer: Trainer) -> None:
-        trainer.engine.step(tmp_path, keep=3)
-        await trainer.versions.announce(Trained(trainer.engine.progress, "batch", {"loss": 0.5}, 1.0), publish=False)
-
-    trainer = await told(tmp_path, harness)
+async def test_a_step_that_is_not_published_is_told(trainer: Trainer) -> None:
+    trainer.engine.step(trainer.directory, keep=3)
+    await trainer.versions.announce(Trained(trainer.engine.progress, "batch", {"loss": 0.5}, 1.0), publish=False)
     (step,) = trainer.log.sent
     assert (step.publish, step.step, step.batch_id, step.metrics["loss"]) == (False, 1, "batch", 0.5)
     assert trainer.versions.published_version == -1

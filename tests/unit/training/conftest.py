@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,10 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.parallel import initialized
+from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.torch_engine import TorchEngine
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +36,14 @@ def group() -> Callable[..., ExperienceGroup]:
 @pytest.fixture(scope="session")
 def model_at() -> Callable[..., Path]:
     return write_model
+
+
+@pytest.fixture(params=["megatron", "torch"])
+def engine(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -> Callable[..., RankEngine]:
+    """Makes engines of both kinds, with the settings that are given."""
+
+    def make(**settings: Any) -> RankEngine:
+        made = TrainerSettings(**{"model_path": str(model_folder), "learning_rate": 1e-2, **settings})
+        return MegatronEngine(made, layout) if request.param == "megatron" else TorchEngine(made)
+
+    return make

@@ -18,7 +18,6 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.rank_engine import RankEngine
-from trinity_bus.training.torch_engine import TorchEngine
 
 
 def test_what_is_exported(
@@ -54,15 +53,6 @@ def test_beside_transformer_engine_adapters_take_megatrons_own_layers(
     assert MegatronEngine(settings, layout).train_step([group()])["grad_norm"] > 0
 
 
-@pytest.fixture(params=["megatron", "torch"])
-def of_rank(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -> Callable[[int], RankEngine]:
-    def make(rank: int) -> RankEngine:
-        settings = TrainerSettings(model_path=str(model_folder), lora_rank=rank)
-        return MegatronEngine(settings, layout) if request.param == "megatron" else TorchEngine(settings)
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("ranks", "refusal"),
     [
@@ -72,9 +62,9 @@ def of_rank(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) 
     ],
 )
 def test_a_checkpoint_with_other_adapters_is_refused(
-    of_rank: Callable[[int], RankEngine], ranks: tuple[int, int], refusal: str, tmp_path: Path
+    engine: Callable[..., RankEngine], ranks: tuple[int, int], refusal: str, tmp_path: Path
 ) -> None:
-    written, ours = map(of_rank, ranks)
+    written, ours = (engine(lora_rank=rank) for rank in ranks)
     written.save_checkpoint(tmp_path, written.progress).result()
     with pytest.raises(CheckpointError, match=refusal):
         ours.load_latest(tmp_path)

@@ -101,13 +101,7 @@ def test_damage_is_told_with_the_way_out(tmp_path: Path, damage: object) -> None
         checkpoint.read_progress(folder, US)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"dtype": "torch.bfloat16"},
-        {"engine": "torch"},
-    ],
-)
+@pytest.mark.parametrize("other", [{"dtype": "torch.bfloat16"}, {"engine": "torch"}])
 def test_another_engine_or_type_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
     folder = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="start with the same, or with this folder as model_path"):
@@ -132,10 +126,7 @@ with checkpoint.exclusive(pathlib.Path(sys.argv[1])):
     sys.stdin.read()
 """
     holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
         assert holder.stdout is not None

@@ -59,6 +59,10 @@ def drawn(group: ExperienceGroup, first: tuple[float, ...]) -> np.ndarray:
     return np.array([first, *[(np.nan,) * 4] * (len(group) - 1)], np.float32)
 
 
+def left(*groups: ExperienceGroup, bounds: Bounds = BOUNDS, limited: bool = False, greedy: bool = False) -> Any:
+    return left_out(groups, bounds, train_limited=limited, wants_greedy=greedy)
+
+
 def trained(groups: list[ExperienceGroup]) -> Any:
     batch = prepare(groups, version=0, advantage=GRPO(TrainerSettings()))
     return [(sample.tokens.tolist(), sample.advantages.tolist()) for sample in batch.samples], batch.metrics
@@ -70,7 +74,7 @@ def test_what_is_left_out_might_never_have_been_drawn(
 ) -> None:
     good = group(task_id="task-7")
     poisoned = replace(good, **damage(good))
-    (found,) = left_out([poisoned], BOUNDS, train_limited=False, wants_greedy=False)
+    (found,) = left(poisoned)
     assert (found.task_id, found.reason, found.samples) == ("task-7", reason, [0])
     assert detail in found.detail
     samples, metrics = trained(without([poisoned], [found]))
@@ -85,9 +89,9 @@ def test_limited_samples_are_trained_on_where_the_setting_says_so_but_never_gree
     one = group()
     limited = replace(one, sampling=drawn(one, (0.7, 0.9, 0, 0)))
     greedy = replace(one, sampling=drawn(one, (0, 0.9, 0, 0)))
-    assert left_out([limited], BOUNDS, train_limited=True, wants_greedy=False) == []
+    assert left(limited, limited=True) == []
     assert trained([limited])[1]["samples_limited"] == 1
-    assert [found.reason for found in left_out([greedy], BOUNDS, train_limited=True, wants_greedy=False)] == ["greedy"]
+    assert [found.reason for found in left(greedy, limited=True)] == ["greedy"]
 
 
 def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:
@@ -99,10 +103,10 @@ def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:
         logprobs=logprobs,
         mask_bits=np.packbits(np.ones(len(logprobs), np.bool_)),
     )
-    (found,) = left_out([bare], BOUNDS, train_limited=False, wants_greedy=False)
+    (found,) = left(bare)
     assert (found.reason, found.samples) == ("no_prompt", [0, 1, 2, 3])
     assert without([bare], [found]) == []
-    (long,) = left_out([whole], Bounds(32, 2), train_limited=False, wants_greedy=False)
+    (long,) = left(whole, bounds=Bounds(32, 2))
     assert (long.reason, long.samples) == ("too_long", [0, 1, 2, 3])
 
 
@@ -110,7 +114,7 @@ def test_nothing_is_asked_of_logprobs_that_are_not_trained_on(group: MakeGroup) 
     whole = group()
     spoiled = replace(whole, logprobs=np.where(whole.mask, whole.logprobs, np.float32(np.nan)))
     assert not whole.mask.all()
-    assert left_out([spoiled], BOUNDS, train_limited=False, wants_greedy=False) == []
+    assert left(spoiled) == []
     for sample in prepare([spoiled], version=0, advantage=GRPO(TrainerSettings())).samples:
         assert np.isfinite(sample.rollout_logprobs).all()
         assert np.isfinite(sample.old_logprobs).all()
@@ -121,7 +125,7 @@ def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_rewar
     mask = whole.mask.copy()
     mask[: int((whole.lengths - whole.prompt_lengths)[0])] = False
     masked = replace(whole, mask_bits=np.packbits(mask))
-    (found,) = left_out([masked], BOUNDS, train_limited=False, wants_greedy=False)
+    (found,) = left(masked)
     assert (found.reason, found.samples) == ("all_masked", [0])
     assert without([masked], [found]) == [masked]
     others, _ = trained([masked])
@@ -134,7 +138,7 @@ def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_rewar
         mask_bits=np.zeros(0, np.uint8),
         versions=np.zeros((0, 3), np.int32),
     )
-    assert [one.reason for one in left_out([empty], BOUNDS, train_limited=False, wants_greedy=False)] == ["empty"]
+    assert [one.reason for one in left(empty)] == ["empty"]
 
 
 def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_never_trained_on(
@@ -142,17 +146,14 @@ def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_ne
 ) -> None:
     one = group(rewards=[0.25, 1.0, 0.0, 1.0])
     mixed = replace(one, sampling=drawn(one, (0, 1, 0, 0)))
-    (found,) = left_out([mixed], BOUNDS, train_limited=False, wants_greedy=True)
+    (found,) = left(mixed, greedy=True)
     assert (found.reason, found.samples) == ("baseline", [0])
     (kept,) = without([mixed], [found])
     assert kept is mixed
     batch = prepare([kept], version=0, advantage=ReMax(TrainerSettings()))
     assert [float(sample.advantages[0]) for sample in batch.samples] == [0.75, -0.25, 0.75]
     # A step that is taken again with another advantage trains on what it would have been given.
-    assert (
-        trained([kept])[0]
-        == trained(without([mixed], left_out([mixed], BOUNDS, train_limited=False, wants_greedy=False)))[0]
-    )
+    assert trained([kept])[0] == trained(without([mixed], left(mixed)))[0]
     assert trained([kept])[1]["samples"] == len(one) - 1
 
 
@@ -161,11 +162,9 @@ def test_what_another_trainer_left_out_counts_as_this_ones_advantage_has_it(grou
     greedy = replace(one, sampling=drawn(one, (0, 1, 0, 0)))
     bad = replace(one, rewards=_at(one.rewards, 0, np.inf))
     for wants in (False, True):
-        left = left_out([greedy, bad], BOUNDS, train_limited=False, wants_greedy=wants)
+        before = left(greedy, bad, greedy=wants)
         for now in (False, True):
-            assert retold(left, wants_greedy=now) == left_out(
-                [greedy, bad], BOUNDS, train_limited=False, wants_greedy=now
-            )
+            assert retold(before, wants_greedy=now) == left(greedy, bad, greedy=now)
 
 
 def test_overlong_responses_lose_of_their_reward(group: MakeGroup) -> None:

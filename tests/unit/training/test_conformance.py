@@ -45,11 +45,7 @@ def open_one(request: pytest.FixtureRequest, layout: Layout) -> Callable[[Traine
     indirect=["open_one"],
 )
 def test_an_engine(
-    check: str,
-    family: str,
-    open_one: Callable[[TrainerSettings], RankEngine],
-    folders: dict[str, Path],
-    tmp_path: Path,
+    check: str, family: str, open_one: Callable[[TrainerSettings], RankEngine], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     CHECKS[check](Subject(open_one, folders[family], tmp_path, {}))
 

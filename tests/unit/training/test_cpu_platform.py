@@ -1,8 +1,9 @@
 """Every shim is needed, and none is missing: checked by training without one of them."""
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,41 +43,43 @@ def test_none_is_missing(train: Callable[..., None]) -> None:
     train(experts=True)
 
 
-@pytest.mark.parametrize("name", cpu_platform.CUDA_CALLS)
-def test_each_cuda_call_is_needed(name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    view = cpu_platform.prepare()
-    assert view is not None
-    monkeypatch.setattr(view.cuda, name, getattr(torch.cuda, name))
-    with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-        train()
-
-
-@pytest.mark.parametrize("name", cpu_platform.EXPERT_CUDA_CALLS)
-def test_each_cuda_call_of_experts_is_needed(
-    name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [*((name, False) for name in cpu_platform.CUDA_CALLS), *((name, True) for name in cpu_platform.EXPERT_CUDA_CALLS)],
+)
+def test_each_cuda_call_is_needed(
+    name: str, experts: bool, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispatcher = sys.modules[cpu_platform.COUNTS[0]].MoEAlltoAllTokenDispatcher
     view = cpu_platform.prepare()
     assert view is not None
     monkeypatch.setattr(view.cuda, name, getattr(torch.cuda, name))
-    monkeypatch.setattr(dispatcher, "cuda_dtoh_stream", None)
+    if experts:
+        dispatcher = sys.modules[cpu_platform.COUNTS[0]].MoEAlltoAllTokenDispatcher
+        monkeypatch.setattr(dispatcher, "cuda_dtoh_stream", None)
     with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-        train(experts=True)
+        train(experts=experts)
 
 
-def test_counts_are_not_copied_on_streams(train: Callable[..., None]) -> None:
+@contextlib.contextmanager
+def unshimmed(module: str, function: str) -> Iterator[None]:
+    """With what Megatron itself has in place of a shim."""
     replaced: list[Any] = []
 
     def genuine(shimmed: Any) -> Any:
         replaced.append(shimmed)
         return shimmed.__wrapped__
 
-    cpu_platform.replace_function(*cpu_platform.COUNTS, genuine)
+    cpu_platform.replace_function(module, function, genuine)
     try:
-        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-            train(experts=True)
+        yield
     finally:
-        cpu_platform.replace_function(*cpu_platform.COUNTS, lambda _: replaced[0])
+        cpu_platform.replace_function(module, function, lambda _: replaced[0])
+
+
+def test_counts_are_not_copied_on_streams(train: Callable[..., None]) -> None:
+    error = pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA")
+    with unshimmed(*cpu_platform.COUNTS), error:
+        train(experts=True)
 
 
 def test_the_undefined_name_is_needed(train: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,21 +97,9 @@ def test_each_factory_is_needed(name: str, train: Callable[..., None], monkeypat
 
 
 @pytest.mark.parametrize(("module", "function"), [(m, f) for m, (f, _) in cpu_platform.TYPE_ASSERTIONS.items()])
-def test_each_type_assertion_is_needed(
-    module: str, function: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced: list[Any] = []
-
-    def genuine(shimmed: Any) -> Any:
-        replaced.append(shimmed)
-        return shimmed.__wrapped__
-
-    cpu_platform.replace_function(module, function, genuine)
-    try:
-        with pytest.raises((AssertionError, TypeError), match=r"cuda|^$"):
-            train("distributed_optimizer")
-    finally:
-        cpu_platform.replace_function(module, function, lambda _: replaced[0])
+def test_each_type_assertion_is_needed(module: str, function: str, train: Callable[..., None]) -> None:
+    with unshimmed(module, function), pytest.raises((AssertionError, TypeError), match=r"cuda|^$"):
+        train("distributed_optimizer")
 
 
 @pytest.mark.parametrize("name", cpu_platform.RANDOM_CALLS)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.errors import CheckpointError
@@ -37,11 +38,10 @@ def make(model_folder: Path) -> Callable[..., Critic]:
 def samples_of(group: ExperienceGroup, values: float | None = 0.0) -> list[TrainSample]:
     rng = np.random.default_rng(0)
     return [
-        TrainSample(
-            tokens=sample.tokens,
-            prompt_length=sample.prompt_length,
+        train_sample(
+            sample.tokens,
+            sample.prompt_length,
             mask=sample.mask,
-            advantages=np.zeros(len(sample.mask), np.float32),
             rollout_logprobs=sample.logprobs,
             old_logprobs=sample.logprobs,
             values=None if values is None else np.full(len(sample.mask), values, np.float32),

@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import ROPE
+from tests.support.training.samples import packed_bounds
 from trinity_bus.training import model
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
 from trinity_bus.training.hf_folder import write_weights
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import GPTModel, PackedSeqParams
+from trinity_bus.training.megatron import GPTModel
 
 
 @pytest.fixture(
@@ -48,21 +49,9 @@ def genuine(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def packed(lengths: list[int]) -> PackedSeqParams:
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=bounds,
-        cu_seqlens_kv=bounds,
-        max_seqlen_q=max(lengths),
-        max_seqlen_kv=max(lengths),
-    )
-
-
-def logits_of(
-    built: GPTModel, shape: ModelShape, tokens: torch.Tensor, positions: torch.Tensor, lengths: list[int]
-) -> torch.Tensor:
-    hidden = built(tokens, positions, None, packed_seq_params=packed(lengths))
+def logits_of(built: GPTModel, shape: ModelShape, tokens: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    packed, positions = packed_bounds(lengths)
+    hidden = built(tokens, positions[None], None, packed_seq_params=packed)
     return (hidden @ model.output_weight(built).T)[..., : shape.vocabulary]
 
 
@@ -71,8 +60,7 @@ def test_logits_and_gradients(
 ) -> None:
     (built,), shape = loaded
     tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(17).repeat(3)[None]
-    ours = logits_of(built, shape, tokens.view(1, -1), positions, [17] * 3).view(3, 17, -1)
+    ours = logits_of(built, shape, tokens.view(1, -1), [17] * 3).view(3, 17, -1)
     theirs = genuine(tokens).logits
     assert (ours - theirs).abs().max() < 1e-5
     for module, logits in ((built, ours), (genuine, theirs)):
@@ -94,9 +82,8 @@ def test_packed_sequences_do_not_see_each_other(
     generator = torch.Generator().manual_seed(1)
     lengths = [5, 17, 1, 9]
     sequences = [torch.randint(0, shape.vocabulary, (n,), generator=generator) for n in lengths]
-    positions = torch.cat([torch.arange(n) for n in lengths])[None]
     with torch.no_grad():
-        ours = logits_of(built, shape, torch.cat(sequences)[None], positions, lengths)
+        ours = logits_of(built, shape, torch.cat(sequences)[None], lengths)
         theirs = torch.cat([genuine(sequence[None]).logits[0] for sequence in sequences])[None]
     assert (ours - theirs).abs().max() < 1e-5
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExperienceGroup
+from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.packing import TrainSample, context_part, divided, first_fit_decreasing, lay, pack, unpack
@@ -31,14 +32,8 @@ def test_bins_are_few(lengths: list[int]) -> None:
 
 def sample(tokens: list[int], prompt_length: int, *, advantage: float, mask: list[bool]) -> TrainSample:
     logprobs = -np.array(tokens[prompt_length:], np.float32)
-    return TrainSample(
-        tokens=np.array(tokens, np.int32),
-        prompt_length=prompt_length,
-        mask=np.array(mask, np.bool_),
-        advantages=np.full(len(mask), advantage, np.float32),
-        rollout_logprobs=logprobs,
-        old_logprobs=logprobs * 2,
-    )
+    of = {"mask": np.array(mask, np.bool_), "advantages": np.full(len(mask), advantage, np.float32)}
+    return train_sample(tokens, prompt_length, **of, rollout_logprobs=logprobs, old_logprobs=logprobs * 2)
 
 
 def test_layout_by_hand() -> None:

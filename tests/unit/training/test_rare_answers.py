@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from schemas import ExperienceGroup
+from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.torch_engine import TorchEngine
 
@@ -61,22 +63,14 @@ def batch(engine: TableEngine, draws: torch.Generator) -> list[ExperienceGroup]:
         probabilities = engine.probabilities()[word]
         said = torch.multinomial(probabilities, RUNS, replacement=True, generator=draws)
         groups.append(
-            ExperienceGroup(
-                task_id=f"say-{task}",
-                attempt=1,
-                batch_id="batch",
-                batch_type="train",
-                workflow="sequence",
-                model="policy",
-                explorer="explorer-0",
-                incarnation="a",
+            replace(
+                make_group(task_id=f"say-{task}", rewards=[0.0] * RUNS),
                 tokens=np.stack([np.full(RUNS, word), said.numpy()], 1).astype(np.int32).ravel(),
                 lengths=np.full(RUNS, 2, np.int32),
                 prompt_lengths=np.ones(RUNS, np.int32),
                 logprobs=probabilities[said].log().numpy(),
                 mask_bits=np.packbits(np.ones(RUNS, np.bool_)),
                 rewards=(said == word).float().numpy(),
-                run_ids=np.arange(RUNS, dtype=np.int32),
                 versions=np.array([[i, 0, engine.progress.version] for i in range(RUNS)], np.int32),
             )
         )

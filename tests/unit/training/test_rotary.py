@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.training.samples import packed_bounds
 from trinity_bus.training import model, packing
 from trinity_bus.training.attention import SDPAttention
 from trinity_bus.training.families import read_shape
@@ -22,24 +23,12 @@ LENGTHS = [8, 20, 4, 12]
 """Multiples of four, so that two ranks can share them."""
 
 
-def pack(lengths: list[int]) -> tuple[PackedSeqParams, torch.Tensor]:
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    packed = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=bounds,
-        cu_seqlens_kv=bounds,
-        max_seqlen_q=max(lengths),
-        max_seqlen_kv=max(lengths),
-    )
-    return packed, torch.cat([torch.arange(n) for n in lengths])
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_megatrons_and_so_is_its_gradient(ranks: int, dtype: torch.dtype) -> None:
     from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
 
-    packed, positions = pack(LENGTHS)
+    packed, positions = packed_bounds(LENGTHS)
     frequencies = 1 / 1e4 ** (torch.arange(0, 16, 2) / 16)
     angles = torch.outer(torch.arange(max(LENGTHS)).float(), frequencies)
     config = SimpleNamespace(apply_rope_fusion=False, rotary_interleaved=False, multi_latent_attention=False)
@@ -88,7 +77,7 @@ def test_a_model_computes_what_megatrons_does(
     """Llama's low frequencies are scaled."""
     folder = model_at(tmp_path / "model", family=family)
     shape = read_shape(folder)
-    packed, positions = pack([5, 17, 1, 9])
+    packed, positions = packed_bounds([5, 17, 1, 9])
     tokens = torch.randint(0, shape.vocabulary, (1, len(positions)), generator=torch.Generator().manual_seed(0))
     found = []
     for kind, attention in ((RotaryModel, SDPAttention), (GPTModel, AttentionOfTurned)):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from schemas import ExperienceGroup
 from tests.support.fakes.tiny_trainer import EXPERTS, EXPERTS_PER_TOKEN, LAYERS
+from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import layout_rules, rank_protocol, routes
 from trinity_bus.training.errors import ParallelError
@@ -53,16 +54,7 @@ def test_what_routers_chose_gives_equal_logprobs(
 
 
 def sample(chosen: list[list[int]]) -> TrainSample:
-    nothing = np.zeros(1, np.float32)
-    return TrainSample(
-        tokens=np.arange(len(chosen), dtype=np.int32),
-        prompt_length=len(chosen) - 1,
-        mask=np.ones(1, np.bool_),
-        advantages=nothing,
-        rollout_logprobs=nothing,
-        old_logprobs=nothing,
-        routes=np.array(chosen, np.uint8),
-    )
+    return train_sample(range(len(chosen)), len(chosen) - 1, routes=np.array(chosen, np.uint8))
 
 
 @given(st.lists(st.permutations(range(EXPERTS)), min_size=LAYERS * 2, max_size=LAYERS * 2), st.integers(1, 4))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from schemas.experience import Float32
+from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives.advantages.advantage import ScoredSample, TokenAdvantage
@@ -27,19 +28,13 @@ def scored(rewards: list[float]) -> list[ScoredSample]:
     ]
 
 
-def train_sample(mask: list[bool], rewards: Float32, seed: int, *, values: bool, reference: bool) -> TrainSample:
+def expecting(mask: list[bool], rewards: Float32, seed: int, *, values: bool, reference: bool) -> TrainSample:
     rng, n = np.random.default_rng(seed), len(mask)
     old = -rng.exponential(1.0, n).astype(np.float32)
-    return TrainSample(
-        tokens=np.zeros(n + 1, np.int32),
-        prompt_length=1,
-        mask=np.array(mask),
-        advantages=rewards,
-        rollout_logprobs=old,
-        old_logprobs=old,
-        ref_logprobs=(old + rng.normal(0, 0.5, n)).astype(np.float32) if reference else None,
-        values=rng.normal(0, 1, n).astype(np.float32) if values else None,
-    )
+    ref = (old + rng.normal(0, 0.5, n)).astype(np.float32) if reference else None
+    drawn = {"rollout_logprobs": old, "old_logprobs": old, "ref_logprobs": ref}
+    expected = rng.normal(0, 1, n).astype(np.float32) if values else None
+    return train_sample([0] * (n + 1), 1, mask=np.array(mask), advantages=rewards, **drawn, values=expected)
 
 
 def finished(
@@ -48,11 +43,10 @@ def finished(
     """The samples before and after, and what is told."""
     objective = Objective(TrainerSettings(**settings))
     assert isinstance(objective.advantage, TokenAdvantage)
-    first, second = objective.advantage([scored(rewards)[:2], [scored([0.0, 0.0, rewards[2]])[2]]])
-    assert first is not None
-    assert second is not None
+    groups = [scored(rewards)[:2], [scored([0.0, 0.0, rewards[2]])[2]]]
+    first, second = (found or [] for found in objective.advantage(groups))
     samples = [
-        train_sample(mask, of_sample, seed, values=values, reference=reference)
+        expecting(mask, of_sample, seed, values=values, reference=reference)
         for seed, (mask, of_sample) in enumerate(zip(MASKS, [*first, *second], strict=True))
     ]
     done, told = finish(samples, objective.advantage, objective, Layout.alone(torch.device("cpu")))

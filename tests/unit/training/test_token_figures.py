@@ -11,29 +11,18 @@ import torch
 
 from schemas import ExperienceGroup
 from schemas.token_figures import FLOAT16
+from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import packing
-from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.rank_engine import RankEngine
 from trinity_bus.training.token_figures import SAMPLED_GROUPS, FigureKeeper, SampleFigures, marked
-from trinity_bus.training.torch_engine import TorchEngine
 
 type MakeEngine = Callable[..., RankEngine]
 type MakeGroup = Callable[..., ExperienceGroup]
 
 ALL: dict[str, Any] = {"token_figures": "all"}
 NONE: dict[str, Any] = {"token_figures": "none"}
-
-
-@pytest.fixture(params=["megatron", "torch"])
-def engine(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -> MakeEngine:
-    def make(**settings: Any) -> RankEngine:
-        made = TrainerSettings(**{"model_path": str(model_folder), "learning_rate": 1e-2, **settings})
-        return MegatronEngine(made, layout) if request.param == "megatron" else TorchEngine(made)
-
-    return make
 
 
 def columns(one: SampleFigures) -> tuple[list[float], list[float]]:
@@ -95,19 +84,7 @@ def test_a_step_that_keeps_none_has_those_of_no_step_before(engine: MakeEngine, 
 
 
 def numbered(*numbers: int) -> list[TrainSample]:
-    def sample(number: int) -> TrainSample:
-        zeros = np.zeros(2, np.float32)
-        return TrainSample(
-            tokens=np.arange(3, dtype=np.int32),
-            prompt_length=1,
-            mask=np.array([True, False]),
-            advantages=zeros,
-            rollout_logprobs=zeros,
-            old_logprobs=zeros,
-            number=number,
-        )
-
-    return [sample(number) for number in numbers]
+    return [train_sample(range(3), 1, mask=np.array([True, False]), number=number) for number in numbers]
 
 
 def test_a_step_chooses_the_same_whole_groups_each_time_and_others_another_time() -> None:

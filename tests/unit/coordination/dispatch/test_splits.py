@@ -75,9 +75,7 @@ def test_a_part_is_tried_again_elsewhere_and_the_others_keep_what_they_have() ->
 
 
 def test_a_task_fails_with_its_first_part_and_its_other_parts_are_cancelled() -> None:
-    harness = split_harness(max_attempts=1)
-    harness.beat(slots=2)
-    harness.task("a")
+    harness = split_harness(max_attempts=1).begun("a", slots=2)
     harness.finished("a", attempt=1)
     effects = failed(harness, "a", attempt=2)
     assert statuses(effects) == [("a", "failed")]
@@ -89,10 +87,7 @@ def test_a_task_fails_with_its_first_part_and_its_other_parts_are_cancelled() ->
 
 
 def test_parts_that_wait_are_not_handed_out_any_more_when_their_task_has_failed() -> None:
-    harness = split_harness(max_attempts=1, max_staleness=5)
-    harness.beat(slots=1)
-    harness.task("a")
-    harness.task("b")
+    harness = split_harness(max_attempts=1, max_staleness=5).begun("a", "b", slots=1)
     effects = failed(harness, "a")
     assert statuses(effects) == [("a", "failed")]
     assert [d.task.task_id for d in dispatches(effects)] == ["b"]
@@ -101,9 +96,7 @@ def test_parts_that_wait_are_not_handed_out_any_more_when_their_task_has_failed(
 
 
 def test_with_partial_results_a_task_goes_on_without_the_part_that_failed() -> None:
-    harness = split_harness(max_attempts=1, return_partial_tasks=True, max_staleness=5)
-    harness.beat(slots=3)
-    harness.task("a")
+    harness = split_harness(max_attempts=1, return_partial_tasks=True, max_staleness=5).begun("a", slots=3)
     assert statuses(failed(harness, "a", attempt=2)) == []
     assert statuses(harness.finished("a", attempt=1)) == []
     harness.restart()
@@ -118,8 +111,7 @@ def test_with_partial_results_a_task_goes_on_without_the_part_that_failed() -> N
 
 
 def test_in_an_open_batch_a_part_that_failed_for_good_does_not_take_the_others_along() -> None:
-    harness = split_harness(max_attempts=1)
-    harness.beat(slots=8)
+    harness = split_harness(max_attempts=1).begun(slots=8)
     harness.submit("open", None)
     harness.task("b", batch_id="open", repeat_times=4)
     assert answers(failed(harness, "b", attempt=2)) == []
@@ -133,15 +125,6 @@ def test_in_an_open_batch_a_part_that_failed_for_good_does_not_take_the_others_a
     assert (nothing.status, nothing.parts) == ("failed", [])
 
 
-def test_without_partial_results_an_attempt_that_broke_off_is_tried_again() -> None:
-    harness = Harness(batch_size=1)
-    harness.beat()
-    harness.task("a")
-    effects = harness.finished("a", status="partial", completed_runs=1, error="broke off")
-    assert [d.attempt for d in dispatches(effects)] == [2]
-    assert statuses(harness.finished("a", attempt=2)) == [("a", "completed")]
-
-
 BROKE_OFF: dict[str, Any] = {"status": "partial", "total_runs": 6, "error": "ValueError: run 1 broke off"}
 
 
@@ -151,9 +134,7 @@ def broken_off(harness: Harness, *done: int, attempt: int = 1, **fields: Any) ->
 
 
 def test_of_an_attempt_that_broke_off_only_the_runs_that_failed_are_asked_for_again() -> None:
-    harness = Harness(batch_size=1, group_size=6, max_attempts=3)
-    harness.beat(slots=8)
-    harness.task("a")
+    harness = Harness(batch_size=1, group_size=6, max_attempts=3).begun("a", slots=8)
     effects = broken_off(harness, 0, 2, 5, experience=Position(partition=0, offset=70))
     assert [(d.attempt, d.run_id_base, d.repeat_times) for d in dispatches(effects)] == [(2, 1, 1), (3, 3, 2)]
     harness.restart()
@@ -166,18 +147,12 @@ def test_of_an_attempt_that_broke_off_only_the_runs_that_failed_are_asked_for_ag
     assert statuses(harness.finished("a", attempt=4, **one, experience=Position(partition=0, offset=73))) == []
     (result,) = answers(harness.finished("a", attempt=2, **one, experience=Position(partition=0, offset=71)))
     assert (result.status, result.completed_runs, result.total_runs, result.error) == ("completed", 6, 6, None)
-    assert [(p.attempt, p.samples, p.position and p.position.offset) for p in result.parts] == [
-        (1, 3, 70),
-        (2, 1, 71),
-        (3, 1, 72),
-        (4, 1, 73),
-    ]
+    found = [(p.attempt, p.samples, p.position and p.position.offset) for p in result.parts]
+    assert found == [(1, 3, 70), (2, 1, 71), (3, 1, 72), (4, 1, 73)]
 
 
 def test_a_run_that_fails_each_time_fails_its_task_and_its_first_error_is_told() -> None:
-    harness = Harness(batch_size=1, group_size=6)
-    harness.beat(slots=8)
-    harness.task("a")
+    harness = Harness(batch_size=1, group_size=6).begun("a", slots=8)
     broken_off(harness, 0, 2, 3, 4, 5)
     harness.restart()
     harness.beat(slots=8)
@@ -186,8 +161,7 @@ def test_a_run_that_fails_each_time_fails_its_task_and_its_first_error_is_told()
 
 
 def test_in_an_open_batch_runs_that_are_done_count_when_the_others_fail_for_good() -> None:
-    harness = Harness(max_attempts=1, group_size=6)
-    harness.beat(slots=8)
+    harness = Harness(max_attempts=1, group_size=6).begun(slots=8)
     harness.submit("open", None)
     harness.task("a", batch_id="open")
     (result,) = answers(broken_off(harness, 0, 2, batch_id="open"))
@@ -198,11 +172,10 @@ def test_in_an_open_batch_runs_that_are_done_count_when_the_others_fail_for_good
     "said", [[], [0, 1, 2], [0, 6], [0, 0]], ids=["nothing", "another number", "a run of nobody", "one run twice"]
 )
 def test_an_attempt_that_does_not_say_which_runs_it_has_done_is_made_again_whole(said: list[int]) -> None:
-    harness = Harness(batch_size=1, group_size=6)
-    harness.beat(slots=8)
-    harness.task("a")
+    harness = Harness(batch_size=1, group_size=6).begun("a", slots=8)
     (again,) = dispatches(broken_off(harness, 0, 1, runs=said))
-    assert (again.run_id_base, again.repeat_times) == (0, 6)
+    assert (again.attempt, again.run_id_base, again.repeat_times) == (2, 0, 6)
+    assert statuses(harness.finished("a", attempt=2, completed_runs=6, total_runs=6)) == [("a", "completed")]
 
 
 def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
@@ -218,8 +191,7 @@ def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
 
 
 def test_no_more_parts_come_of_it_than_a_task_of_its_batch_may_have() -> None:
-    harness = Harness(group_size=6, max_record_mib=2)
-    harness.beat(slots=8)
+    harness = Harness(group_size=6, max_record_mib=2).begun(slots=8)
     most = harness.settings.max_batch_parts // harness.settings.max_batch_tasks
     harness.submit("large", harness.settings.max_batch_tasks)
     for number in range(harness.settings.max_batch_tasks):
@@ -236,10 +208,8 @@ def test_an_explorer_that_dies_loses_its_parts_alone() -> None:
     harness.beat("e1", slots=4)
     first = runs(harness.task("a"))
     assert [explorer for explorer, *_ in first] == ["e0", "e0", "e1"]
-    assert runs(harness.beat("e0", incarnation="2", slots=0 + 1, state="draining")) == [
-        ("e1", 4, 0, 2),
-        ("e1", 5, 2, 2),
-    ]
+    again = harness.beat("e0", incarnation="2", slots=0 + 1, state="draining")
+    assert runs(again) == [("e1", 4, 0, 2), ("e1", 5, 2, 2)]
     harness.restart()
     for attempt in (3, 4):
         harness.finished("a", name="e1", attempt=attempt)
@@ -247,8 +217,7 @@ def test_an_explorer_that_dies_loses_its_parts_alone() -> None:
 
 
 def test_groups_that_would_make_too_large_a_manifest_are_refused() -> None:
-    harness = Harness(group_size=8, max_repeat_times_per_runner=1)
-    harness.beat()
+    harness = Harness(group_size=8, max_repeat_times_per_runner=1).begun()
     assert refusals(harness.task("a", batch_id="b", batch_size=8192, repeat_times=4)) == []
     assert refusals(harness.task("b", batch_id="b", batch_size=8192, repeat_times=5)) == ["batch_too_large"]
     assert refusals(harness.task("c", batch_id="c", batch_size=16_384, repeat_times=2)) == []
@@ -280,12 +249,8 @@ def test_a_batch_with_enough_finished_tasks_waits_a_while_and_ends_without_the_o
     assert statuses(effects) == [("a", "aborted"), ("c", "aborted")]
     assert [c.task_id for c in cancels(effects)] == ["a", "c"]
     ended = batches(effects)[-1]
-    assert (ended.state, ended.completed_task_count, ended.failed_task_count, ended.aborted_task_count) == (
-        "finalized",
-        2,
-        1,
-        2,
-    )
+    counts = (ended.completed_task_count, ended.failed_task_count, ended.aborted_task_count)
+    assert (ended.state, counts) == ("finalized", (2, 1, 2))
     assert [entry.status for entry in ended.manifest] == ["aborted", "completed", "aborted", "failed"]
     assert ended.manifest[0].error == "batch train-000001 ended with 2 of 4 tasks finished"
     assert ended.metrics["rollout/finished_task_count"] == 2.0
@@ -293,25 +258,20 @@ def test_a_batch_with_enough_finished_tasks_waits_a_while_and_ends_without_the_o
 
 
 def test_a_batch_does_not_wait_longer_than_its_last_task() -> None:
-    harness = Harness(over_rollout_ratio=0.5, explorer_timeout_s=1000)
-    harness.beat()
-    harness.task("a")
-    harness.task("b")
+    harness = Harness(over_rollout_ratio=0.5, explorer_timeout_s=1000).begun("a", "b")
     harness.finished("a")
     harness.restart()
     assert batches(harness.finished("b"))[-1].state == "finalized"
     assert facts(harness.wait(40)) == []
 
 
-def test_after_a_restart_a_batch_with_enough_waits_its_whole_time_again() -> None:
-    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=5, explorer_timeout_s=1000)
-    harness.beat()
-    harness.task("a")
-    harness.task("b")
+@pytest.mark.parametrize("wait_s", [0, 5])
+def test_after_a_restart_a_batch_with_enough_waits_its_whole_time_again(wait_s: int) -> None:
+    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=wait_s, explorer_timeout_s=1000).begun("a", "b")
     harness.finished("a")
-    harness.wait(4)
+    harness.wait(max(wait_s - 1, 0))
     harness.restart()
-    assert statuses(harness.wait(4)) == []
+    assert statuses(harness.wait(max(wait_s - 1, 0))) == []
     assert statuses(harness.wait(2)) == [("b", "aborted")]
 
 
@@ -328,18 +288,8 @@ def test_runs_that_are_done_when_a_batch_ends_count_with_partial_results() -> No
     assert (result.task_id, result.status, result.completed_runs, result.total_runs) == ("b", "partial", 2, 4)
 
 
-def test_a_batch_with_enough_may_wait_for_nothing_more() -> None:
-    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=0, explorer_timeout_s=1000)
-    harness.beat()
-    harness.task("a")
-    harness.task("b")
-    harness.finished("a")
-    assert statuses(harness.wait(1)) == [("b", "aborted")]
-
-
 def test_evaluation_waits_for_all_whatever_is_said() -> None:
-    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=1, explorer_timeout_s=1000)
-    harness.beat()
+    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=1, explorer_timeout_s=1000).begun()
     for batch_id, fields in (("all", {}), ("one", {"min_wait_num": 1})):
         harness.submit(batch_id, 2, batch_type="eval", **fields)
         for number in range(2):
@@ -357,14 +307,8 @@ def test_more_cannot_be_waited_for_than_there_is() -> None:
 
 
 def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> None:
-    harness = Harness(
-        batch_size=1,
-        dynamic_timeout_ratio=3.0,
-        dynamic_timeout_warmup_steps=2,
-        explorer_timeout_s=1000,
-        max_staleness=9,
-    )
-    harness.beat()
+    ratios = {"dynamic_timeout_ratio": 3.0, "dynamic_timeout_warmup_steps": 2}
+    harness = Harness(batch_size=1, explorer_timeout_s=1000, max_staleness=9, **ratios).begun()
     limits = []
     for number in range(4):
         (order,) = dispatches(harness.task(f"t{number}", timeout_s=50.0 if number == 3 else None))
@@ -380,8 +324,7 @@ def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> 
 
 
 def test_open_batches_count_for_the_warmup_once_everything_of_them_has_ended_and_was_taken() -> None:
-    harness = Harness(dynamic_timeout_ratio=2.0, dynamic_timeout_warmup_steps=1, explorer_timeout_s=1000)
-    harness.beat()
+    harness = Harness(dynamic_timeout_ratio=2.0, dynamic_timeout_warmup_steps=1, explorer_timeout_s=1000).begun()
 
     def limit() -> float:
         return harness.machine.figures().dynamic_timeout_s

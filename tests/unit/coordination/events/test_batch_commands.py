@@ -23,24 +23,24 @@ from trinity_bus.coordination.events import batch_commands
 from trinity_bus.coordination.limits import MAX_UNFILLED_TASKS
 
 
-def one_reply(commands: list[Any]) -> CommandReply:
+def one_reply(commands: list[Any]) -> Any:
     (reply,) = replies(commands)
     return reply
 
 
-def submitted(harness: Harness, batch_id: str, tasks: int = 2, **fields: Any) -> None:
+def submitted(harness: Harness, batch_id: str, tasks: int = 2, **fields: Any) -> Harness:
     """A client's batch with all its tasks, ``<batch>-0``, ``<batch>-1`` ..."""
     assert errors(harness.submit(batch_id, tasks, **fields)) == [None]
     for number in range(tasks):
         harness.task(f"{batch_id}-{number}", batch_id=batch_id, batch_type=fields.get("batch_type", "train"))
+    return harness
 
 
 # -- submit ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_from_its_submission_to_its_result() -> None:
-    harness = Harness()
-    harness.beat()
+    harness = Harness().begun()
     commands = harness.submit("b", 2)
     assert [(b.batch_id, b.state, b.expected_task_count) for b in batches(commands)] == [("b", "pending", 2)]
     assert next(c for c in commands if isinstance(c, Write) and isinstance(c.record, CommandReply)).traceparent == TRACE
@@ -51,16 +51,13 @@ def test_a_batch_from_its_submission_to_its_result() -> None:
     commands = harness.finished("y")
     reply = one_reply(commands)
     assert (reply.client, reply.command_id, reply.batch_id, reply.error) == ("client-1", "finalize-b", "b", None)
-    assert reply.result is not None
     assert (reply.result.state, reply.result.finished_task_count) == ("finalized", 2)
     assert reply.result.metrics == batches(commands)[-1].metrics
     assert reply.result.metrics["rollout/finished_task_count"] == 2.0
 
 
 def test_a_batch_that_is_active_or_has_ended_is_not_submitted_again() -> None:
-    harness = Harness()
-    harness.beat()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     reply = one_reply(harness.submit("b", command_id="again"))
     assert (reply.error, reply.detail) == ("already_active", "Batch b is already active.")
     harness.abort("b")
@@ -69,9 +66,7 @@ def test_a_batch_that_is_active_or_has_ended_is_not_submitted_again() -> None:
 
 
 def test_a_command_that_is_sent_again_is_answered_the_same_way_again() -> None:
-    harness = Harness(max_inflight_batches=1)
-    harness.beat()
-    submitted(harness, "b")
+    harness = submitted(Harness(max_inflight_batches=1).begun(), "b")
     before = dict(harness.store)
     assert errors(harness.submit("b")) == [None]
     assert harness.store == before
@@ -103,9 +98,7 @@ def test_tasks_that_do_not_fit_their_submitted_batch_are_refused() -> None:
 
 
 def test_finalize_says_what_is_wrong_before_it_touches_anything() -> None:
-    harness = Harness()
-    harness.beat()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     harness.submit("open", None)
     before = dict(harness.store)
     expected = {
@@ -121,9 +114,7 @@ def test_finalize_says_what_is_wrong_before_it_touches_anything() -> None:
 
 
 def test_all_who_wait_get_the_same_result_and_so_does_who_comes_late() -> None:
-    harness = Harness()
-    harness.beat()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     for number in range(3):
         assert replies(harness.finalize("b", client=f"client-{number}")) == []
     harness.finished("b-0")
@@ -137,9 +128,7 @@ def test_all_who_wait_get_the_same_result_and_so_does_who_comes_late() -> None:
 
 
 def test_out_of_time_a_train_batch_goes_on_and_nothing_is_lost() -> None:
-    harness = Harness(explorer_timeout_s=1000)
-    harness.beat()
-    submitted(harness, "b")
+    harness = submitted(Harness(explorer_timeout_s=1000).begun(), "b")
     harness.finished("b-0")
     harness.finalize("b", 5.0)
     reply = one_reply(harness.wait(6))
@@ -152,8 +141,7 @@ def test_out_of_time_a_train_batch_goes_on_and_nothing_is_lost() -> None:
 
 
 def test_the_default_patience_is_what_all_attempts_may_take() -> None:
-    harness = Harness(task_timeout_s=10, max_attempts=2, explorer_timeout_s=1000)
-    harness.beat(slots=1)
+    harness = Harness(task_timeout_s=10, max_attempts=2, explorer_timeout_s=1000).begun(slots=1)
     harness.submit("b", 2)
     harness.finalize("b")
     assert errors(harness.wait(19)) == []
@@ -161,9 +149,7 @@ def test_the_default_patience_is_what_all_attempts_may_take() -> None:
 
 
 def test_out_of_time_an_eval_batch_ends_with_what_it_has() -> None:
-    harness = Harness(explorer_timeout_s=1000)
-    harness.beat()
-    submitted(harness, "1/held", batch_type="eval")
+    harness = submitted(Harness(explorer_timeout_s=1000).begun(), "1/held", batch_type="eval")
     submitted(harness, "2/held", batch_type="eval")
     harness.finished("1/held-0", batch_type="eval", experience=None)
     for batch_id in ("1/held", "2/held"):
@@ -180,8 +166,7 @@ def test_out_of_time_an_eval_batch_ends_with_what_it_has() -> None:
 
 
 def test_an_eval_batch_whose_tasks_never_came_ends_with_nothing() -> None:
-    harness = Harness()
-    harness.beat()
+    harness = Harness().begun()
     harness.submit("1/held", 3, batch_type="eval")
     harness.task("x", batch_id="1/held", batch_type="eval")
     commands = harness.finalize("1/held", 0.0, batch_type="eval")
@@ -195,8 +180,7 @@ def test_an_eval_batch_whose_tasks_never_came_ends_with_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["train", "eval"])
 def test_a_batch_without_tasks_waits_until_it_is_finalized(kind: str) -> None:
-    harness = Harness(explorer_timeout_s=100)
-    harness.beat()
+    harness = Harness(explorer_timeout_s=100).begun()
     harness.submit("0/b", 0, batch_type=kind)
     assert harness.wait(30) == []
     commands = harness.finalize("0/b", batch_type=kind)
@@ -205,7 +189,6 @@ def test_a_batch_without_tasks_waits_until_it_is_finalized(kind: str) -> None:
         ("finalized", 0, []),
     ]
     result = one_reply(commands).result
-    assert result is not None
     prefix = "rollout" if kind == "train" else "eval/b"
     assert (result.finished_task_count, result.metrics) == (0, {f"{prefix}/finished_task_count": 0.0})
     harness.task("x", batch_id="next", batch_size=1)
@@ -213,9 +196,7 @@ def test_a_batch_without_tasks_waits_until_it_is_finalized(kind: str) -> None:
 
 
 def test_a_batch_that_waits_its_turn_in_training_is_a_timeout_and_finalized_later() -> None:
-    harness = Harness(max_staleness=5, explorer_timeout_s=1000)
-    harness.beat()
-    submitted(harness, "first", 1)
+    harness = submitted(Harness(max_staleness=5, explorer_timeout_s=1000).begun(), "first", 1)
     submitted(harness, "second", 2, min_wait_num=1)
     harness.finished("second-0")
     harness.finalize("second", 2.0)
@@ -228,8 +209,7 @@ def test_a_batch_that_waits_its_turn_in_training_is_a_timeout_and_finalized_late
 
 
 def test_waiting_clients_have_their_whole_time_again_after_a_restart() -> None:
-    harness = Harness(explorer_timeout_s=1000)
-    submitted(harness, "b")
+    harness = submitted(Harness(explorer_timeout_s=1000), "b")
     harness.finalize("b", 10.0)
     harness.wait(8)
     harness.restart()
@@ -249,8 +229,7 @@ def test_a_batch_whose_result_is_forgotten_is_still_known_to_have_ended(monkeypa
 
 def test_only_so_many_wait_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_commands, "MAX_BATCH_WAITERS", 2)
-    harness = Harness()
-    submitted(harness, "b")
+    harness = submitted(Harness(), "b")
     waited = [errors(harness.finalize("b", client=f"client-{number}")) for number in range(3)]
     assert waited == [[], [], ["invalid"]]
 
@@ -259,9 +238,7 @@ def test_only_so_many_wait_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_aborted_batch_leaves_nothing_behind_but_its_name() -> None:
-    harness = Harness()
-    harness.beat()
-    submitted(harness, "b")
+    harness = submitted(Harness().begun(), "b")
     harness.finished("b-0")
     harness.finalize("b", client="waiting")
     commands = harness.abort("b", reason="a wrong idea")
@@ -281,14 +258,11 @@ def test_an_aborted_batch_leaves_nothing_behind_but_its_name() -> None:
     assert not harness.machine.ledger.batches
     assert not harness.machine.ledger.tasks
     result = one_reply(harness.finalize("b", client="late")).result
-    assert result is not None
     assert result.state == "aborted"
 
 
 def test_an_aborted_batch_can_tell_what_it_had() -> None:
-    harness = Harness(max_repeat_times_per_runner=1, group_size=2)
-    harness.beat(slots=8)
-    submitted(harness, "b", 3)
+    harness = submitted(Harness(max_repeat_times_per_runner=1, group_size=2).begun(slots=8), "b", 3)
     for attempt in (1, 2):
         harness.finished("b-0", attempt=attempt, completed_runs=1, total_runs=1, samples=1)
     harness.finished("b-1", attempt=1, completed_runs=1, total_runs=1, samples=1)
@@ -305,9 +279,7 @@ def test_an_aborted_batch_can_tell_what_it_had() -> None:
 
 
 def test_cancelled_tasks_end_and_the_batch_goes_on_with_what_it_has() -> None:
-    harness = Harness()
-    harness.beat()
-    submitted(harness, "b", 3)
+    harness = submitted(Harness().begun(), "b", 3)
     harness.finished("b-1")
     commands = harness.cancel("b", restart_runners=True)
     assert statuses(commands) == [("b-0", "aborted"), ("b-2", "aborted")]
@@ -318,9 +290,7 @@ def test_cancelled_tasks_end_and_the_batch_goes_on_with_what_it_has() -> None:
 
 
 def test_tasks_that_are_cancelled_while_their_batch_waits_do_not_run() -> None:
-    harness = Harness(max_inflight_batches=1, max_staleness=5)
-    harness.beat()
-    submitted(harness, "first", 1)
+    harness = submitted(Harness(max_inflight_batches=1, max_staleness=5).begun(), "first", 1)
     submitted(harness, "second", 1)
     harness.submit("third", 2)
     harness.task("third-0", batch_id="third")
@@ -379,8 +349,7 @@ def test_tasks_of_an_open_batch_are_handed_out_as_they_come_until_it_is_aborted(
 
 def test_an_idle_open_batch_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_commands, "MAX_OPEN_BATCHES", 2)
-    harness = Harness()
-    harness.beat(slots=8)
+    harness = Harness().begun(slots=8)
     for name in ("a", "b"):
         harness.submit(name, None)
     harness.task("x", batch_id="a")
@@ -390,8 +359,7 @@ def test_an_idle_open_batch_makes_room_for_another(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_idle_open_batch_does_not_keep_others_from_being_filled() -> None:
-    harness = Harness(max_open_tasks=2)
-    harness.beat()
+    harness = Harness(max_open_tasks=2).begun()
     harness.submit("open", None)
     for number in range(4):
         assert harness.machine.wants_tasks()
@@ -432,8 +400,7 @@ def skips(commands: list[Any]) -> list[tuple[str, int, str, str]]:
 
 
 def test_a_finalized_batch_is_skipped_also_after_a_restart_and_once_for_each_command() -> None:
-    harness = Harness()
-    harness.beat()
+    harness = Harness().begun()
     finalized(harness, "a")
     harness.restart()
     commands = harness.skip("a")
@@ -444,8 +411,7 @@ def test_a_finalized_batch_is_skipped_also_after_a_restart_and_once_for_each_com
 
 
 def test_only_what_waits_to_be_trained_on_is_skipped() -> None:
-    harness = Harness()
-    harness.beat()
+    harness = Harness().begun()
     assert errors(harness.skip("never-was")) == ["unknown_batch"]
     submitted(harness, "runs")
     assert errors(harness.skip("runs", command_id="1")) == ["not_finalized"]

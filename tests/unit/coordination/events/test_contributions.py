@@ -26,18 +26,13 @@ def test_contributions_fill_the_batch_and_are_named_by_its_manifest() -> None:
     final = batches(second)[-1]
     assert [
         (e.task_id, e.version_min, [p.position.partition for p in e.parts if p.position]) for e in final.manifest
-    ] == [
-        ("a", 0, [1]),
-        ("b", 0, [1]),
-    ]
+    ] == [("a", 0, [1]), ("b", 0, [1])]
     assert final.metrics["rollout/reward/mean"] == 0.75
     assert final.metrics["experience_pipeline/experience_count"] == 4.0
 
 
 def test_it_joins_tasks_that_explorers_answer() -> None:
-    harness = Harness(batch_size=2)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=2).begun("a")
     started = harness.contribute("b")
     assert [b.state for b in batches(started)] == ["running"]
     assert [b.state for b in batches(harness.finished("a"))] == ["finalizing", "finalized"]
@@ -72,9 +67,7 @@ def test_what_a_contribution_covers_is_known_with_it() -> None:
 
 
 def test_a_task_of_anybody_is_known() -> None:
-    harness = Harness(batch_size=1)
-    harness.beat()
-    harness.task("a")
+    harness = Harness(batch_size=1).begun("a")
     assert errors(harness.contribute("a")) == ["known_task"]
 
 
@@ -101,8 +94,7 @@ def test_before_anybody_has_trained_the_first_version_is_fresh() -> None:
 
 
 def test_one_whose_batch_gets_its_place_too_late_fails_and_is_not_trained_on() -> None:
-    harness = Harness(batch_size=2, max_staleness=0)
-    harness.beat()
+    harness = Harness(batch_size=2, max_staleness=0).begun()
     harness.trained(0)
     assert errors(harness.contribute("a")) == [None]
     # Another batch is full first: batch 2 needs version 1.

@@ -62,6 +62,10 @@ class Explorer:
     def incarnation(self) -> str:
         return f"life-{self.incarnations}"
 
+    @property
+    def sender(self) -> dict[str, Any]:
+        return {"explorer": self.name, "incarnation": self.incarnation}
+
 
 class Mesh:
     """One run of ``BATCHES`` train batches."""
@@ -144,16 +148,8 @@ class Mesh:
         assert self.machine.entries() == self.store
 
     def beat(self, explorer: Explorer) -> None:
-        self.event(
-            ExplorerHeartbeat(
-                explorer=explorer.name,
-                incarnation=explorer.incarnation,
-                state="ready",
-                slots=3,
-                model_version=explorer.version,
-                workflows=["math"],
-            )
-        )
+        of = {"slots": 3, "model_version": explorer.version, "workflows": ["math"]}
+        self.event(ExplorerHeartbeat(**explorer.sender, state="ready", **of))
 
     def die(self, explorer: Explorer) -> None:
         explorer.incarnations += 1
@@ -166,39 +162,18 @@ class Mesh:
     def sync(self, explorer: Explorer) -> None:
         announced = explorer.to_sync.popleft()
         explorer.version = announced.version
-        self.event(
-            WeightsSynced(
-                explorer=explorer.name,
-                incarnation=explorer.incarnation,
-                model="policy",
-                version=announced.version,
-                epoch=announced.epoch,
-                ok=True,
-                checksum=announced.checksum,
-            )
-        )
+        of = {"version": announced.version, "epoch": announced.epoch, "checksum": announced.checksum}
+        self.event(WeightsSynced(**explorer.sender, model="policy", ok=True, **of))
 
     def finish(self, explorer: Explorer) -> None:
         at = self.rng.randrange(len(explorer.running))
         order, drawn_by = explorer.running.pop(at), explorer.drawn_by.pop(at)
         self.drawn.setdefault(order.batch_id, set()).update((drawn_by, explorer.version))
-        self.event(
-            RolloutFinished(
-                explorer=explorer.name,
-                incarnation=explorer.incarnation,
-                task_id=order.task.task_id,
-                attempt=order.attempt,
-                batch_id=order.batch_id,
-                batch_type="train",
-                status="completed",
-                completed_runs=8,
-                total_runs=8,
-                samples=8,
-                experience=Position(partition=0, offset=0),
-                version_min=drawn_by,
-                version_max=explorer.version,
-            )
-        )
+        done = dict.fromkeys(("completed_runs", "total_runs", "samples"), 8)
+        of: dict[str, Any] = {"task_id": order.task.task_id, "attempt": order.attempt, "batch_id": order.batch_id}
+        drawn: dict[str, Any] = {"version_min": drawn_by, "version_max": explorer.version}
+        drawn |= {"experience": Position(partition=0, offset=0), "batch_type": "train", "status": "completed"}
+        self.event(RolloutFinished(**explorer.sender, **of, **done, **drawn))
 
     def train(self) -> None:
         batch = self.to_train.popleft()
@@ -209,9 +184,8 @@ class Mesh:
             self.tell(publish=False)
 
     def publish_if_due(self) -> bool:
-        due = self.published < self.step and self.policy.publishes(
-            self.step, published=self.published, wanted=self.wanted
-        )
+        asked = {"published": self.published, "wanted": self.wanted}
+        due = self.published < self.step and self.policy.publishes(self.step, **asked)
         if due:
             self.published = self.step
             self.timeline.append(f"publish v{self.step}")
@@ -228,21 +202,10 @@ class Mesh:
 
     def tell(self, *, publish: bool, again: int | None = None) -> None:
         version = self.step if again is None else again
-        self.event(
-            StepTrained(
-                trainer="trainer",
-                incarnation=self.trainer_incarnation,
-                model="policy",
-                step=version,
-                version=version,
-                publish=publish,
-                again=again is not None,
-                method=self.method,
-                checksum=f"sum-{version}",
-                master_address="127.0.0.1",
-                master_port=1,
-            )
-        )
+        of: dict[str, Any] = {"trainer": "trainer", "incarnation": self.trainer_incarnation, "model": "policy"}
+        at: dict[str, Any] = {"master_address": "127.0.0.1", "master_port": 1, "method": self.method}
+        of |= {"step": version, "version": version, "checksum": f"sum-{version}", "again": again is not None}
+        self.event(StepTrained(**of, **at, publish=publish))
 
     # -- a whole run -------------------------------------------------------------------------------------------------
 

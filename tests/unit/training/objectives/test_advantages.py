@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,14 @@ methods = pytest.mark.parametrize(
 )
 
 
-def sample(reward: float, run: int) -> ScoredSample:
-    return ScoredSample(
-        run=run, reward=reward, mask=np.ones(TOKENS, np.bool_), logprobs=np.full(TOKENS, -1, np.float32)
-    )
+def sample(reward: float, run: int = 0, tokens: int = TOKENS, **fields: Any) -> ScoredSample:
+    values = {"mask": np.ones(tokens, np.bool_), "logprobs": np.full(tokens, -1, np.float32), **fields}
+    return ScoredSample(run=run, reward=reward, **values)
+
+
+def of_groups(method: Any, groups: list[list[ScoredSample]]) -> Any:
+    """A list for each group, or None where it teaches nothing."""
+    return method(groups)
 
 
 def advantages(method: RunAdvantage, rewards: Sequence[float], runs: Sequence[int] | None = None) -> list[float] | None:
@@ -61,11 +66,8 @@ def test_grpo_over_the_deviation_of_the_batch() -> None:
     rewards = [0.0, 1.0, 3.0, 3.0, 0.0, 4.0]
     mean = sum(rewards) / 6
     deviation = (sum((reward - mean) ** 2 for reward in rewards) / 6) ** 0.5
-    first, second, third = GRPO(TrainerSettings(advantage_std="batch"))(
-        [[sample(reward, run) for run, reward in enumerate(group)] for group in groups]
-    )
-    assert first is not None
-    assert third is not None
+    of_batch = GRPO(TrainerSettings(advantage_std="batch"))
+    first, second, third = of_groups(of_batch, [[sample(r, run) for run, r in enumerate(group)] for group in groups])
     assert [a[0] for a in first] == pytest.approx([-0.5 / (deviation + 1e-4), 0.5 / (deviation + 1e-4)], rel=1e-6)
     assert [a[0] for a in third] == pytest.approx([-2 / (deviation + 1e-4), 2 / (deviation + 1e-4)], rel=1e-6)
     # What has equal rewards counts in the deviation, and teaches nothing.
@@ -88,12 +90,10 @@ def test_remax_compares_with_the_greedy_answer_and_does_not_train_on_it() -> Non
         return drawn + [replace(sample(reward, 10 + i), is_greedy=True) for i, reward in enumerate(greedy)]
 
     groups = [group([0.0, 1.0, NAN], [0.25]), group([1.0, 1.0], [1.0]), group([0.0, 1.0], []), group([1.0], [0.0, 0.5])]
-    first, none_better, without, two = ReMax(TrainerSettings())(groups)
-    assert first is not None
+    first, none_better, without, two = of_groups(ReMax(TrainerSettings()), groups)
     np.testing.assert_array_equal([a[0] for a in first], [-0.25, 0.75, NAN, NAN])
     assert none_better is None
     assert without is None
-    assert two is not None
     np.testing.assert_array_equal([a[0] for a in two], [0.75, NAN, NAN])
     with pytest.raises(TrainingError, match=r"remax.*no task of this batch has one: send tasks with data="):
         ReMax(TrainerSettings())([group([0.0, 1.0], [])])
@@ -101,28 +101,23 @@ def test_remax_compares_with_the_greedy_answer_and_does_not_train_on_it() -> Non
 
 
 def turns(rewards: list[float], starts: list[int], tokens: int, reward: float = NAN) -> ScoredSample:
-    return ScoredSample(
-        run=0,
-        reward=reward,
-        mask=np.ones(tokens, np.bool_),
-        logprobs=np.full(tokens, -1, np.float32),
-        turn_starts=np.array(starts, np.int32),
-        turn_rewards=np.array(rewards, np.float32),
-    )
+    of_turns: dict[str, Any] = {
+        "turn_starts": np.array(starts, np.int32),
+        "turn_rewards": np.array(rewards, np.float32),
+    }
+    return sample(reward, tokens=tokens, **of_turns)
 
 
 def test_stepwise_by_hand() -> None:
     # Turn rewards 1, none, 3 and 0; the second sample's turns begin at its second token.
     groups = [[turns([1.0, NAN, 3.0], [0, 2, 3], 5), turns([0.0], [1], 3)]]
-    (found,) = StepWise(TrainerSettings(advantage_std="none"))(groups)
-    assert found is not None
+    (found,) = of_groups(StepWise(TrainerSettings(advantage_std="none")), groups)
     mean = 4 / 3
     of_first, of_third, of_other = 1 - mean, 3 - mean, 0 - mean
     np.testing.assert_allclose(found[0], [of_first + of_third] * 2 + [of_third] * 3, rtol=1e-6)
     np.testing.assert_allclose(found[1], [of_other] * 3, rtol=1e-6)
     deviation = math.sqrt(((1 - mean) ** 2 + (3 - mean) ** 2 + mean**2) / 3) + 1e-4
-    (scaled,) = StepWise(TrainerSettings())(groups)
-    assert scaled is not None
+    (scaled,) = of_groups(StepWise(TrainerSettings()), groups)
     np.testing.assert_allclose(scaled[0], found[0] / deviation, rtol=1e-6)
 
 
@@ -130,8 +125,7 @@ def test_stepwise_takes_a_sample_without_turn_rewards_as_one_turn() -> None:
     rewards = [0.0, 1.0, NAN, 2.0]
     samples = [sample(reward, run) for run, reward in enumerate(rewards)]
     samples[1] = turns([NAN, NAN], [0, 1], TOKENS, reward=1.0)
-    (found,) = StepWise(TrainerSettings())([samples])
-    assert found is not None
+    (found,) = of_groups(StepWise(TrainerSettings()), [samples])
     expected = advantages(GRPO(TrainerSettings()), rewards)
     np.testing.assert_allclose([a[0] for a in found], np.array(expected), rtol=1e-6)
     assert StepWise(TrainerSettings())([[sample(1.0, 0), sample(1.0, 1)], [sample(NAN, 0)], []]) == [None] * 3
@@ -151,8 +145,7 @@ def test_each_run_weighs_the_same_however_many_samples_it_gave() -> None:
     rewards, runs = [0.0, 1.0, 1.0, 1.0, 2.0], [0, 1, 1, 1, 2]
     assert advantages(GRPO(TrainerSettings(advantage_std="none")), rewards, runs) == [-1.0, 0.0, 0.0, 0.0, 1.0]
     assert advantages(RLOO(TrainerSettings()), rewards, runs) == [-1.5, 0.0, 0.0, 0.0, 1.5]
-    alone = advantages(GRPO(TrainerSettings()), [0.0, 1.0, 2.0])
-    assert alone is not None
+    alone: Any = advantages(GRPO(TrainerSettings()), [0.0, 1.0, 2.0])
     assert advantages(GRPO(TrainerSettings()), rewards, runs) == [alone[run] for run in runs]
     # The steps of a run may differ; the run counts with their mean, and one without reward is not looked at.
     mixed = advantages(GRPO(TrainerSettings(advantage_std="none")), [0.0, NAN, 2.0, 3.0], [0, 0, 0, 1])
@@ -217,17 +210,10 @@ def test_distillation_follows_the_gradient_of_the_reverse_kl() -> None:
     told = torch.stack([torch.stack([teacher[0][one], teacher[1][one, two]]) for one, two in answers])
     drawn = logprobs.detach()
     samples = [
-        ScoredSample(
-            run=run,
-            reward=NAN,
-            mask=np.ones(2, np.bool_),
-            logprobs=drawn[run].numpy(),
-            teacher_logprobs=told[run].numpy(),
-        )
+        sample(NAN, run, 2, logprobs=drawn[run].numpy(), teacher_logprobs=told[run].numpy())
         for run in range(len(answers))
     ]
-    (advantages,) = Distillation(settings)([samples])
-    assert advantages is not None
+    (advantages,) = of_groups(Distillation(settings), [samples])
     tokens = Tokens(
         logprobs=logprobs.flatten(),
         entropy=torch.zeros(logprobs.numel()),
@@ -245,17 +231,12 @@ def test_distillation_follows_the_gradient_of_the_reverse_kl() -> None:
 
 def test_distillation_leaves_out_what_no_teacher_has_seen() -> None:
     def scored(teacher: list[float] | None) -> ScoredSample:
-        return ScoredSample(
-            run=0,
-            reward=1.0,
-            mask=np.array([True, False]),
-            logprobs=np.array([-1.0, 9.0], np.float32),
-            teacher_logprobs=None if teacher is None else np.array(teacher, np.float32),
-        )
+        logprobs, mask = np.array([-1.0, 9.0], np.float32), np.array([True, False])
+        of_teacher = None if teacher is None else np.array(teacher, np.float32)
+        return sample(1.0, mask=mask, logprobs=logprobs, teacher_logprobs=of_teacher)
 
     told, unseen, unasked = scored([-0.25, NAN]), scored([NAN, NAN]), scored(None)
-    found, nothing = Distillation(TrainerSettings())([[told, unseen, unasked], [unseen]])
-    assert found is not None
+    found, nothing = of_groups(Distillation(TrainerSettings()), [[told, unseen, unasked], [unseen]])
     np.testing.assert_array_equal(found[0], np.array([0.75, 0], np.float32))
     assert np.isnan(found[1]).any()
     assert np.isnan(found[2]).all()

@@ -34,8 +34,7 @@ OF_REVERSE, OF_FORWARD = P * (np.log(P / Q) - REVERSE), P - Q
 
 
 @pytest.mark.parametrize(
-    ("name", "gradient"),
-    [("k1", np.zeros(12)), ("k2", OF_REVERSE), ("k3", OF_FORWARD), ("low_variance", OF_FORWARD)],
+    ("name", "gradient"), [("k1", np.zeros(12)), ("k2", OF_REVERSE), ("k3", OF_FORWARD), ("low_variance", OF_FORWARD)]
 )
 def test_gradients_on_policy_are_what_is_said_of_them(name: str, gradient: np.ndarray) -> None:
     value, found = expected(name)

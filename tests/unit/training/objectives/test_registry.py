@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.training.objectives import evaluate, tokens
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
@@ -21,9 +22,9 @@ ROOT = Path(__file__).parents[4]
 class MyLoss(PolicyLoss):
     metrics = ("scale",)
 
-    def __call__(self, tokens: Tokens) -> TokenLosses:
+    def __call__(self, of: Tokens) -> TokenLosses:
         scale = float(self.settings.objective_options["scale"])
-        return TokenLosses(losses=-scale * tokens.logprobs, metrics={"scale": tokens.weight.new_full((2,), scale)})
+        return TokenLosses(losses=-scale * of.logprobs, metrics={"scale": of.weight.new_full((2,), scale)})
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **parts: str) -> None:
@@ -45,8 +46,6 @@ def test_every_part_of_this_package_stands_on_the_page_of_objectives() -> None:
 
 
 def test_a_loss_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     about = tmp_path / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
@@ -54,20 +53,10 @@ def test_a_loss_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a_package_of_losses.py").write_text(f"from {__name__} import MyLoss\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "installed", registry.installed.__wrapped__)  # without what it remembers
-    objective = Objective(TrainerSettings(loss="mine", correction="none", objective_options={"scale": 3.0}))
-    what = Tokens(
-        logprobs=torch.tensor([-1.0, -2.0]),
-        entropy=torch.zeros(2),
-        old_logprobs=torch.zeros(2),
-        rollout_logprobs=torch.zeros(2),
-        ref_logprobs=None,
-        advantages=torch.zeros(2),
-        weight=torch.full((2,), 0.5),
-        bounds=torch.tensor([0, 2], dtype=torch.int32),
-    )
-    loss, metrics = objective.loss(what)
-    assert loss.item() == 4.5
-    assert dict(zip(objective.metrics, metrics.tolist(), strict=True))["scale"] == 3.0
+    settings = TrainerSettings(loss="mine", correction="none", objective_options={"scale": 3.0})
+    loss, _, metrics = evaluate(tokens([-1.0, -2.0], advantages=[0.0, 0.0]), settings)
+    assert loss == 4.5
+    assert metrics["scale"] == 3.0
 
 
 @pytest.mark.parametrize(
