@@ -48,9 +48,9 @@ def test_what_follows_is_what_the_template_writes(family: str, ended: bool) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tools_are_called_and_answer(family: str) -> None:
     talk = Talk(family)
-    written = {
-        "llama3": '{"name": "add", "parameters": {"a": 1, "b": 2}}',
-    }.get(family, '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
+    written = {"llama3": '{"name": "add", "parameters": {"a": 1, "b": 2}}'}.get(
+        family, '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    )
     said = talk.say([USER], written, TOOLS)
     (call,) = said.tool_calls
     assert (call.id, call.name, call.arguments) == ("call00000", "add", {"a": 1, "b": 2})

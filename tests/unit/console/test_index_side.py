@@ -32,10 +32,7 @@ async def test_what_is_being_opened_when_it_ends_is_closed(tmp_path: Path, monke
             super().__init__(*args, **kwargs)
 
     monkeypatch.setattr("workers.console.index_side.Store", SlowStore)
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
-        console=ConsoleSettings(folder=tmp_path),
-    )
+    settings = Settings(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), console=ConsoleSettings(folder=tmp_path))
     side = IndexSide(settings, lambda: Bus(settings.kafka, client_id="test"))
     running = asyncio.create_task(side.run(lambda: None))
     await asyncio.to_thread(begun.wait, 60)

@@ -85,11 +85,7 @@ def test_what_became_of_a_sample_names_whose_steps(index: Index) -> None:
     sample = index.sample(SamplePlace(0, 0, 1))
     assert sample is not None
     fates = [(fate.step.step, fate.step.trainer, fate.step.follows, fate.left_out) for fate in sample.fates]
-    assert fates == [
-        (1, "trainer-0", None, None),
-        (2, "trainer-0", None, None),
-        (2, "replay-2", "trainer-0", "stale"),
-    ]
+    assert fates == [(1, "trainer-0", None, None), (2, "trainer-0", None, None), (2, "replay-2", "trainer-0", "stale")]
     assert sample.group.trained_in == [fate.step for fate in sample.fates]
 
 

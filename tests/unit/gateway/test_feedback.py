@@ -20,10 +20,7 @@ ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
 
 async def post(here: Rig, path: str, key: str = KEY, **body: Any) -> tuple[int, Any]:
     headers = {"x-api-key": key}
-    async with (
-        aiohttp.ClientSession(headers=headers) as http,
-        http.post(f"{here.url}{path}", json=body) as response,
-    ):
+    async with aiohttp.ClientSession(headers=headers) as http, http.post(f"{here.url}{path}", json=body) as response:
         return response.status, await response.json()
 
 

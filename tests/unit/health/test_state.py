@@ -67,10 +67,7 @@ def test_a_service_that_reads_nothing_of_what_is_there_is_alive_and_not_ready() 
 
 
 @given(
-    phase=st.sampled_from(Phase),
-    turned=st.floats(0, 1000),
-    now=st.floats(0, 1000),
-    broker=st.none() | st.just("gone"),
+    phase=st.sampled_from(Phase), turned=st.floats(0, 1000), now=st.floats(0, 1000), broker=st.none() | st.just("gone")
 )
 def test_what_is_ready_is_alive(phase: Phase, turned: float, now: float, broker: str | None) -> None:
     state = HealthState(0.0, wedged_s=10, start_s=100, unread_s=60)

@@ -64,8 +64,7 @@ async def rolled_out(
 
 
 @pytest.mark.parametrize(
-    ("tasks", "runs", "per_part", "steps", "experiences"),
-    [(4, 3, None, 2, 24), (5, 4, 2, 3, 60), (4, 3, 1, 3, 36)],
+    ("tasks", "runs", "per_part", "steps", "experiences"), [(4, 3, None, 2, 24), (5, 4, 2, 3, 60), (4, 3, 1, 3, 36)]
 )
 async def test_as_many_experiences_as_steps_of_all_runs(
     tasks: int, runs: int, per_part: int | None, steps: int, experiences: int

@@ -74,11 +74,7 @@ def test_an_endpoint_takes_log_lines_with_their_traces(collector: HTTPServer) ->
             resources.append({entry.key: entry.value.string_value for entry in resource_logs.resource.attributes})
             records += [line for scope in resource_logs.scope_logs for line in scope.log_records]
     told = [(line.severity_text, line.body.string_value, line.trace_id.hex()) for line in records]
-    assert told == [
-        ("INFO", "the engine starts", ""),
-        ("WARN", "task t1 failed", trace_id),
-        ("ERROR", "it broke", ""),
-    ]
+    assert told == [("INFO", "the engine starts", ""), ("WARN", "task t1 failed", trace_id), ("ERROR", "it broke", "")]
     assert records[0].time_unix_nano < records[0].observed_time_unix_nano
     assert {resource["service.name"] for resource in resources} == {"explorer"}
     assert {resource["service.instance.id"] for resource in resources} == {"explorer-0"}

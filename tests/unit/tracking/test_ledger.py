@@ -59,11 +59,7 @@ def test_what_has_metrics_of_a_step_is_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "follows", "name"),
-    [
-        ("trainer-0", None, "loss"),
-        ("trainer-0/sft", None, "sft/loss"),
-        ("replay-3", "trainer-0/grpo", "replay-3/loss"),
-    ],
+    [("trainer-0", None, "loss"), ("trainer-0/sft", None, "sft/loss"), ("replay-3", "trainer-0/grpo", "replay-3/loss")],
 )
 def test_steps_that_make_no_version_are_told_by_whose_they_are(trainer: str, follows: str | None, name: str) -> None:
     who = {"trainer": trainer, "follows": follows, "incarnation": "i", "run": "r", "model": "policy"}

@@ -4,14 +4,7 @@ import io
 
 from rich.console import Console
 
-from schemas import (
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    PublishedVersion,
-    TrainerHeartbeat,
-    VersionWanted,
-    WeightsSynced,
-)
+from schemas import ExplorerHeartbeat, ExplorerLeft, PublishedVersion, TrainerHeartbeat, VersionWanted, WeightsSynced
 from tests.support.fakes.announcements import announced
 from trinity_bus.view import MeshState
 from trinity_bus.view.state import ALIVE_S

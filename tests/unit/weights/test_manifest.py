@@ -10,12 +10,7 @@ from trinity_bus.weights.errors import ManifestError
 from trinity_bus.weights.layout import ITEM_SIZES, MAX_MANIFEST_BYTES, TensorMeta, TransferManifest
 
 CONTENT = "0" * 64
-GOOD: dict[str, Any] = {
-    "version": 3,
-    "content": CONTENT,
-    "bucket_bytes": 64,
-    "tensors": [["w", "float32", [2, 3]]],
-}
+GOOD: dict[str, Any] = {"version": 3, "content": CONTENT, "bucket_bytes": 64, "tensors": [["w", "float32", [2, 3]]]}
 
 tensors = st.lists(
     st.builds(

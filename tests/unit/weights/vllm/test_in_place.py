@@ -150,13 +150,7 @@ class Rig:
     async def sync(self, control: ControlClient, tensors: Tensors) -> SyncOutcome:
         announced = self.announce(tensors)
         self.front_end.told.clear()
-        return await sync_weights(
-            self.front_end,
-            control,
-            announced,
-            announced.members[0],
-            timeout_s=5,
-        )
+        return await sync_weights(self.front_end, control, announced, announced.members[0], timeout_s=5)
 
 
 @pytest.fixture
