@@ -8,24 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas import Dispatch, Rollout, Task
+from schemas import Rollout
 from schemas.codec import decode, encode
 from schemas.errors import DecodeError, SchemaError
 from schemas.experience import ExperienceGroup
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import MAX_METRIC_NAME, decode_answer, encode_answer
 
-ORDER = Dispatch(
-    explorer="explorer-0",
-    incarnation="life",
-    task=Task(task_id="t", workflow="math", prompt="1"),
-    attempt=2,
-    batch_id="b",
-    batch_type="train",
-    repeat_times=2,
-    run_id_base=4,
-    timeout_s=1,
-)
+ORDER = dispatch(run_id_base=4)
 
 
 def rollout(**changes: Any) -> Rollout:

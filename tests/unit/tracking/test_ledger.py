@@ -10,6 +10,7 @@ from schemas import BatchLifecycleState, BatchRecord, StepEnded, StepTrained
 from schemas.record import Record
 from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
+from tests.support.fakes.mesh_records import step_trained
 from trinity_bus.bus import Received
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.table import MetricsLine, line_of
@@ -32,19 +33,7 @@ def received(record: Record, topic: Topic, offset: int = 0) -> Received[Any]:
 
 
 def step(number: int, **more: Any) -> StepTrained:
-    told: dict[str, Any] = {"metrics": {"loss": 0.5, "bad": float("nan")}, **more}
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation="i",
-        model="policy",
-        step=number,
-        version=number,
-        publish=True,
-        checksum="0" * 64,
-        master_address="127.0.0.1",
-        master_port=0,
-        **told,
-    )
+    return step_trained(number, **{"metrics": {"loss": 0.5, "bad": float("nan")}, **more})
 
 
 def line(offset: int) -> MetricsLine:
