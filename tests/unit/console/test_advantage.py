@@ -13,13 +13,13 @@ from schemas.batch import ResultPart
 from schemas.experience import ExperienceGroup
 from schemas.pieces import join_groups
 from schemas.step import LeftOut, StepBegun, StepGroup
+from tests.support.console.indexed import indexed
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.config import Settings, TrainerSettings, told_settings
 from trinity_bus.console.index.answers import GroupUse, LeftOutRow, SettingsRow, StepName, WholeGroup
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import SampleFilter
-from trinity_bus.console.index.store import Store
 from trinity_bus.console.web.advantage import compare, settings_of
 from trinity_bus.console.web.rollouts import sample_places
 from trinity_bus.errors import ConfigError
@@ -134,10 +134,8 @@ def index(tmp_path: Path) -> Iterator[Index]:
     groups = [StepGroup(task_id="t", parts=parts)]
     step = {"run": "r", "step": 4, "batch_id": "train-1", "sequence": 1, "next_offset": 1}
     log.add(StepBegun(**TRAINER, **step, groups=groups, left_out=left), 104)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as made:
-            yield made
+    with indexed(tmp_path, log) as made:
+        yield made
 
 
 def test_a_split_group_is_one_from_each_of_its_parts(index: Index) -> None:

@@ -26,6 +26,7 @@ from schemas.batch import ResultPart
 from schemas.rollout import Dispatch
 from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
+from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.bus import Undecodable
 from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
@@ -242,16 +243,13 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
         for number in range(150):
             at = TODAY if number < 140 else TODAY + number - partition / 2
             log.add(group(f"t-{partition}-{number}", [0.5, 1.0], version=number), at, partition=partition)
-    with Store(tmp_path, texts="no tokenizer") as store, Index(tmp_path) as index:
-        store.take(*log.take())
+    with indexed(tmp_path, log) as index:
         for wanted in (SampleFilter(), SampleFilter(reward_min=0.9), SampleFilter(version_max=145)):
-            rows, after = [], None
-            while True:
-                page = index.samples(wanted, PageAsk(limit=7, after=after))
+            page = index.samples(wanted, PageAsk(limit=7))
+            rows = [*page.rows]
+            while page.after is not None:
+                page = index.samples(wanted, PageAsk(limit=7, after=page.after))
                 rows += page.rows
-                after = page.after
-                if after is None:
-                    break
             expected = {SampleFilter(): 600, SampleFilter(reward_min=0.9): 300, SampleFilter(version_max=145): 584}
             assert len({row.place for row in rows}) == len(rows) == expected[wanted]
             assert [row.at for row in rows] == sorted((row.at for row in rows), reverse=True)
@@ -264,8 +262,7 @@ def test_a_search_whose_time_is_up_says_where_to_go_on(tmp_path: Path, monkeypat
     log = LogRecords()
     for number in range(35):
         log.add(group(f"t-{number}", [0.5], version=number), 100.0 + number)
-    with Store(tmp_path, texts="none") as store, Index(tmp_path, search_s=0) as index:
-        store.take(*log.take())
+    with indexed(tmp_path, log, search_s=0) as index:
         pages = [index.samples(SampleFilter(version_max=0))]
         while pages[-1].after is not None:
             pages.append(index.samples(SampleFilter(version_max=0), PageAsk(after=pages[-1].after)))
@@ -328,8 +325,7 @@ def test_a_sample_that_is_no_number_spoils_no_other(tmp_path: Path) -> None:
     log = LogRecords()
     log.add(replace(group("t-0", [0.5]), logprobs=np.full(2, math.nan, np.float32)), 100)
     log.add(group("t-1", [0.0, 1.0]), 101)
-    with Store(tmp_path, texts=texts) as store, Index(tmp_path) as index:
-        store.take(*log.take())
+    with indexed(tmp_path, log, texts) as index:
         assert [row.logprob for row in index.samples().rows] == [-1.0, -1.0, None]
 
 
@@ -375,21 +371,12 @@ def test_choices_are_told_once_each_with_who_made_them(tmp_path: Path) -> None:
     log = LogRecords()
     made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "checksum": "c", "method": "gloo"}
     address = {"master_address": "h", "master_port": 1}
-    told: list[tuple[int, bool, str | None]] = [
-        (1, False, None),
-        (1, True, "<b>ada</b>"),
-        (1, True, "<b>ada</b>"),
-        (3, False, "bob"),
-        (4, False, None),
-        (1, True, None),
-        (1, True, "ada"),
-    ]
+    ada = (1, True, "<b>ada</b>")
+    told = [(1, False, None), ada, ada, (3, False, "bob"), (4, False, None), (1, True, None), (1, True, "ada")]
     for at, (version, pinned, asked_by) in enumerate(told, 100):
         chosen = {"version": version, "step": version, "pinned": pinned, "asked_by": asked_by}
         log.add(ModelVersion(**made, **address, **chosen, epoch=1), at)
-    with Store(tmp_path, texts=texts) as store:
-        store.take(*log.take())
-    with Index(store.folder) as index:
+    with indexed(tmp_path, log) as index:
         found = [(one.at, one.version, one.pinned, one.asked_by) for one in index.choices("policy", rows=9)]
         assert found == [
             (106, 1, True, "ada"),

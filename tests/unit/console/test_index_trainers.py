@@ -17,6 +17,7 @@ from schemas import (
     StepGroup,
     StepTrained,
 )
+from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
@@ -28,6 +29,8 @@ MODEL = {"incarnation": "a", "model": "policy"}
 GROUPS = [
     StepGroup(task_id="copy-1", parts=[ResultPart(attempt=1, samples=2, position=Position(partition=0, offset=0))])
 ]
+
+EXAMPLES: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": "demonstrations-1"}
 
 
 def begun(trainer: str, step: int, *, run: str = "r", **fields: Any) -> StepBegun:
@@ -124,24 +127,21 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
 
 def test_a_stage_is_one_trainer_with_what_it_begins_and_what_it_trains(tmp_path: Path) -> None:
     log = LogRecords()
-    examples: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": "demonstrations-1"}
-    log.add(begun("trainer-0/sft", 1, **examples), 100)
+    log.add(begun("trainer-0/sft", 1, **EXAMPLES), 100)
     log.add(ended("trainer-0/sft", 1, 3.0, batch_id="demonstrations-1"), 101)
     log.add(begun("trainer-0/grpo", 1), 200)
     # The names that workers/trainer writes: see its VersionPublisher, and tests/unit/trainer/test_version_publisher.py.
     told = trained(1, 0.5, writer="trainer-0/grpo")
     log.add(told, 201)
     log.add(entry(told), 202)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
-            (step,) = index.steps().rows
-            assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
-            (loss,) = index.metrics(["loss"], trainer="trainer-0/grpo")
-            assert [point.value for point in loss.points] == [0.5]
-            (version,) = index.versions().rows
-            assert index.step(version.step, trainer=version.trainer) is not None
+    with indexed(tmp_path, log) as index:
+        assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
+        (step,) = index.steps().rows
+        assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
+        (loss,) = index.metrics(["loss"], trainer="trainer-0/grpo")
+        assert [point.value for point in loss.points] == [0.5]
+        (version,) = index.versions().rows
+        assert index.step(version.step, trainer=version.trainer) is not None
 
 
 def test_a_trainer_that_began_anew_many_times_leaves_room_for_others(tmp_path: Path) -> None:
@@ -149,29 +149,18 @@ def test_a_trainer_that_began_anew_many_times_leaves_room_for_others(tmp_path: P
     for number in range(510):
         log.add(begun("again", 1, run=f"run-{number}"), number)
     log.add(begun("trainer-0", 1), 600)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [row.trainer for row in index.trainers()] == ["trainer-0", "again"]
+    with indexed(tmp_path, log) as index:
+        assert [row.trainer for row in index.trainers()] == ["trainer-0", "again"]
 
 
 def test_of_two_stages_the_one_that_spoke_last_is_shown(tmp_path: Path) -> None:
     log = LogRecords()
-    examples: dict[str, Any] = {
-        "groups": [],
-        "next_offset": 0,
-        "examples": 9,
-        "batch_id": "demonstrations-1",
-        "sequence": 1,
-    }
-    log.add(begun("trainer-0/sft", 1, **examples), 100)
+    log.add(begun("trainer-0/sft", 1, **EXAMPLES, examples=9), 100)
     log.add(begun("trainer-0/grpo", 1), 200)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
-            assert [row.trainer for row in index.steps().rows] == ["trainer-0/grpo"]
-            assert [row.trainer for row in index.steps(until=150).rows] == ["trainer-0/sft"]
+    with indexed(tmp_path, log) as index:
+        assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
+        assert [row.trainer for row in index.steps().rows] == ["trainer-0/grpo"]
+        assert [row.trainer for row in index.steps(until=150).rows] == ["trainer-0/sft"]
 
 
 def ended(trainer: str, step: int, loss: float, **fields: Any) -> StepEnded:
@@ -202,11 +191,8 @@ def test_steps_that_make_no_version_have_their_figures(index: Index, store: Stor
 def test_a_run_of_examples_alone_has_its_charts(tmp_path: Path) -> None:
     log = LogRecords()
     for step in (1, 2):
-        examples: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": f"demonstrations-{step}"}
-        log.add(begun("trainer-0", step, run="s", **examples), 100 * step)
+        log.add(begun("trainer-0", step, run="s", **EXAMPLES | {"batch_id": f"demonstrations-{step}"}), 100 * step)
         log.add(ended("trainer-0", step, 1.0 / step, batch_id=f"demonstrations-{step}"), 100 * step + 1)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [(row.step, row.trained_at) for row in index.steps().rows] == [(2, 201), (1, 101)]
-            assert [point.value for point in index.metrics(["loss"])[0].points] == [1.0, 0.5]
+    with indexed(tmp_path, log) as index:
+        assert [(row.step, row.trained_at) for row in index.steps().rows] == [(2, 201), (1, 101)]
+        assert [point.value for point in index.metrics(["loss"])[0].points] == [1.0, 0.5]
