@@ -18,13 +18,17 @@ _TRAINER: dict[str, Any] = {
 
 
 def dispatch(task_id: str = "t", **changes: Any) -> Dispatch:
-    own = {"explorer": "explorer-0", "incarnation": "life", "task": Task(task_id=task_id, workflow="math", prompt="1")}
-    of_batch = {"batch_id": "b", "batch_type": "train", "attempt": 2, "repeat_times": 2, "timeout_s": 1}
+    own: dict[str, Any] = {
+        "explorer": "explorer-0",
+        "incarnation": "life",
+        "task": Task(task_id=task_id, workflow="math", prompt="1"),
+    }
+    of_batch: dict[str, Any] = {"batch_id": "b", "batch_type": "train", "attempt": 2, "repeat_times": 2, "timeout_s": 1}
     return Dispatch(**own | of_batch | changes)
 
 
 def step_trained(step: int = 1, **changes: Any) -> StepTrained:
-    own = {"step": step, "version": step, "publish": True, "checksum": "c" * 64}
+    own: dict[str, Any] = {"step": step, "version": step, "publish": True, "checksum": "c" * 64}
     return StepTrained(**_TRAINER | own | changes)
 
 
@@ -33,8 +37,8 @@ def trainer_beat(**changes: Any) -> TrainerHeartbeat:
 
 
 def coordinator_beat(**changes: Any) -> CoordinatorHeartbeat:
-    counts = dict.fromkeys(("open_batches", "open_tasks", "running_attempts"), 0)
-    limits = dict.fromkeys(("max_timeout_s", "attempts_per_task", "dynamic_timeout_s"), 1)
+    counts: dict[str, Any] = dict.fromkeys(("open_batches", "open_tasks", "running_attempts"), 0)
+    limits: dict[str, Any] = dict.fromkeys(("max_timeout_s", "attempts_per_task", "dynamic_timeout_s"), 1)
     return CoordinatorHeartbeat(**{"coordinator": "c", "incarnation": "i"} | counts | limits | changes)
 
 
@@ -43,5 +47,12 @@ def explorer_beat(name: str = "explorer-0", **changes: Any) -> ExplorerHeartbeat
 
 
 def weights_synced(name: str, version: int, **changes: Any) -> WeightsSynced:
-    own = {"explorer": name, "incarnation": "a", "model": "policy", "version": version, "epoch": 1, "ok": True}
+    own: dict[str, Any] = {
+        "explorer": name,
+        "incarnation": "a",
+        "model": "policy",
+        "version": version,
+        "epoch": 1,
+        "ok": True,
+    }
     return WeightsSynced(**own | changes)

@@ -120,9 +120,7 @@ def test_a_folder_is_run_by_one_process_also_after_one_was_killed(tmp_path: Path
     assert not (tmp_path / RUNNING).exists()
 
 
-async def test_nothing_is_started_that_this_machine_has_not_the_memory_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_started_that_memory_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def memory(services: Sequence[str], settings: Sections) -> HostMemory:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tokens
 from tests.support.mesh.waiting import until
+from tests.support.narrowing import some
 from trinity_bus.console.configuration.files import PlannedService
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 
@@ -56,8 +57,7 @@ async def page(client: Client, path: str, form: Form | None = None, *, token: st
             assert answer.status == status, text
             return text
     own = await page(client, "/configuration", token=token)
-    proof = re.search(r'name="proof" value="([^"]+)"', own)
-    assert proof is not None
+    proof = some(re.search(r'name="proof" value="([^"]+)"', own))
     async with client.post(path, headers=headers, data={**form, "proof": proof[1]}, allow_redirects=False) as answer:
         text = await answer.text()
         assert answer.status == status, text
@@ -92,9 +92,7 @@ async def test_questions_are_answered_and_become_files(operator: Client, model: 
     await page(operator, "/configuration", {"kafka.sasl_password": "hunter2"}, status=400)
 
 
-async def test_paths_are_looked_at_for_operators_or_whoever_is_alone_with_the_console(
-    operator: Client, tmp_path: Path
-) -> None:
+async def test_paths_are_looked_at_for_operators_or_whoever_is_alone(operator: Client, tmp_path: Path) -> None:
     assert "Only an operator" in await page(operator, "/configuration", token=VIEWERS, status=403)
     async with console(tmp_path / "index") as alone:
         first = await page(alone, "/configuration")

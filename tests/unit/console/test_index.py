@@ -28,6 +28,7 @@ from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
 from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.narrowing import some
 from trinity_bus.bus import Undecodable
 from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
 from trinity_bus.console.index.group_rows import Tokens
@@ -125,16 +126,14 @@ def test_a_step_leads_to_its_samples_and_a_sample_to_what_became_of_it(index: In
         (2, 0.5, "the four"),
     ]
     assert {(row.task_id, row.logprob, row.at, row.version_min) for row in rows} == {("copy-1", -1.0, 103, 1)}
-    sample = index.sample(SamplePlace.parse(str(rows[2].place)))
-    assert sample is not None
+    sample = some(index.sample(SamplePlace.parse(str(rows[2].place))))
     assert [(fate.step.step, fate.left_out, fate.detail) for fate in sample.fates] == [(1, "too_long", "9 tokens")]
     assert (sample.group.trained_in, sample.group.trace_id, sample.group.prompt) == (
         [StepName(1, "trainer-0", None)],
         "ab" * 16,
         "copy three digits",
     )
-    whole = index.step(1)
-    assert whole is not None
+    whole = some(index.step(1))
     assert (whole.metrics, whole.left_out[0].samples) == ({"loss": 0.25}, [2])
 
 
@@ -148,8 +147,7 @@ def test_a_group_shows_the_spread_of_its_rewards(index: Index) -> None:
 
 
 def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index) -> None:
-    version = index.version(1)
-    assert version is not None
+    version = some(index.version(1))
     assert (version.row.batch_id, version.row.checkpoint, version.row.announced) == ("train-1", "/ckpt/1", True)
     assert [(sync.explorer, sync.ok) for sync in version.syncs] == [("explorer-0", True)]
     assert index.versions().rows == [version.row]
@@ -157,13 +155,11 @@ def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index
 
 
 def test_a_task_is_followed_from_its_send_to_its_step(index: Index) -> None:
-    task = index.task("copy-1")
-    assert task is not None
+    task = some(index.task("copy-1"))
     assert [event.kind for event in task.events] == ["sent", "dispatched", "experience", "finished", "result", "begun"]
     assert (task.status, task.batch_id, task.producer, task.answer) == ("completed", "train-1", "me", "4")
     assert task.events[1].text == "runs 0 to 2"
-    lost = index.task("copy-2")
-    assert lost is not None
+    lost = some(index.task("copy-2"))
     assert [(event.kind, str(event.place)) for event in lost.events] == [("dead_letter", "dead-letters/0@0")]
     assert index.task("copy-3") is None
 
@@ -299,8 +295,7 @@ def test_hostile_texts_and_numbers_are_kept_as_far_as_they_can_be(store: Store, 
     log.add(Task(task_id="odd", workflow="copy", prompt="a \0 letter"), 300)
     log.add(group("odd", [math.inf, -math.inf, math.nan], attempt=1 << 70), 301, partition=7)
     store.take(*log.take())
-    task = index.task("odd")
-    assert task is not None
+    task = some(index.task("odd"))
     assert task.prompt == "a \0 letter"
     assert [row.reward for row in index.samples(SampleFilter(task_id="odd")).rows] == [math.inf, -math.inf, None]
     assert index.reward_histogram(SampleFilter(task_id="odd")).without_reward == 3

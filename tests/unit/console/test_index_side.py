@@ -1,5 +1,3 @@
-"""The index beside the console, ended at the worst instant."""
-
 import asyncio
 import contextlib
 import sqlite3

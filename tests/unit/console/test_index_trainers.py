@@ -19,6 +19,7 @@ from schemas import (
 )
 from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.narrowing import some
 from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import SampleFilter
@@ -76,8 +77,7 @@ def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
         (2, "trainer-0", 201, 2),
         (1, "trainer-0", 101, 2),
     ]
-    step = index.step(2)
-    assert step is not None
+    step = some(index.step(2))
     assert (step.row.trainer, step.row.run, step.row.left_out, step.metrics) == ("trainer-0", "r", 0, {"loss": 0.25})
     (row,) = index.groups(SampleFilter(step=2)).rows
     assert row.task_id == "copy-1"
@@ -85,8 +85,7 @@ def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
 
 
 def test_what_became_of_a_sample_names_whose_steps(index: Index) -> None:
-    sample = index.sample(SamplePlace(0, 0, 1))
-    assert sample is not None
+    sample = some(index.sample(SamplePlace(0, 0, 1)))
     fates = [(fate.step.step, fate.step.trainer, fate.step.follows, fate.left_out) for fate in sample.fates]
     assert fates == [(1, "trainer-0", None, None), (2, "trainer-0", None, None), (2, "replay-2", "trainer-0", "stale")]
     assert sample.group.trained_in == [fate.step for fate in sample.fates]
@@ -117,8 +116,7 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
     assert [row.step for row in index.steps(until=399).rows] == [2, 1]
     # What the run before had made of it leads nowhere.
     assert [(row.batch_id, row.trained_as) for row in index.batches().rows] == [("train-2", None), ("train-1", 1)]
-    sample = index.sample(SamplePlace(0, 0, 1))
-    assert sample is not None
+    sample = some(index.sample(SamplePlace(0, 0, 1)))
     shown = [(1, "trainer-0"), (2, "replay-2")]
     assert [(fate.step.step, fate.step.trainer) for fate in sample.fates] == shown
     assert [(step.step, step.trainer) for step in sample.group.trained_in] == shown
@@ -173,8 +171,7 @@ def test_steps_that_make_no_version_have_their_figures(index: Index, store: Stor
     log.take()
     log.add(ended("replay-2", 2, 7.0, follows="trainer-0"), 301)
     store.take(*log.take())
-    step = index.step(2, trainer="replay-2")
-    assert step is not None
+    step = some(index.step(2, trainer="replay-2"))
     assert (step.row.trained_at, step.row.seconds, step.metrics, step.checksum) == (301, 3.0, {"loss": 7.0}, None)
     assert [[point.value for point in one.points] for one in index.metrics(["loss", "rollout/reward/mean"])] == [
         [0.5, 0.25],

@@ -1,16 +1,10 @@
-"""The first page: charts, alerts, who waits, and the past."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from schemas import (
-    ExplorerLeft,
-    RunnersReport,
-    RunnerState,
-)
+from schemas import ExplorerLeft, RunnersReport, RunnerState
 from tests.support.fakes.mesh_records import coordinator_beat, explorer_beat, step_trained, trainer_beat
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting

@@ -1,5 +1,3 @@
-"""Tokens, turns and advantages of a sample."""
-
 import math
 from collections.abc import Sequence
 

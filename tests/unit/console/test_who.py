@@ -1,7 +1,6 @@
-"""Who may look, and whose cookie and form is whose."""
-
 import pytest
 
+from tests.support.narrowing import some
 from trinity_bus.console.web.who import SESSION_S, Logins, host_is_ours
 from trinity_bus.runtime.ports import is_loopback
 
@@ -9,8 +8,7 @@ from trinity_bus.runtime.ports import is_loopback
 def test_a_cookie_says_who_logged_in_until_it_ends() -> None:
     sessions = Logins()
     cookie = sessions.cookie("operator", "operator", 1000.0)
-    visitor = sessions.visitor(cookie, 1000.0 + SESSION_S - 1)
-    assert visitor is not None
+    visitor = some(sessions.visitor(cookie, 1000.0 + SESSION_S - 1))
     assert visitor.may_act
     assert sessions.visitor(cookie, 1000.0 + SESSION_S) is None
 
@@ -29,8 +27,7 @@ def test_the_proof_of_a_form_is_of_one_login() -> None:
     sessions = Logins()
     proofs = set()
     for _ in range(2):
-        visitor = sessions.visitor(sessions.cookie("operator", "operator", 0.0), 1.0)
-        assert visitor is not None
+        visitor = some(sessions.visitor(sessions.cookie("operator", "operator", 0.0), 1.0))
         proofs.add(visitor.proof)
     assert len(proofs) == 2
 

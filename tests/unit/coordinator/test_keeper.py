@@ -1,5 +1,3 @@
-"""How much of a budget is taken by what is needed; what checkpoints need."""
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

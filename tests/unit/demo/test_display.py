@@ -1,5 +1,3 @@
-"""What the demo shows, with and without a terminal."""
-
 import io
 
 from rich.console import Console

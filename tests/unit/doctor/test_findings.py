@@ -1,5 +1,3 @@
-"""What the facts of a machine mean."""
-
 from dataclasses import replace
 
 import pytest

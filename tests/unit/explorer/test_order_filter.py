@@ -28,7 +28,7 @@ orders = st.builds(
 
 
 @given(st.lists(orders, max_size=40), st.data())
-def test_each_attempt_starts_at_most_once_and_only_what_runs_is_cancelled(
+def test_an_attempt_starts_once_and_only_what_runs_is_cancelled(
     lane: list[Dispatch | Cancel], data: st.DataObject
 ) -> None:
     mine = OrderFilter(ME, INCARNATION)

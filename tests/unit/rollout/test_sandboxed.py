@@ -132,9 +132,7 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempts:
 
 
 @pytest.mark.parametrize(("machine", "again"), [("here", 0), ("elsewhere", 2)])
-async def test_the_sandbox_of_a_run_that_goes_on_holds_what_it_held(
-    attempts: Attempts, machine: str, again: int
-) -> None:
+async def test_the_sandbox_of_a_run_that_goes_on_is_as_it_was(attempts: Attempts, machine: str, again: int) -> None:
     lost, first = await attempts.attempt([PROGRAM, PROGRAM], "here")
     assert isinstance(lost, TrinityError)
     ((rollout,), second) = await attempts.attempt(["two"], machine)
@@ -162,9 +160,7 @@ async def test_a_sandbox_keeps_nothing_of_a_call_that_was_not_durable(attempts: 
     assert attempts.calls == 2 + 1
 
 
-async def test_a_sandbox_keeps_nothing_of_a_call_that_was_under_way(
-    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_keeps_nothing_of_a_call_cut_off(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
     await attempts.attempt([PROGRAM], "here")
 
     def dies(_filling: Filling, _name: str, _arguments: object) -> None:
@@ -190,9 +186,7 @@ async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -
     "step",
     ["pathlib.Path.rename", "pathlib.Path.mkdir", "pathlib.Path.unlink", "trinity_bus.sandbox.place.remove_tree"],
 )
-def test_a_sandbox_whose_emptying_was_cut_off_is_emptied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_an_emptying_that_was_cut_off_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = SandboxPlace.claim("run")
     Filling(place, {}).note("tool", {})
@@ -212,9 +206,7 @@ def test_a_sandbox_whose_emptying_was_cut_off_is_emptied(
     assert (found.calls(), list(found.files.iterdir())) == ([], [])
 
 
-def test_a_sandbox_that_went_another_way_is_filled_from_its_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sandbox_that_went_another_way_is_filled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = SandboxPlace.make()
     before = Filling(place, {})

@@ -130,12 +130,6 @@ def test_a_job_that_is_to_be_stopped_at_once_is() -> None:
     assert not started(pool.died(where[0], "was killed by signal 9"))
 
 
-def test_a_waiting_job_is_cancelled_without_a_word() -> None:
-    pool, _ = begun(7)
-    assert pool.cancel(6, 0.0) == []
-    assert not started(pool.ended(0, 0.0))
-
-
 def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> None:
     pool, where = begun(3, runners=1, slots=3, max_attempts=3)
     effects = pool.ended(0, 0.0)

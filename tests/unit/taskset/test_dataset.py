@@ -1,5 +1,3 @@
-"""Files and descriptions to tasks, and their order."""
-
 import csv
 import json
 import shutil

@@ -1,5 +1,3 @@
-"""What a taskset produces next, whenever it is killed."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

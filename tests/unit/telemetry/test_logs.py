@@ -106,9 +106,7 @@ def test_lines_are_held_no_longer_than_the_block() -> None:
 
 
 @pytest.mark.parametrize("name", ["aiokafka", "megatron"])
-def test_libraries_that_print_their_every_configuration_are_quiet_in_a_terminal(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_that_print_their_configuration_are_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     console()
     logger = logging.getLogger(f"{name}.core")

@@ -1,5 +1,3 @@
-"""Where telemetry goes, and that it gets there."""
-
 import json
 import os
 import socket
@@ -113,9 +111,7 @@ def test_without_a_place_a_context_is_passed_on_as_it_came() -> None:
     assert traceparent(tracer.start_span("x", context=parent_context(None))) is None
 
 
-def test_an_endpoint_takes_spans_and_metrics(
-    collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_endpoint_takes_both_signals(collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_port}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")

@@ -1,5 +1,3 @@
-"""The tree of a task: what belongs to it, and how it prints."""
-
 import io
 
 import pytest

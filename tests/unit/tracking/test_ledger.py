@@ -10,7 +10,9 @@ from schemas import BatchLifecycleState, BatchRecord, StepEnded, StepTrained
 from schemas.record import Record
 from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
+from tests.support.fakes.log_records import LogRecords
 from tests.support.fakes.mesh_records import step_trained
+from tests.support.narrowing import some
 from trinity_bus.bus import Received
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.table import MetricsLine, line_of
@@ -19,17 +21,7 @@ LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
 
 
 def received(record: Record, topic: Topic, offset: int = 0) -> Received[Any]:
-    return Received(
-        topic=topic,
-        partition=0,
-        offset=offset,
-        timestamp_ms=1500,
-        key=None,
-        headers=(),
-        raw=b"",
-        record=record,
-        traceparent=None,
-    )
+    return LogRecords().add(record, 1.5, topic=topic, offset=offset)
 
 
 def step(number: int, **more: Any) -> StepTrained:
@@ -63,8 +55,7 @@ def test_a_batch_tells_when_it_is_finalized(kind: Any, wanted: int) -> None:
             batch_id="b", batch_type=kind, state=state, sequence=4, min_version=9, metrics={"rollout/reward/mean": 1.0}
         )
 
-    found = line_of(received(batch(BatchLifecycleState.FINALIZED), BATCHES))
-    assert found is not None
+    found = some(line_of(received(batch(BatchLifecycleState.FINALIZED), BATCHES)))
     assert (found.step, found.metrics) == (wanted, {"rollout/reward/mean": 1.0})
     assert line_of(received(batch(BatchLifecycleState.RUNNING), BATCHES)) is None
 

@@ -1,16 +1,7 @@
-"""The view of a mesh, fed with records as the topics have them."""
-
 import pytest
 from rich.console import Console
 
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    ExplorerLeft,
-    RolloutFinished,
-    StepTrained,
-    WeightsSynced,
-)
+from schemas import BatchLifecycleState, BatchRecord, ExplorerLeft, RolloutFinished, StepTrained, WeightsSynced
 from schemas.record import BatchType, Metrics
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.mesh_records import explorer_beat, step_trained, weights_synced

@@ -1,5 +1,3 @@
-"""What a reader of the log knows of versions, and how it is listed."""
-
 import io
 
 from rich.console import Console

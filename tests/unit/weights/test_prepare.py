@@ -8,6 +8,7 @@ import torch
 
 from tests.support.faults.transfers import announcement, pull, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.layout import TransferManifest, chunk_hash
 from trinity_bus.weights.pull.server import WeightServer
@@ -91,8 +92,7 @@ def test_a_preparation_that_is_cancelled_ends_at_the_next_tensor(server: WeightS
     receiver = WeightReceiver(prepare=preparation)
     begin(server, receiver, 0, server.stage(0, model(1).items()))
     assert preparation.begun.wait(10)
-    transfer = receiver._transfer
-    assert transfer is not None
+    transfer = some(receiver._transfer)
     receiver.cancel()
     preparation.go_on.set()
     wait_until(lambda: transfer.over)

@@ -1,5 +1,3 @@
-"""Taking versions from checkpoint folders."""
-
 import fcntl
 import json
 import os
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 
 from schemas import ModelVersion
 from tests.support.faults.transfers import announcement, assert_takes, settled, source
+from tests.support.narrowing import some
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
@@ -174,8 +173,7 @@ def test_a_reader_stops_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(TensorFile, "read_into", wait_first)
     receiver = WeightReceiver()
     receiver.start(source(announced, "a", 5))
-    transfer = receiver._transfer
-    assert transfer is not None
+    transfer = some(receiver._transfer)
     assert reading.wait(10)
     receiver.cancel()
     cancelled.set()

@@ -13,6 +13,7 @@ import torch
 from tests.support.faults.pulls import CHUNKED
 from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, settled, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.weights.carrier import HeldVersion
 from trinity_bus.weights.link.carrier import LinkSender, LinkTaker
 from trinity_bus.weights.link.link import Link
@@ -153,9 +154,7 @@ def test_who_joins_late_takes_it_from_a_member_that_has_it(fleet: LinkedMembers)
 
 
 @pytest.mark.parametrize("who", ["member", "trainer"])
-def test_at_its_end_nobody_leaves_a_thread_in_an_operation(
-    fleet: LinkedMembers, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+def test_no_thread_is_left_in_an_operation(fleet: LinkedMembers, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """One that came back from torch when the interpreter is gone would abort the process."""
     waits = threading.Event()
     wait = Link.wait
@@ -174,8 +173,7 @@ def test_at_its_end_nobody_leaves_a_thread_in_an_operation(
     monkeypatch.setattr(other, does, stands_still)
     fleet.round("a")
     assert waits.wait(20)
-    transfer = fleet.members["a"]._transfer
-    assert transfer is not None
+    transfer = some(fleet.members["a"]._transfer)
     assert not transfer.over
     if who == "member":
         fleet.members["a"].close()

@@ -56,9 +56,7 @@ def take(
     assert_takes(receiver, weights)
 
 
-def test_versions_arrive_whole_over_one_link_and_over_a_new_one(
-    publisher: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_versions_arrive_whole_over_one_link_and_another(publisher: WeightServer, receiver: WeightReceiver) -> None:
     for version, epoch in ((0, 1), (1, 1), (2, 2)):
         take(publisher, receiver, version, model(version), epoch=epoch)
 
@@ -147,9 +145,7 @@ def test_bytes_that_differ_from_their_checksum_are_not_ready(publisher: WeightSe
         receiver.start(source(announced, "a", 0.3))
 
 
-def test_a_cancelled_transfer_leaves_the_receiver_ready_for_the_next(
-    publisher: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_after_a_cancelled_transfer_comes_the_next(publisher: WeightServer, receiver: WeightReceiver) -> None:
     publisher.stage(0, model(0).items())
     receiver.start(source(announcement(publisher, 0, "0" * 64, "a"), "a", 5))
     receiver.cancel()

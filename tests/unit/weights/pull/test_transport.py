@@ -14,6 +14,7 @@ import torch
 
 from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.runtime.frames import HEAD
 from trinity_bus.weights.channel import OPENING_BYTES, meet
 from trinity_bus.weights.errors import LinkError, WireError
@@ -63,9 +64,7 @@ def test_versions_are_taken_whole_and_proven(server: WeightServer, receiver: Wei
         assert_takes(receiver, model(version))
 
 
-def test_only_what_changed_is_sent_to_whoever_holds_a_version_that_is_kept(
-    server: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_only_what_changed_is_sent_to_who_holds_the_version(server: WeightServer, receiver: WeightReceiver) -> None:
     weights = model(0)
     first = pull(server, receiver, 0, server.stage(0, weights.items()))
     assert first.received_nbytes == first.nbytes
@@ -113,7 +112,7 @@ def test_without_deltas_all_is_sent(receiver: WeightReceiver) -> None:
     server.close()
 
 
-def test_a_base_that_was_touched_is_caught_and_the_next_version_comes_whole(
+def test_a_touched_base_is_caught_and_the_next_version_comes_whole(
     server: WeightServer, receiver: WeightReceiver
 ) -> None:
     weights = model(0)
@@ -211,9 +210,7 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_dropped_and_others_are_served(
-    server: WeightServer, receiver: WeightReceiver, message: bytes
-) -> None:
+def test_what_is_no_request_is_dropped(server: WeightServer, receiver: WeightReceiver, message: bytes) -> None:
     checksum = server.stage(0, model(0).items())
     # What the stranger has sent and nobody has read may make of the end a reset.
     with socket.create_connection(server.address) as stranger, contextlib.suppress(OSError):
@@ -226,9 +223,7 @@ def test_what_is_no_request_is_dropped_and_others_are_served(
     assert pull(server, receiver, 0, checksum).state == "ready"
 
 
-def test_nobody_at_the_address_or_a_silent_trainer_fails_by_the_time_limit(
-    server: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_nobody_or_a_silent_trainer_fails_by_the_time_limit(server: WeightServer, receiver: WeightReceiver) -> None:
     announced = announcement(server, 0, "0" * 64, "a")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         receiver.start(source(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 0.2))
@@ -244,8 +239,7 @@ def test_a_cancelled_transfer_ends_within_moments(server: WeightServer, receiver
     with socket.create_server(("127.0.0.1", 0)) as silent:
         announced = announcement(server, 0, checksum, "a")
         receiver.start(source(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 60))
-        transfer = receiver._transfer
-        assert transfer is not None
+        transfer = some(receiver._transfer)
         receiver.cancel()
         wait_until(lambda: transfer.over)
     assert pull(server, receiver, 0, checksum).state == "ready"

@@ -225,9 +225,7 @@ def missing() -> Tensors:
         pytest.param(missing, 0, id="a layer gets nothing"),
     ],
 )
-async def test_an_engine_that_was_loaded_half_way_is_dead(
-    rig: Rig, tensors: Callable[[], Tensors], served: int
-) -> None:
+async def test_an_engine_loaded_half_way_is_dead(rig: Rig, tensors: Callable[[], Tensors], served: int) -> None:
     async with rig.control() as control:
         for value in range(served):
             await rig.sync(control, version(float(value)))
