@@ -34,14 +34,9 @@ def view_of(batches: list[tuple[str, BatchLifecycleState, int, int, bool]], trai
     view = MeshState()
     for sequence, (kind, state, accepted, completed, skipped) in enumerate(batches, 1):
         view.batches[str(sequence)] = BatchView(
-            str(sequence),
-            "train" if kind == "train" else "eval",
-            state,
-            sequence=sequence,
-            accepted=max(accepted, completed),
-            completed=completed,
-            reason="to be passed over" if skipped else None,
-        )
+            str(sequence), "train" if kind == "train" else "eval", state, sequence=sequence,
+            accepted=max(accepted, completed), completed=completed, reason="to be passed over" if skipped else None,
+        )  # fmt: skip
     for number in range(1, min(trained, len(batches)) + 1):
         view.steps[number] = StepView(number, number, str(number), 0.0, 1.0, {}, "", None)
     return view

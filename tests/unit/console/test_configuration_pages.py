@@ -18,18 +18,10 @@ from trinity_bus.console.configuration.files import PlannedService
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 
 CONFIG = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "max_position_embeddings": 2048,
-}
+    "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 256, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 2048,
+}  # fmt: skip
 
 
 @pytest.fixture

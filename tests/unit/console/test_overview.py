@@ -13,24 +13,10 @@ from trinity_bus.view import MeshState
 
 def step(number: int, seconds: float = 1.0) -> StepRow:
     return StepRow(
-        step=number,
-        model="policy",
-        trainer="trainer-0",
-        run="r",
-        batch_id=f"b{number}",
-        sequence=number,
-        begun_at=100.0 + 2 * number,
-        trained_at=101.0 + 2 * number,
-        seconds=seconds,
-        groups=4,
-        samples=16,
-        left_out=0,
-        replayed=0,
-        examples=0,
-        skipped=None,
-        follows=None,
-        reward=0.1 * number,
-    )
+        step=number, model="policy", trainer="trainer-0", run="r", batch_id=f"b{number}", sequence=number,
+        begun_at=100.0 + 2 * number, trained_at=101.0 + 2 * number, seconds=seconds, groups=4, samples=16, left_out=0,
+        replayed=0, examples=0, skipped=None, follows=None, reward=0.1 * number,
+    )  # fmt: skip
 
 
 def past(numbers: Sequence[int] = range(1, 6)) -> Past:

@@ -28,14 +28,9 @@ def trained(step: int) -> StepTrained:
 
 def finalized(step: int) -> BatchRecord:
     return BatchRecord(
-        batch_id=f"b{step}",
-        batch_type="train",
-        state=BatchLifecycleState.FINALIZED,
-        sequence=step,
-        expected_task_count=64,
-        completed_task_count=64,
-        metrics={"rollout/reward/mean": 0.625},
-    )
+        batch_id=f"b{step}", batch_type="train", state=BatchLifecycleState.FINALIZED, sequence=step,
+        expected_task_count=64, completed_task_count=64, metrics={"rollout/reward/mean": 0.625},
+    )  # fmt: skip
 
 
 def test_a_pipe_gets_one_line_for_each_step_once_its_reward_is_known() -> None:

@@ -21,13 +21,9 @@ WHO = ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"
 
 def rollout(response: list[int], reward: float, versions: list[tuple[int, int]]) -> Rollout:
     return Rollout(
-        prompt_token_ids=[7, 8],
-        response_token_ids=response,
-        logprobs=[-0.5] * len(response),
-        reward=reward,
-        metrics={"reward": reward},
-        versions=versions,
-    )
+        prompt_token_ids=[7, 8], response_token_ids=response, logprobs=[-0.5] * len(response), reward=reward,
+        metrics={"reward": reward}, versions=versions,
+    )  # fmt: skip
 
 
 def group(runs: list[Rollout], run_id_base: int = 0) -> ExperienceGroup:

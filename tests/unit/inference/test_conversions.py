@@ -103,13 +103,9 @@ def test_core_lists_name_every_core(ranges: list[tuple[int, int]]) -> None:
 
 def test_options_go_by_vllms_names_and_shapes() -> None:
     wished = Sampling(
-        min_p=0.1,
-        min_tokens=2,
-        logit_bias={"5": 2.0},
-        bad_words=[],
-        ignore_eos=True,
+        min_p=0.1, min_tokens=2, logit_bias={"5": 2.0}, bad_words=[], ignore_eos=True,
         structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
-    )
+    )  # fmt: skip
     given = sampling_arguments(wished, 1, temperature=0.7, max_tokens=9)
     assert (given["min_p"], given["min_tokens"], given["ignore_eos"]) == (0.1, 2, True)
     assert given["logit_bias"] == {5: 2.0}

@@ -21,13 +21,9 @@ ORDER = dispatch(run_id_base=4)
 
 def rollout(**changes: Any) -> Rollout:
     fields: dict[str, Any] = {
-        "prompt_token_ids": [7, 8],
-        "response_token_ids": [1, 2, 3],
-        "logprobs": [-0.5] * 3,
-        "reward": 1.0,
-        "metrics": {"reward": 1.0},
-        "versions": [(0, 5), (2, 6)],
-    }
+        "prompt_token_ids": [7, 8], "response_token_ids": [1, 2, 3], "logprobs": [-0.5] * 3, "reward": 1.0,
+        "metrics": {"reward": 1.0}, "versions": [(0, 5), (2, 6)],
+    }  # fmt: skip
     return Rollout(**fields | changes)
 
 

@@ -34,22 +34,11 @@ def test_finds_the_final_answer_as_people_mark_it(text: str, answer: str | None)
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("1,234", Fraction(1234)),
-        ("0.50", Fraction(1, 2)),
-        ("1/2", Fraction(1, 2)),
-        (r"\frac{1}{2}", Fraction(1, 2)),
-        (r"\dfrac{-1}{2}", Fraction(-1, 2)),
-        ("$ 5.", Fraction(5)),
-        ("+3", Fraction(3)),
-        ("1/0", None),
-        ("1e9", Fraction(10**9)),
-        ("1e999", None),
-        ("12,34", None),
-        ("x", None),
-        ("", None),
-        ("9" * 65, None),
+        ("1,234", Fraction(1234)), ("0.50", Fraction(1, 2)), ("1/2", Fraction(1, 2)), (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"\dfrac{-1}{2}", Fraction(-1, 2)), ("$ 5.", Fraction(5)), ("+3", Fraction(3)), ("1/0", None),
+        ("1e9", Fraction(10**9)), ("1e999", None), ("12,34", None), ("x", None), ("", None), ("9" * 65, None),
     ],
-)
+)  # fmt: skip
 def test_numbers_are_exact_and_nothing_else_is_a_number(text: str, number: Fraction | None) -> None:
     assert parse_number(text) == number
 
@@ -116,16 +105,10 @@ def test_a_number_equals_itself_however_written(value: Fraction) -> None:
 @pytest.mark.parametrize(
     ("response", "ended", "reward"),
     [
-        ("3 1 4", True, 1.0),
-        ("3 1 4", False, 0.75),
-        ("3 1", True, 0.5),
-        ("3 1 4 1", False, 0.75),
-        ("3 1 4 1 5", True, 3 / 6),
-        ("1 3 4", True, 0.5),
-        ("", True, 0.0),
-        ("", False, 0.0),
+        ("3 1 4", True, 1.0), ("3 1 4", False, 0.75), ("3 1", True, 0.5), ("3 1 4 1", False, 0.75),
+        ("3 1 4 1 5", True, 3 / 6), ("1 3 4", True, 0.5), ("", True, 0.0), ("", False, 0.0),
     ],
-)
+)  # fmt: skip
 def test_sequence_reward_is_the_share_of_places_that_are_right(response: str, ended: bool, reward: float) -> None:
     assert sequence_reward(response, "3 1 4", ended=ended) == pytest.approx(reward)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ async def rolled_out(
     """What the attempts at the parts of a task give, and what their explorer says of them."""
     found = []
     for part in split(runs, per_part):
-        shared = {"repeat_times": part.runs, "run_id_base": part.run_id_base}
+        shared: Any = {"repeat_times": part.runs, "run_id_base": part.run_id_base}
         order = dispatch(explorer="e", incarnation="i", task=task, attempt=part.index + 1, **shared)
         context = RolloutContext(engine=None, tokenizer=None, **shared)  # type: ignore[arg-type]
         rollouts = await Steps(steps).run(task, context)

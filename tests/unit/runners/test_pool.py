@@ -13,13 +13,8 @@ from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool, PoolLi
 
 def limits(**changes: float | None) -> PoolLimits:
     given: dict[str, int | float | None] = {
-        "runners": 2,
-        "slots": 6,
-        "stuck_pings": 3,
-        "cancel_grace_s": 5.0,
-        "max_attempts": None,
-        "max_rss_mib": None,
-    }
+        "runners": 2, "slots": 6, "stuck_pings": 3, "cancel_grace_s": 5.0, "max_attempts": None, "max_rss_mib": None,
+    }  # fmt: skip
     return PoolLimits(**(given | changes))  # type: ignore[arg-type]
 
 

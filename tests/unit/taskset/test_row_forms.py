@@ -75,15 +75,10 @@ def test_a_column_is_written_as_an_answer_can_have_it(tmp_path: Path, kind: str)
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        ("42.0", "42"),
-        ("1e16", "10000000000000000"),
-        ("0.00001", "0.00001"),
-        ("1180591620717411303424", "1180591620717411303424"),
-        ("false", "false"),
-        ("0", "0"),
-        ('"1e16"', "1e16"),
+        ("42.0", "42"), ("1e16", "10000000000000000"), ("0.00001", "0.00001"),
+        ("1180591620717411303424", "1180591620717411303424"), ("false", "false"), ("0", "0"), ('"1e16"', "1e16"),
     ],
-)
+)  # fmt: skip
 def test_a_number_of_json_likewise(tmp_path: Path, number: str, text: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"question": "a?", "answer": {number}}}\n')
     assert tasks(tmp_path, "a.jsonl")[0].answer == text

@@ -16,14 +16,10 @@ def batch(
     state: BatchLifecycleState, *, sequence: int = 1, reward: float | None = None, batch_type: BatchType = "train"
 ) -> BatchRecord:
     return BatchRecord(
-        batch_id=f"b{sequence}",
-        batch_type=batch_type,
-        state=state,
-        sequence=sequence,
-        expected_task_count=4,
+        batch_id=f"b{sequence}", batch_type=batch_type, state=state, sequence=sequence, expected_task_count=4,
         completed_task_count=4 if state is State.FINALIZED else 0,
         metrics={} if reward is None else {"rollout/reward/mean": reward},
-    )
+    )  # fmt: skip
 
 
 def trained(step: int, batch_id: str | None) -> StepTrained:

@@ -12,16 +12,10 @@ from workers.cli.versions import table
 
 def published(version: int, model: str = "policy") -> PublishedVersion:
     return PublishedVersion(
-        model=model,
-        version=version,
-        step=version,
-        method="gloo",
-        trainer="trainer-0",
-        trainer_incarnation="life",
-        checksum=f"{version:064d}",
-        checkpoint=f"/checkpoints/step-{version:08d}",
+        model=model, version=version, step=version, method="gloo", trainer="trainer-0", trainer_incarnation="life",
+        checksum=f"{version:064d}", checkpoint=f"/checkpoints/step-{version:08d}",
         metrics={"loss": 0.25, "reward_mean": 0.75},
-    )
+    )  # fmt: skip
 
 
 def view(*records: object, at: float = 100.0) -> MeshState:

@@ -89,16 +89,11 @@ def test_what_is_not_smaller_is_no_delta() -> None:
 @pytest.mark.parametrize(
     ("changes", "payload"),
     [
-        ([Change(2, 1, 1)], 3),
-        ([Change(0, 1, 1), Change(0, 1, 1)], 6),
-        ([Change(1, 1, 1), Change(0, 1, 1)], 6),
-        ([Change(-1, 1, 1)], 3),
-        ([Change(0, 1, 3)], 5),
-        ([Change(0, 5, 1)], 15),
-        ([Change(0, 0, 1)], 0),
+        ([Change(2, 1, 1)], 3), ([Change(0, 1, 1), Change(0, 1, 1)], 6), ([Change(1, 1, 1), Change(0, 1, 1)], 6),
+        ([Change(-1, 1, 1)], 3), ([Change(0, 1, 3)], 5), ([Change(0, 5, 1)], 15), ([Change(0, 0, 1)], 0),
         ([Change(0, 1, 1)], 4),
     ],
-)
+)  # fmt: skip
 def test_changes_that_do_not_fit_the_layout_are_refused(changes: list[Change], payload: int) -> None:
     layout = plan([TensorMeta("a", "bfloat16", (4,)), TensorMeta("b", "bfloat16", (4,))], 1 << 10)
     with pytest.raises(DeltaError):

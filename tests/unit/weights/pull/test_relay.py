@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Method, Source
+from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
 NAMES = ("a", "b", "c", "d")
@@ -394,7 +394,7 @@ def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: py
 @pytest.mark.parametrize("method", ["memory", "gloo"])
 @pytest.mark.parametrize(("host", "fan_out"), [("127.0.0.2", False), ("127.0.0.1", True)])
 def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_itself(
-    host: str, method: Method, *, fan_out: bool
+    host: str, method: Literal["memory", "gloo"], *, fan_out: bool
 ) -> None:
     server, receiver = WeightServer(host, fan_out=fan_out, method=method), WeightReceiver()
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
