@@ -1,3 +1,5 @@
+"""Commands that are forked from a process that has imported for them."""
+
 import os
 import signal
 import sys
@@ -13,8 +15,6 @@ import pytest
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.runtime.preload import ForkedCommand, Preload, read_environment, write_environment
 from trinity_bus.runtime.process import ProcessError
-
-type Make = Callable[..., Preload]
 
 HERE = __name__
 LIMIT_S = 60.0
@@ -58,7 +58,7 @@ def other_main() -> None:
 
 
 @pytest.fixture
-def preload(tmp_path: Path) -> Iterator[Make]:
+def preload(tmp_path: Path) -> Iterator[Callable[..., Preload]]:
     made: list[Preload] = []
 
     def make(*functions: str) -> Preload:
@@ -76,7 +76,9 @@ def start(preload: Preload, folder: Path, *arguments: str) -> ForkedCommand:
     return preload.start(arguments, name="mine", env=env, output=folder / f"{arguments[0]}.log")
 
 
-def test_a_command_has_arguments_and_output_of_its_own_and_what_was_imported(preload: Make, tmp_path: Path) -> None:
+def test_a_command_has_its_own_arguments_environment_and_output_and_what_was_imported(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
     made = preload("load")
     # Ordered at once; it waits for the imports.
     command = start(made, tmp_path, "tell", "more")
@@ -84,7 +86,7 @@ def test_a_command_has_arguments_and_output_of_its_own_and_what_was_imported(pre
     assert (tmp_path / "tell.log").read_text() == "trinity-bus tell more yes True\n1 True True\n"
 
 
-def test_it_ends_as_it_ends(preload: Make, tmp_path: Path) -> None:
+def test_it_ends_as_it_ends(preload: Callable[..., Preload], tmp_path: Path) -> None:
     made = preload()
     codes = [start(made, tmp_path, "exit", "7"), start(made, tmp_path, "raise"), start(made, tmp_path, "family")]
     assert codes[0].wait(LIMIT_S) == 7
@@ -94,7 +96,9 @@ def test_it_ends_as_it_ends(preload: Make, tmp_path: Path) -> None:
     assert codes[2].wait(LIMIT_S) == -signal.SIGSEGV
 
 
-def test_an_order_that_no_datagram_holds_is_refused_and_others_go_on(preload: Make, tmp_path: Path) -> None:
+def test_an_order_that_no_datagram_holds_is_refused_with_the_remedy_and_others_go_on(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
     made = preload()
     with pytest.raises(ProcessError, match=r"mine cannot be forked: .* too large .*; put what is large into a file"):
         made.start(["exit", "7", *["x" * 100_000] * 2], name="mine", env=os.environ, output=tmp_path / "exit.log")
@@ -103,7 +107,9 @@ def test_an_order_that_no_datagram_holds_is_refused_and_others_go_on(preload: Ma
     assert start(made, tmp_path, "exit", "7").wait(LIMIT_S) == 7
 
 
-def test_an_environment_may_be_of_any_size_and_whoever_forks_never_sees_it(preload: Make, tmp_path: Path) -> None:
+def test_an_environment_may_be_of_any_size_and_whoever_forks_never_sees_it(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
     # Made here: that process has imported this file.
     made, secret = preload(), token_hex(32)
     env = {"OF_COMMAND": secret, "PATH": os.environ["PATH"], "LARGE": "x" * 400_000, "ODD": "\udcff=\n"}
@@ -125,7 +131,9 @@ def memory_of(pid: int) -> bytes:
     return b"".join(parts)
 
 
-def test_a_branch_waits_for_its_turn_and_may_have_commands_of_its_own(preload: Make, tmp_path: Path) -> None:
+def test_a_branch_waits_for_its_turn_and_may_have_commands_of_its_own(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
     made, turn = preload("load"), threading.Event()
     log = tmp_path / "branch"
     functions, main = [f"{HERE}:load"], f"{HERE}:other_main"
@@ -140,7 +148,7 @@ def test_a_branch_waits_for_its_turn_and_may_have_commands_of_its_own(preload: M
 
 
 @pytest.mark.parametrize("way", ["terminate", "kill", "guard", "close", "preload"])
-def test_nothing_of_it_is_left(preload: Make, tmp_path: Path, way: str) -> None:
+def test_nothing_of_it_is_left(preload: Callable[..., Preload], tmp_path: Path, way: str) -> None:
     made = preload()
     command = start(made, tmp_path, "family")
     process = psutil.Process(command.pid)
@@ -168,7 +176,7 @@ def test_nothing_of_it_is_left(preload: Make, tmp_path: Path, way: str) -> None:
         assert_all_gone(family[:1])
 
 
-def test_a_branch_has_what_was_imported_before_it_and_more(preload: Make, tmp_path: Path) -> None:
+def test_a_branch_has_what_was_imported_before_it_and_more(preload: Callable[..., Preload], tmp_path: Path) -> None:
     made = preload("load")
     branch = made.branch([f"{HERE}:load"], name="twig", env=os.environ, output=tmp_path / "branch")
     command = start(branch, tmp_path, "imported")
@@ -191,7 +199,16 @@ def test_a_branch_has_what_was_imported_before_it_and_more(preload: Make, tmp_pa
     other.close()
 
 
-def test_one_that_waits_for_imports_can_be_told_to_end(preload: Make, tmp_path: Path) -> None:
+def test_where_an_import_of_a_branch_fails_what_waits_for_it_ends(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    with preload("load").branch([f"{HERE}:fail"], name="twig", env=os.environ, output=tmp_path / "branch") as branch:
+        assert start(branch, tmp_path, "tell").wait(LIMIT_S) == -signal.SIGKILL
+        assert branch.process.poll() == 1
+    assert "RuntimeError: cannot be imported" in (tmp_path / "branch").read_text()
+
+
+def test_one_that_waits_for_imports_can_be_told_to_end(preload: Callable[..., Preload], tmp_path: Path) -> None:
     command = start(preload("slow"), tmp_path, "tell")
     assert command.poll() is None
     assert not command.started
@@ -199,13 +216,10 @@ def test_one_that_waits_for_imports_can_be_told_to_end(preload: Make, tmp_path: 
     assert command.pid == 0
 
 
-@pytest.mark.parametrize("of_a_branch", [False, True])
-def test_an_import_that_fails_is_told_and_what_waits_ends(preload: Make, tmp_path: Path, of_a_branch: bool) -> None:
-    made, log = preload("load" if of_a_branch else "fail"), tmp_path / "preload"
-    if of_a_branch:
-        log = tmp_path / "branch"
-        made = made.branch([f"{HERE}:fail"], name="twig", env=os.environ, output=log)
-    with made:
-        assert start(made, tmp_path, "tell").wait(LIMIT_S) == -signal.SIGKILL
-        assert made.process.poll() == 1
-    assert "RuntimeError: cannot be imported" in log.read_text()
+def test_where_an_import_fails_its_words_are_kept_and_what_waits_ends(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    made = preload("fail")
+    assert start(made, tmp_path, "tell").wait(LIMIT_S) == -signal.SIGKILL
+    assert made.process.poll() == 1
+    assert "RuntimeError: cannot be imported" in (tmp_path / "preload").read_text()
