@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from tests.support.console.site import TOKEN, console
 from tests.support.mesh.waiting import until
-from tests.unit.console.test_configuration_pages import CONFIG, TOKEN, client_of, local_run, page, stand_in
+from tests.unit.console.test_configuration_pages import CONFIG, local_run, page, stand_in
 from trinity_bus.console.configuration.checks import Checks
 from trinity_bus.console.configuration.questions import draft_of
 from trinity_bus.runtime import supervisor
@@ -83,7 +84,7 @@ async def test_only_who_sits_at_this_machine_starts_a_mesh_on_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     answers = {"mesh.model_path": str(model), "trainer.checkpoint_dir": str(tmp_path / "c"), "mesh.namespace": "mine"}
-    async with await client_of(tmp_path, token=SecretStr(TOKEN)) as client:
+    async with console(tmp_path / "index", token=SecretStr(TOKEN)) as client:
         # A proxy on this machine, for browsers elsewhere: they name the host that they know.
         client.session.headers["Host"] = "console.example"
         said = await page(client, "/configuration/run", answers, status=400)
@@ -98,7 +99,7 @@ async def test_a_second_run_while_one_runs_leaves_nothing_behind(
     monkeypatch.setattr(LocalMesh, "start", lambda *_: pytest.fail("it was started"))
     monkeypatch.setattr(LocalMesh, "is_busy", True)
     answers = {"mesh.model_path": str(model), "trainer.checkpoint_dir": str(tmp_path / "c"), "mesh.namespace": "mine"}
-    async with await client_of(tmp_path, token=SecretStr(TOKEN)) as client:
+    async with console(tmp_path / "index", token=SecretStr(TOKEN)) as client:
         assert "runs already" in await page(client, "/configuration/run", answers, status=400)
         assert not (tmp_path / "runs").exists()
         # A folder that cannot be made.

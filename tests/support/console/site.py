@@ -17,15 +17,22 @@ VIEWERS = "the-token-of-viewers"
 type Client = TestClient[Any, Any]
 
 
+def settings_of(folder: Path, **own: Any) -> Settings:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here")
+    return Settings(kafka=kafka, console=ConsoleSettings(folder=folder, port=0, **own))
+
+
 @asynccontextmanager
 async def console(folder: Path, **own: Any) -> AsyncIterator[Client]:
     """A console with some settings of its own."""
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here"),
-        console=ConsoleSettings(folder=folder, port=0, **own),
-    )
-    async with TestClient(TestServer(Console(settings).app())) as client:
+    async with TestClient(TestServer(Console(settings_of(folder, **own)).app())) as client:
         yield client
+
+
+async def status_of(client: Client, path: str, method: str = "GET", **how: Any) -> int:
+    """The status of an answer, not of where it leads."""
+    async with client.request(method, path, allow_redirects=False, **how) as answer:
+        return answer.status
 
 
 @asynccontextmanager

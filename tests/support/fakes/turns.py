@@ -1,6 +1,13 @@
-"""Turns of one run, as an explorer would have written them."""
+"""Turns of one run, as an explorer would have written them, and attempts at it that go on from them."""
+
+from dataclasses import dataclass, field
+from typing import Any
 
 from schemas import Answer, Turn
+from schemas.codec import decode, encode
+from schemas.turn import chain
+from trinity_bus.rollout import RolloutContext
+from trinity_bus.rollout.turns import RunTurns
 
 
 def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None = None) -> Turn:
@@ -23,3 +30,25 @@ def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None
         incarnation="i",
         answers=answers or [],
     )
+
+
+@dataclass
+class TurnLog:
+    """The log that the turns of a run's attempts go to."""
+
+    turns: list[Turn] = field(default_factory=list)
+
+    async def write(self, completed: Turn) -> None:
+        self.turns.append(decode(encode(completed), Turn))
+
+    def attempt(self) -> RunTurns:
+        """The turns of the next attempt, which goes on from those of the log."""
+        number = max((one.attempt for one in self.turns), default=0) + 1
+        return RunTurns(chain(self.turns), lambda n, after, given: turn(n, number, after, given), self.write)
+
+    def context(self, engine: Any, **how: Any) -> RolloutContext:
+        """What the next attempt's workflow is given."""
+        turns = self.attempt()
+        return RolloutContext(
+            engine=engine, tokenizer=engine.tokenizer, repeat_times=1, turns_of=lambda _: turns, **how
+        )

@@ -1,8 +1,11 @@
 """Announcements and threads for tests of weight transfers."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from schemas import Member, ModelVersion
 from tests.support.mesh.waiting import wait_until
@@ -65,6 +68,38 @@ def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> TransferProgress
     """The receiver's progress as soon as it is no longer receiving."""
     wait_until(lambda: receiver.progress.state != "receiving", "end of the transfer", limit_s)
     return receiver.progress
+
+
+def pull(
+    publisher: Publisher,
+    receiver: WeightReceiver,
+    version: int,
+    checksum: str,
+    timeout_s: float = 5,
+    *,
+    epoch: int = 1,
+) -> TransferProgress:
+    """Announce a version to a member ``a``, and have it received."""
+    receiver.start(source(announcement(publisher, version, checksum, "a", epoch=epoch), "a", timeout_s))
+    return settled(receiver)
+
+
+def assert_takes(receiver: WeightReceiver, wanted: dict[str, torch.Tensor]) -> None:
+    got = dict(receiver.take())
+    assert list(got) == list(wanted)
+    assert all(torch.equal(got[name], wanted[name]) and got[name].dtype == wanted[name].dtype for name in wanted)
+
+
+def peer(*arguments: object, module: str = "pulls") -> "subprocess.Popen[bytes]":
+    """One end of a transfer in a process of its own, to be killed: see ``pulls`` and ``main``."""
+    command = [sys.executable, "-m", f"tests.support.faults.{module}", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def line_of(process: "subprocess.Popen[bytes]") -> bytes:
+    """What a process prints next."""
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import aiohttp
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
@@ -26,7 +27,8 @@ from workers.gateway.service import Gateway
 KEY = "a-key-of-the-client"
 OTHERS_KEY = "another-clients-key"
 SECRET = SecretStr("what-gateways-show")
-
+ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
+ADD: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 JUDGE = ExplorerHeartbeat(
     explorer="judge-0", incarnation="life", state="ready", slots=1, model_version=-1, pool="judge"
@@ -54,6 +56,25 @@ class Rig:
         path = "" if session is None else f"/sessions/{session}"
         return AsyncOpenAI(base_url=f"{self.url}{path}/v1", api_key=key, max_retries=0, **options)
 
+    async def post(self, path: str, key: str = KEY, **body: Any) -> tuple[int, Any]:
+        headers = {"x-api-key": key}
+        async with aiohttp.ClientSession(headers=headers) as http, http.post(f"{self.url}{path}", json=body) as answer:
+            return answer.status, await answer.json()
+
+    def hold(self) -> None:
+        """Has all engines draw nothing."""
+        for engine in self.engines.values():
+            engine.open.clear()
+
+    def go_on(self) -> None:
+        for engine in self.engines.values():
+            engine.open.set()
+
+    @property
+    def waiting(self) -> list[str]:
+        """Explorers that have been asked, and hold."""
+        return [name for name, engine in self.engines.items() if engine.waiting]
+
     async def heard(self, name: str, **said: Any) -> None:
         """Has an explorer send a heartbeat, and waits until the gateway has it."""
         beat: dict[str, Any] = {
@@ -74,6 +95,11 @@ class Rig:
     async def lose(self, name: str) -> None:
         """Has an explorer end at once, amid whatever it answers."""
         await self.sides[name].__aexit__(None, None, None)
+
+
+async def say(client: AsyncOpenAI, messages: Any = ASKED, **how: Any) -> Any:
+    """One request to the model."""
+    return await client.chat.completions.create(model="policy", messages=messages, **how)
 
 
 @asynccontextmanager

@@ -8,17 +8,10 @@ from benchmarks.demo import learned, of_all, seeds_of
 def summary(seed: int, exact: float, steps: int) -> dict[str, Any]:
     step = {"rollout_s": 1.0, "train_s": 0.5, "sync_s": 0.1}
     return {
-        "subject": "copy",
-        "seed": seed,
-        "steps": [step] * steps,
-        "stages": {"train": 1.0},
-        "reward_before": 0.0,
-        "reward_after": exact,
-        "exact_after": exact,
-        "train_seconds": 2.0 * steps,
-        "time_to_first_reward_s": 5.0,
+        "subject": "copy", "seed": seed, "steps": [step] * steps, "stages": {"train": 1.0}, "reward_before": 0.0,
+        "reward_after": exact, "exact_after": exact, "train_seconds": 2.0 * steps, "time_to_first_reward_s": 5.0,
         "total_seconds": 10.0 * seed,
-    }
+    }  # fmt: skip
 
 
 def test_seeds_are_named_one_by_one_or_from_one_to_another() -> None:

@@ -1,5 +1,3 @@
-"""What counts as growth in the benchmark ``soak``."""
-
 import random
 
 import pytest

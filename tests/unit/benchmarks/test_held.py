@@ -1,5 +1,3 @@
-"""What of an object's collections the benchmark ``soak`` counts."""
-
 from benchmarks._soak.held import held
 from trinity_bus.coordination.deadlines import Deadlines
 

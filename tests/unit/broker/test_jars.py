@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from trinity_bus.broker.errors import DataFolderUnusableError, JarsUnavailableError
-from trinity_bus.broker.jars import LOCK_FILE, Jar, install, jar_folder, read_lock
+from trinity_bus.broker.jars import LOCK_FILE, install, jar_folder, read_lock
 
 CONTENT = b"PK a jar" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -151,7 +151,3 @@ def test_a_cache_that_cannot_be_written_names_the_setting(tmp_path: Path, lock: 
     (tmp_path / "file").touch()
     with pytest.raises(DataFolderUnusableError, match="TRINITY_BUS_BROKER__CACHE_DIR"):
         install(tmp_path / "file" / "cache", console=quiet, lock=lock)
-
-
-def test_a_jar_names_its_file() -> None:
-    assert Jar("org.example", "thing", "1.0", SHA256).filename == "thing-1.0.jar"

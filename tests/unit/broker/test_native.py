@@ -1,5 +1,3 @@
-"""Where Kafka's native libraries go."""
-
 from pathlib import Path
 
 import pytest

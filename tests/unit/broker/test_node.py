@@ -34,7 +34,7 @@ from trinity_bus.broker.layout import (
 )
 from trinity_bus.broker.node import Cluster, ask, choose_port, claim, reason, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
-from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.process import start_time
 
 
@@ -77,9 +77,7 @@ def test_claim_makes_the_folder_and_locks_it(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("started", [0, None])
-def test_claim_waits_for_a_broker_that_dies(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, started: int | None
-) -> None:
+def test_claim_waits_for_a_dying_broker(folder: Folder, monkeypatch: pytest.MonkeyPatch, started: int | None) -> None:
     """One that has ended (another process has its id), and one whose command was killed just now."""
     holder = ExitStack()
     holder.enter_context(claim(folder))
@@ -138,10 +136,6 @@ def test_a_broker_comes_back_where_it_was(folder: Folder) -> None:
     write_state(folder, this_process(port))
     assert choose_port(BrokerSettings(), folder) == port
     assert choose_port(BrokerSettings(port=0), folder) == port
-
-
-def test_free_ports_are_free() -> None:
-    assert is_free(free_port())
 
 
 @pytest.mark.parametrize(

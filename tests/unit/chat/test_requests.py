@@ -7,6 +7,7 @@ import pytest
 
 from schemas.sampling import Sampling
 from tests.support.chat.models import tokenizer_of
+from tests.support.narrowing import some
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, ModelReply, Session, renderer_for
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
@@ -87,8 +88,7 @@ def test_fields_that_coding_agents_send_change_nothing() -> None:
     with pytest.raises(ChatError, match="mcp_servers"):
         read_messages_request(asked(mcp_servers=[{"name": "x"}]), Sampling())
     shape = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
-    drawn = read_messages_request(asked(output_config=shape), Sampling()).sampling.structured_outputs
-    assert drawn is not None
+    drawn = some(read_messages_request(asked(output_config=shape), Sampling()).sampling.structured_outputs)
     assert drawn.json_schema == {"type": "object"}
 
 

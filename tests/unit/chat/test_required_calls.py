@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import xgrammar
 
+from tests.support.narrowing import some
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.formats import format_of, required_call
 
@@ -25,8 +26,7 @@ WRITTEN = {
 
 def allows(chat_template: str, text: str, *, opened: bool = False) -> bool:
     """Whether a model, here of a token a byte, may say this and no more."""
-    shape = required_call(chat_template, [ADD, NONE], opened=opened).structural_tag
-    assert shape is not None
+    shape = some(required_call(chat_template, [ADD, NONE], opened=opened).structural_tag)
     tokens = [bytes([byte]) for byte in range(END)] + [b"<end>"]
     info = xgrammar.TokenizerInfo(tokens, vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[END])
     matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_structural_tag(shape))

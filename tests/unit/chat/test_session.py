@@ -1,5 +1,3 @@
-"""What is prompted with next, case by case."""
-
 import dataclasses
 from typing import Any
 
@@ -48,9 +46,9 @@ def test_what_follows_is_what_the_template_writes(family: str, ended: bool) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tools_are_called_and_answer(family: str) -> None:
     talk = Talk(family)
-    written = {
-        "llama3": '{"name": "add", "parameters": {"a": 1, "b": 2}}',
-    }.get(family, '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
+    written = {"llama3": '{"name": "add", "parameters": {"a": 1, "b": 2}}'}.get(
+        family, '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    )
     said = talk.say([USER], written, TOOLS)
     (call,) = said.tool_calls
     assert (call.id, call.name, call.arguments) == ("call00000", "add", {"a": 1, "b": 2})
@@ -82,16 +80,6 @@ def test_an_option_of_the_template_is_its_own_at_every_turn() -> None:
     said = talk.say([USER], "3")
     prompt = talk.session.prompt([USER, said.message, MORE])
     assert talk.text(prompt.token_ids).count("<think>\n\n</think>") == 2
-
-
-def test_tokens_that_no_tokenizer_would_make_are_kept() -> None:
-    talk = Talk("qwen25")
-    ids = [token for character in "The answer is 3" for token in talk.tokenizer.encode(character)]
-    assert ids != talk.tokenizer.encode("The answer is 3")
-    said = talk.session.add(talk.session.prompt([USER]), Completion(ids, [-1.0] * len(ids), "length", [(0, 1)]))
-    token_ids = talk.session.prompt([USER, said.message, MORE]).token_ids
-    start = len(talk.session.samples[0].prompt_token_ids)
-    assert token_ids[start : start + len(ids)] == ids
 
 
 @pytest.mark.parametrize(
@@ -143,15 +131,6 @@ def test_branches_share_their_beginning_and_train_it_once() -> None:
     # And each goes on by itself.
     talk.say([USER, said.message, MORE, {"role": "assistant", "content": "5"}, USER], "6")
     assert [len(sample.turn_starts) for sample in talk.session.samples] == [2, 2]
-
-
-def test_versions_are_spans_of_the_sample() -> None:
-    talk = Talk()
-    said = talk.say([USER], "3", version=4)
-    said2 = talk.say([USER, said.message, MORE], "4", version=4)
-    talk.say([USER, said.message, MORE, said2.message, MORE], "5", version=6)
-    (sample,) = talk.session.samples
-    assert sample.versions == [(0, 4), (sample.turn_starts[2], 6)]
 
 
 def test_routes_are_those_with_which_each_token_was_first_run() -> None:

@@ -11,25 +11,8 @@ from trinity_bus.chat.speech import Speech
 from trinity_bus.testing import CharacterTokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-parts = st.sampled_from(
-    [
-        "<think>",
-        "</think>",
-        "\n",
-        " ",
-        "So ",
-        "3 < 4",
-        "<tool",
-        CALL,
-        "<function=",
-        "é",
-        "日本",
-        "{",
-        '{"name": "x"}',
-        "STOP",
-        "ST",
-    ]
-)
+MARKS = ["<think>", "</think>", "\n", "<tool", CALL, "<function="]
+parts = st.sampled_from([*MARKS, " ", "So ", "3 < 4", "é", "日本", "{", '{"name": "x"}', "STOP", "ST"])
 TOKENIZERS = {family: tokenizer_of(family) for family in FAMILIES}
 
 

@@ -1,5 +1,3 @@
-"""The command line as a whole: light, listed, and one line for what goes wrong."""
-
 import errno
 import importlib
 import subprocess

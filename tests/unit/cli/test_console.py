@@ -1,5 +1,3 @@
-"""What commands print where there is no terminal."""
-
 import ast
 from pathlib import Path
 
@@ -11,9 +9,7 @@ from workers.cli.console import console
 COMMANDS = Path(__file__).parents[3] / "workers" / "cli"
 
 
-def test_a_row_of_a_table_is_a_line_in_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_is_a_line_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     table = Table("batch", "reason")
     table.add_row("b-1", "so long a reason that no terminal would hold it " * 20)

@@ -10,6 +10,8 @@ from workers.cli.produce import app
 
 GOOD = '{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
 WITH_SCHEMA = '{"schema": "task", "schema_version": 1, "task_id": "t2", "workflow": "math", "prompt": "1 + 1 ="}\n'
+SHOWN = '{"prompt": "6 * 7 =", "response": "42"}\n'
+PREFERRED = '{"prompt": "6 * 7 =", "chosen": "42", "rejected": "41"}\n'
 
 
 @pytest.fixture
@@ -22,17 +24,25 @@ def written(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_nothing_is_sent_where_a_line_is_bad(written: Callable[[str], str]) -> None:
-    result = CliRunner().invoke(app, [written(GOOD + "nonsense\n")])
+@pytest.mark.parametrize(
+    ("arguments", "text", "good"),
+    [
+        ([], GOOD, "1 task is good, 1 line is bad; nothing was sent"),
+        (["--dry-run"], GOOD, "1 task is good, 1 line is bad"),
+        (["--dry-run", "--kind", "demonstrations"], SHOWN, "1 demonstration is good, 1 line is bad"),
+        (["--dry-run", "--kind", "preferences"], PREFERRED, "1 preference is good, 1 line is bad"),
+    ],
+)
+def test_a_bad_line_stops_it_all(written: Callable[[str], str], arguments: list[str], text: str, good: str) -> None:
+    result = CliRunner().invoke(app, [*arguments, written(text + "nonsense\n")])
     assert result.exit_code == 1
     assert "tasks.jsonl:2" in result.stderr
-    assert "1 task is good, 1 line is bad; nothing was sent" in result.stderr
+    assert good in result.stderr
 
 
 def test_a_dry_run_checks_and_sends_nothing(written: Callable[[str], str]) -> None:
     result = CliRunner().invoke(app, ["--dry-run", written(GOOD + WITH_SCHEMA)])
-    assert result.exit_code == 0
-    assert "2 tasks are good, 0 lines are bad" in result.stderr
+    assert (result.exit_code, "2 tasks are good, 0 lines are bad" in result.stderr) == (0, True)
 
 
 def test_standard_input_is_a_file_too() -> None:
@@ -45,20 +55,6 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / "absent.jsonl")])
     assert result.exit_code == 2
     assert "cannot be read" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("demonstrations", '{"prompt": "6 * 7 =", "response": "42"}'),
-        ("preferences", '{"prompt": "6 * 7 =", "chosen": "42", "rejected": "41"}'),
-    ],
-)
-def test_examples_are_checked_by_line_too(written: Callable[[str], str], kind: str, line: str) -> None:
-    result = CliRunner().invoke(app, ["--dry-run", "--kind", kind, written(line + "\n" + GOOD)])
-    assert result.exit_code == 1
-    assert "tasks.jsonl:2" in result.stderr
-    assert f"1 {kind.removesuffix('s')} is good, 1 line is bad" in result.stderr
 
 
 def test_examples_are_written_as_tokens_of_the_model_where_there_is_one(

@@ -1,5 +1,3 @@
-"""Where a replay's checkpoints lie."""
-
 from pathlib import Path
 
 import pytest

@@ -34,14 +34,9 @@ def view_of(batches: list[tuple[str, BatchLifecycleState, int, int, bool]], trai
     view = MeshState()
     for sequence, (kind, state, accepted, completed, skipped) in enumerate(batches, 1):
         view.batches[str(sequence)] = BatchView(
-            str(sequence),
-            "train" if kind == "train" else "eval",
-            state,
-            sequence=sequence,
-            accepted=max(accepted, completed),
-            completed=completed,
-            reason="to be passed over" if skipped else None,
-        )
+            str(sequence), "train" if kind == "train" else "eval", state, sequence=sequence,
+            accepted=max(accepted, completed), completed=completed, reason="to be passed over" if skipped else None,
+        )  # fmt: skip
     for number in range(1, min(trained, len(batches)) + 1):
         view.steps[number] = StepView(number, number, str(number), 0.0, 1.0, {}, "", None)
     return view
@@ -120,9 +115,7 @@ def test_a_folder_is_run_by_one_process_also_after_one_was_killed(tmp_path: Path
     assert not (tmp_path / RUNNING).exists()
 
 
-async def test_nothing_is_started_that_this_machine_has_not_the_memory_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_started_that_memory_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def memory(services: Sequence[str], settings: Sections) -> HostMemory:

@@ -8,14 +8,19 @@ import pytest
 
 from workers.demo.model import make_model
 
-PROGRAM = [sys.executable, "-m", "workers.cli.app", "workflow"]
 ROOT = Path(__file__).parents[3]
+
+
+def workflow(*arguments: object, said: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "workers.cli.app", "workflow", *map(str, arguments)]
+    return subprocess.run(command, input=said, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parent = tmp_path_factory.mktemp("own")
-    done = subprocess.run([*PROGRAM, "new", "my-sums", "--in", parent], check=True, capture_output=True, text=True)
+    done = workflow("new", "my-sums", "--in", parent)
+    assert done.returncode == 0, done.stderr
     assert "workflow run" in done.stdout
     return parent / "my-sums"
 
@@ -37,17 +42,15 @@ def test_it_names_its_module_to_explorers_and_is_written_once(made: Path) -> Non
         '[project.entry-points."trinity_bus.workflows"]\nmy-sums = "my_sums"\n' in (made / "pyproject.toml").read_text()
     )
     for name, why in (("my-sums", "is there already"), ("../x", "is no name of a package")):
-        again = subprocess.run(
-            [*PROGRAM, "new", name, "--in", made.parent], capture_output=True, text=True, check=False
-        )
+        again = workflow("new", name, "--in", made.parent)
         assert (again.returncode, why in again.stderr) == (2, True)
 
 
 def test_a_task_is_answered_by_whoever_types(made: Path) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 17, "b": 25}}</tool_call>'
     task = '{"prompt": "17 + 25?", "answer": "42"}'
-    command = [*PROGRAM, "run", str(made / "my_sums.py"), "--task", task]
-    done = subprocess.run(command, input=f"{call}\n42\n", capture_output=True, text=True, check=False)
+    command = ["run", made / "my_sums.py", "--task", task]
+    done = workflow(*command, said=f"{call}\n42\n")
     assert done.returncode == 0, done.stderr
     assert "user: 17 + 25?" in done.stderr
     for line in (
@@ -60,15 +63,14 @@ def test_a_task_is_answered_by_whoever_types(made: Path) -> None:
     ):
         assert line in done.stdout
     assert "mask     1" in done.stdout
-    short = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    short = workflow(*command)
     assert (short.returncode, "standard input has ended" in short.stderr) == (2, True)
 
 
 def test_a_task_is_answered_by_a_model(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", 0)
     task = '{"prompt": "copy 3 1 4 =", "answer": "3 1 4", "sampling": {"max_tokens": 4, "seed": 1}}'
-    command = [*PROGRAM, "run", "sequence", "--task", task, "--engine", str(model), "--runs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = workflow("run", "sequence", "--task", task, "--engine", model, "--runs", "2")
     assert done.returncode == 0, done.stderr
     assert "prompt   <bos> copy 3 1 4 =" in done.stdout
     assert "run 1    reward 0" in done.stdout

@@ -50,6 +50,7 @@ def test_every_mistake_is_told_with_its_line(mesh_toml: Path, monkeypatch: pytes
         f"{mesh_toml}:4: coordinator.group_size=0: input should be greater than or equal to 1",
         "TRINITY_BUS_TRAINER__SEED='-1': input should be greater than or equal to 0",
     ]
+    assert "\n" not in str(caught.value)
 
 
 def test_a_secret_of_the_file_is_not_shown(mesh_toml: Path) -> None:

@@ -1,5 +1,3 @@
-"""What services tell of their settings."""
-
 import pytest
 from pydantic import SecretStr
 

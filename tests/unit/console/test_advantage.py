@@ -13,13 +13,14 @@ from schemas.batch import ResultPart
 from schemas.experience import ExperienceGroup
 from schemas.pieces import join_groups
 from schemas.step import LeftOut, StepBegun, StepGroup
+from tests.support.console.indexed import indexed
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.narrowing import some
 from trinity_bus.config import Settings, TrainerSettings, told_settings
 from trinity_bus.console.index.answers import GroupUse, LeftOutRow, SettingsRow, StepName, WholeGroup
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import SampleFilter
-from trinity_bus.console.index.store import Store
 from trinity_bus.console.web.advantage import compare, settings_of
 from trinity_bus.console.web.rollouts import sample_places
 from trinity_bus.errors import ConfigError
@@ -134,16 +135,13 @@ def index(tmp_path: Path) -> Iterator[Index]:
     groups = [StepGroup(task_id="t", parts=parts)]
     step = {"run": "r", "step": 4, "batch_id": "train-1", "sequence": 1, "next_offset": 1}
     log.add(StepBegun(**TRAINER, **step, groups=groups, left_out=left), 104)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as made:
-            yield made
+    with indexed(tmp_path, log) as made:
+        yield made
 
 
 def test_a_split_group_is_one_from_each_of_its_parts(index: Index) -> None:
     for partition, offset, first in ((1, 0, 0), (0, 0, 2)):
-        found = index.whole_group(partition, offset)
-        assert found is not None
+        found = some(index.whole_group(partition, offset))
         assert ([part.attempt for part in found.parts], found.missing) == ([1, 2], 0)
         assert found.first_of(partition, offset) == first
         assert [str(place) for place in sample_places(found.parts)] == ["1-0-0", "1-0-1", "0-0-0"]
@@ -153,13 +151,11 @@ def test_a_split_group_is_one_from_each_of_its_parts(index: Index) -> None:
         # What the step left out was the only run that was worse.
         assert compare(found, joined, index.settings(service="trainer")).teaches_nothing
     assert index.settings(service="explorer") == []
-    earlier = index.whole_group(1, 0, until=100.5)
-    assert earlier is not None
+    earlier = some(index.whole_group(1, 0, until=100.5))
     assert (len(earlier.parts), earlier.missing, earlier.uses) == (1, 1, [])
     assert index.whole_group(0, 0, until=100.5) is None
     assert index.whole_group(5, 5) is None
-    alone = index.whole_group(0, 1)
-    assert alone is not None
+    alone = some(index.whole_group(0, 1))
     assert ([part.task_id for part in alone.parts], alone.missing) == (["u"], 0)
 
 

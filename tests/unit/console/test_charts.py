@@ -1,5 +1,3 @@
-"""Charts: bounded, well-formed, and escaped."""
-
 import math
 from xml.etree import ElementTree as ET
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
 from tests.support.console.answers import ANSWERS, CHECKS, SHAPE, SOUND, random_answers, shape_of
+from tests.support.narrowing import some
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration.checks import Checked, Checks
@@ -154,8 +155,7 @@ def test_what_differs_and_what_is_not_as_by_default() -> None:
     assert (one.path, one.before, one.after) == ("coordinator.batch_size", "64", "32")
     assert answers_of(changed_values(after)) == {**SOUND, "coordinator.batch_size": "32"}
     # Explorers, gateway and console take it from there.
-    other = checked(SOUND, mesh__model_path="/models/other").settings
-    assert other is not None
+    other = some(checked(SOUND, mesh__model_path="/models/other").settings)
     assert [one.path for one in differences(before, other)] == ["mesh.model_path"]
 
 

@@ -8,35 +8,20 @@ import tomllib
 from collections.abc import AsyncIterator, Sequence
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
-from pydantic import SecretStr
 
+from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tokens
 from tests.support.mesh.waiting import until
-from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
+from tests.support.narrowing import some
 from trinity_bus.console.configuration.files import PlannedService
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
-from workers.console.service import Console
 
-TOKEN = "the-token-of-operators"  # noqa: S105 - of a test
-VIEWER = "the-token-of-viewers"
 CONFIG = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "max_position_embeddings": 2048,
-}
-
-type Client = TestClient[Any, Any]
+    "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 256, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 2048,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -47,16 +32,9 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-async def client_of(tmp_path: Path, **own: Any) -> Client:
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:9"), console=ConsoleSettings(folder=tmp_path / "index", **own)
-    )
-    return TestClient(TestServer(Console(settings).app()))
-
-
 @pytest.fixture
 async def operator(tmp_path: Path) -> AsyncIterator[Client]:
-    async with await client_of(tmp_path, token=SecretStr(TOKEN), viewer_token=SecretStr(VIEWER)) as client:
+    async with with_tokens(tmp_path / "index") as client:
         yield client
 
 
@@ -71,8 +49,7 @@ async def page(client: Client, path: str, form: Form | None = None, *, token: st
             assert answer.status == status, text
             return text
     own = await page(client, "/configuration", token=token)
-    proof = re.search(r'name="proof" value="([^"]+)"', own)
-    assert proof is not None
+    proof = some(re.search(r'name="proof" value="([^"]+)"', own))
     async with client.post(path, headers=headers, data={**form, "proof": proof[1]}, allow_redirects=False) as answer:
         text = await answer.text()
         assert answer.status == status, text
@@ -102,16 +79,14 @@ async def test_questions_are_answered_and_become_files(operator: Client, model: 
     assert "TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE" in expert
     assert 'value="4096"' in expert
     running = unescape(await page(operator, "/configuration?mode=expert&from=running"))
-    assert "127.0.0.1:9" in running
+    assert "127.0.0.1:1" in running
     assert TOKEN not in running
     await page(operator, "/configuration", {"kafka.sasl_password": "hunter2"}, status=400)
 
 
-async def test_paths_are_looked_at_for_operators_or_whoever_is_alone_with_the_console(
-    operator: Client, tmp_path: Path
-) -> None:
-    assert "Only an operator" in await page(operator, "/configuration", token=VIEWER, status=403)
-    async with await client_of(tmp_path) as alone:
+async def test_paths_are_looked_at_for_operators_or_whoever_is_alone(operator: Client, tmp_path: Path) -> None:
+    assert "Only an operator" in await page(operator, "/configuration", token=VIEWERS, status=403)
+    async with console(tmp_path / "index") as alone:
         first = await page(alone, "/configuration")
         assert "Run it here" not in first
         await page(alone, "/configuration/run", {"mesh.model_path": "/nowhere"}, status=403)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
-from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tokens
+from tests.support.console.site import TOKEN, VIEWERS, Client, console, settings_of, status_of, with_tokens
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from workers.console.service import Console
@@ -54,8 +54,7 @@ async def test_no_page_has_a_script_or_a_style_of_its_own(tmp_path: Path) -> Non
 async def test_a_page_that_another_sites_name_leads_to_is_refused(tmp_path: Path) -> None:
     async with console(tmp_path) as client:
         for host, status in (("evil.test", 421), ("127.0.0.1.evil.test:80", 421), ("localhost:8900", 200)):
-            async with client.get("/", headers={"Host": host}) as answer:
-                assert answer.status == status, host
+            assert await status_of(client, "/", headers={"Host": host}) == status, host
 
 
 async def test_without_a_token_everybody_looks_and_nobody_acts(tmp_path: Path) -> None:
@@ -63,14 +62,9 @@ async def test_without_a_token_everybody_looks_and_nobody_acts(tmp_path: Path) -
         async with client.get("/") as answer:
             assert answer.status == 200
             assert "The broker is away" in (html := await answer.text()) or "connects to the broker" in html
-        for method, path in (
-            ("GET", "/versions/1/serve"),
-            ("POST", "/versions/1/serve"),
-            ("POST", "/versions/newest"),
-            ("GET", "/versions/newest"),
-        ):
-            async with client.request(method, path) as answer:
-                assert answer.status == 403
+        for method in ("GET", "POST"):
+            for path in ("/versions/1/serve", "/versions/newest"):
+                assert await status_of(client, path, method) == 403
 
 
 async def test_a_stranger_is_asked_for_the_token(tmp_path: Path) -> None:
@@ -78,8 +72,7 @@ async def test_a_stranger_is_asked_for_the_token(tmp_path: Path) -> None:
         async with client.get("/steps", headers=PAGE, allow_redirects=False) as answer:
             assert (answer.status, answer.headers["Location"]) == (303, "/login")
         for path in ("/live", "/samples/1-2-3.json", "/"):
-            async with client.get(path) as answer:
-                assert answer.status == 401
+            assert await status_of(client, path) == 401
         for token in ("wrong", "", TOKEN[:-1], f"{TOKEN}x"):
             async with client.post("/login", data={"token": token}, allow_redirects=False) as answer:
                 assert answer.status == 401
@@ -99,8 +92,7 @@ async def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_have(tmp_
 async def test_a_viewer_may_not_act(tmp_path: Path) -> None:
     async with with_tokens(tmp_path) as client:
         await log_in(client, VIEWERS)
-        async with client.get("/versions/1/serve") as answer:
-            assert answer.status == 403
+        assert await status_of(client, "/versions/1/serve") == 403
 
 
 async def test_a_form_needs_its_proof_and_its_origin(tmp_path: Path) -> None:
@@ -113,38 +105,27 @@ async def test_a_form_needs_its_proof_and_its_origin(tmp_path: Path) -> None:
             ({"proof": proof}, {"Origin": "http://evil.test"}),
             ({"proof": proof}, {"Origin": "null"}),
         ):
-            async with client.post("/versions/1/serve", data=data, headers=headers) as answer:
-                assert answer.status == 403, (data, headers)
+            told = {"data": data, "headers": headers}
+            assert await status_of(client, "/versions/1/serve", "POST", **told) == 403, told
         # It is let in, and finds no broker.
         origin = {"Origin": f"http://{client.host}:{client.port}"}
-        async with client.post("/versions/1/serve", data={"proof": proof}, headers=origin) as answer:
-            assert answer.status == 503
-
-
-async def test_the_proof_of_one_login_is_none_of_another(tmp_path: Path) -> None:
-    async with with_tokens(tmp_path) as client:
+        assert await status_of(client, "/versions/1/serve", "POST", data={"proof": proof}, headers=origin) == 503
+        # The proof of one login is none of another.
         await log_in(client)
-        proof = await proof_of(client)
-        await log_in(client)
-        async with client.post("/versions/1/serve", data={"proof": proof}) as answer:
-            assert answer.status == 403
+        assert await status_of(client, "/versions/1/serve", "POST", data={"proof": proof}) == 403
 
 
 async def test_logging_out_ends_the_cookie(tmp_path: Path) -> None:
     async with with_tokens(tmp_path) as client:
         await log_in(client)
-        async with client.post("/logout", data={"proof": await proof_of(client)}, allow_redirects=False) as answer:
-            assert answer.status == 303
-        async with client.get("/", headers=PAGE, allow_redirects=False) as answer:
-            assert answer.status == 303
+        assert await status_of(client, "/logout", "POST", data={"proof": await proof_of(client)}) == 303
+        assert await status_of(client, "/", headers=PAGE) == 303
 
 
 async def test_programs_show_the_token_itself(tmp_path: Path) -> None:
     async with with_tokens(tmp_path) as client:
-        async with client.get("/", headers={"Authorization": f"Bearer {VIEWERS}"}) as answer:
-            assert answer.status == 200
-        async with client.get("/", headers={"Authorization": f"Bearer {TOKEN}x"}) as answer:
-            assert answer.status == 401
+        for token, status in ((VIEWERS, 200), (f"{TOKEN}x", 401)):
+            assert await status_of(client, "/", headers={"Authorization": f"Bearer {token}"}) == status
 
 
 async def test_a_proxy_says_who_it_is(tmp_path: Path) -> None:
@@ -158,8 +139,7 @@ async def test_a_proxy_says_who_it_is(tmp_path: Path) -> None:
             ({"X-User": "ann@example.test", "X-Roles": "viewer"}, 403),
             ({"X-User": "bob", "X-Roles": "viewer, operator"}, 200),
         ):
-            async with client.get("/versions/1/serve", headers={**proxy, **headers}) as answer:
-                assert answer.status == status, headers
+            assert await status_of(client, "/versions/1/serve", headers={**proxy, **headers}) == status, headers
 
 
 async def test_a_link_that_no_page_can_show_is_told_in_a_line(tmp_path: Path) -> None:
@@ -212,8 +192,7 @@ async def test_one_visitor_does_not_take_the_streams_of_all(tmp_path: Path, monk
 
 
 async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> None:
-    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here")
-    there = Console(Settings(kafka=kafka, console=ConsoleSettings(folder=tmp_path, port=0)))
+    there = Console(settings_of(tmp_path))
     following = asyncio.create_task(there.feed.run())
     try:
         async with TestClient(TestServer(there.app())) as client:

@@ -1,5 +1,3 @@
-"""What is around every page: the way back to now, and from one page of a list to the next and back."""
-
 import re
 from html import unescape
 from typing import Any

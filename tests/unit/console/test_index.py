@@ -26,7 +26,9 @@ from schemas.batch import ResultPart
 from schemas.rollout import Dispatch
 from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
+from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.narrowing import some
 from trinity_bus.bus import Undecodable
 from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
 from trinity_bus.console.index.group_rows import Tokens
@@ -124,16 +126,14 @@ def test_a_step_leads_to_its_samples_and_a_sample_to_what_became_of_it(index: In
         (2, 0.5, "the four"),
     ]
     assert {(row.task_id, row.logprob, row.at, row.version_min) for row in rows} == {("copy-1", -1.0, 103, 1)}
-    sample = index.sample(SamplePlace.parse(str(rows[2].place)))
-    assert sample is not None
+    sample = some(index.sample(SamplePlace.parse(str(rows[2].place))))
     assert [(fate.step.step, fate.left_out, fate.detail) for fate in sample.fates] == [(1, "too_long", "9 tokens")]
     assert (sample.group.trained_in, sample.group.trace_id, sample.group.prompt) == (
         [StepName(1, "trainer-0", None)],
         "ab" * 16,
         "copy three digits",
     )
-    whole = index.step(1)
-    assert whole is not None
+    whole = some(index.step(1))
     assert (whole.metrics, whole.left_out[0].samples) == ({"loss": 0.25}, [2])
 
 
@@ -147,8 +147,7 @@ def test_a_group_shows_the_spread_of_its_rewards(index: Index) -> None:
 
 
 def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index) -> None:
-    version = index.version(1)
-    assert version is not None
+    version = some(index.version(1))
     assert (version.row.batch_id, version.row.checkpoint, version.row.announced) == ("train-1", "/ckpt/1", True)
     assert [(sync.explorer, sync.ok) for sync in version.syncs] == [("explorer-0", True)]
     assert index.versions().rows == [version.row]
@@ -156,13 +155,11 @@ def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index
 
 
 def test_a_task_is_followed_from_its_send_to_its_step(index: Index) -> None:
-    task = index.task("copy-1")
-    assert task is not None
+    task = some(index.task("copy-1"))
     assert [event.kind for event in task.events] == ["sent", "dispatched", "experience", "finished", "result", "begun"]
     assert (task.status, task.batch_id, task.producer, task.answer) == ("completed", "train-1", "me", "4")
     assert task.events[1].text == "runs 0 to 2"
-    lost = index.task("copy-2")
-    assert lost is not None
+    lost = some(index.task("copy-2"))
     assert [(event.kind, str(event.place)) for event in lost.events] == [("dead_letter", "dead-letters/0@0")]
     assert index.task("copy-3") is None
 
@@ -242,16 +239,13 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
         for number in range(150):
             at = TODAY if number < 140 else TODAY + number - partition / 2
             log.add(group(f"t-{partition}-{number}", [0.5, 1.0], version=number), at, partition=partition)
-    with Store(tmp_path, texts="no tokenizer") as store, Index(tmp_path) as index:
-        store.take(*log.take())
+    with indexed(tmp_path, log) as index:
         for wanted in (SampleFilter(), SampleFilter(reward_min=0.9), SampleFilter(version_max=145)):
-            rows, after = [], None
-            while True:
-                page = index.samples(wanted, PageAsk(limit=7, after=after))
+            page = index.samples(wanted, PageAsk(limit=7))
+            rows = [*page.rows]
+            while page.after is not None:
+                page = index.samples(wanted, PageAsk(limit=7, after=page.after))
                 rows += page.rows
-                after = page.after
-                if after is None:
-                    break
             expected = {SampleFilter(): 600, SampleFilter(reward_min=0.9): 300, SampleFilter(version_max=145): 584}
             assert len({row.place for row in rows}) == len(rows) == expected[wanted]
             assert [row.at for row in rows] == sorted((row.at for row in rows), reverse=True)
@@ -264,8 +258,7 @@ def test_a_search_whose_time_is_up_says_where_to_go_on(tmp_path: Path, monkeypat
     log = LogRecords()
     for number in range(35):
         log.add(group(f"t-{number}", [0.5], version=number), 100.0 + number)
-    with Store(tmp_path, texts="none") as store, Index(tmp_path, search_s=0) as index:
-        store.take(*log.take())
+    with indexed(tmp_path, log, search_s=0) as index:
         pages = [index.samples(SampleFilter(version_max=0))]
         while pages[-1].after is not None:
             pages.append(index.samples(SampleFilter(version_max=0), PageAsk(after=pages[-1].after)))
@@ -302,8 +295,7 @@ def test_hostile_texts_and_numbers_are_kept_as_far_as_they_can_be(store: Store, 
     log.add(Task(task_id="odd", workflow="copy", prompt="a \0 letter"), 300)
     log.add(group("odd", [math.inf, -math.inf, math.nan], attempt=1 << 70), 301, partition=7)
     store.take(*log.take())
-    task = index.task("odd")
-    assert task is not None
+    task = some(index.task("odd"))
     assert task.prompt == "a \0 letter"
     assert [row.reward for row in index.samples(SampleFilter(task_id="odd")).rows] == [math.inf, -math.inf, None]
     assert index.reward_histogram(SampleFilter(task_id="odd")).without_reward == 3
@@ -328,8 +320,7 @@ def test_a_sample_that_is_no_number_spoils_no_other(tmp_path: Path) -> None:
     log = LogRecords()
     log.add(replace(group("t-0", [0.5]), logprobs=np.full(2, math.nan, np.float32)), 100)
     log.add(group("t-1", [0.0, 1.0]), 101)
-    with Store(tmp_path, texts=texts) as store, Index(tmp_path) as index:
-        store.take(*log.take())
+    with indexed(tmp_path, log, texts) as index:
         assert [row.logprob for row in index.samples().rows] == [-1.0, -1.0, None]
 
 
@@ -375,21 +366,12 @@ def test_choices_are_told_once_each_with_who_made_them(tmp_path: Path) -> None:
     log = LogRecords()
     made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "checksum": "c", "method": "gloo"}
     address = {"master_address": "h", "master_port": 1}
-    told: list[tuple[int, bool, str | None]] = [
-        (1, False, None),
-        (1, True, "<b>ada</b>"),
-        (1, True, "<b>ada</b>"),
-        (3, False, "bob"),
-        (4, False, None),
-        (1, True, None),
-        (1, True, "ada"),
-    ]
+    ada = (1, True, "<b>ada</b>")
+    told = [(1, False, None), ada, ada, (3, False, "bob"), (4, False, None), (1, True, None), (1, True, "ada")]
     for at, (version, pinned, asked_by) in enumerate(told, 100):
         chosen = {"version": version, "step": version, "pinned": pinned, "asked_by": asked_by}
         log.add(ModelVersion(**made, **address, **chosen, epoch=1), at)
-    with Store(tmp_path, texts=texts) as store:
-        store.take(*log.take())
-    with Index(store.folder) as index:
+    with indexed(tmp_path, log) as index:
         found = [(one.at, one.version, one.pinned, one.asked_by) for one in index.choices("policy", rows=9)]
         assert found == [
             (106, 1, True, "ada"),

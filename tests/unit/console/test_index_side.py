@@ -1,5 +1,3 @@
-"""The index beside the console, ended at the worst instant."""
-
 import asyncio
 import contextlib
 import sqlite3
@@ -11,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from tests.support.console.site import settings_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
-from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.console.index.files import explained, store_folder
 from trinity_bus.console.index.store import Store
 from workers.console.index_side import IndexSide
@@ -32,10 +30,7 @@ async def test_what_is_being_opened_when_it_ends_is_closed(tmp_path: Path, monke
             super().__init__(*args, **kwargs)
 
     monkeypatch.setattr("workers.console.index_side.Store", SlowStore)
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
-        console=ConsoleSettings(folder=tmp_path),
-    )
+    settings = settings_of(tmp_path)
     side = IndexSide(settings, lambda: Bus(settings.kafka, client_id="test"))
     running = asyncio.create_task(side.run(lambda: None))
     await asyncio.to_thread(begun.wait, 60)
@@ -55,8 +50,7 @@ async def test_a_full_disk_is_a_line_on_every_page(tmp_path: Path, monkeypatch: 
                 db.execute("CREATE TABLE two (x)")
 
     monkeypatch.setattr("workers.console.index_side.Store", FullStore)
-    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here")
-    there = Console(Settings(kafka=kafka, console=ConsoleSettings(folder=tmp_path, port=0)))
+    there = Console(settings_of(tmp_path))
     keeping = asyncio.create_task(there.feed.index.run(lambda: None))
     try:
         async with TestClient(TestServer(there.app())) as client:

@@ -17,7 +17,9 @@ from schemas import (
     StepGroup,
     StepTrained,
 )
+from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.narrowing import some
 from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import SampleFilter
@@ -28,6 +30,8 @@ MODEL = {"incarnation": "a", "model": "policy"}
 GROUPS = [
     StepGroup(task_id="copy-1", parts=[ResultPart(attempt=1, samples=2, position=Position(partition=0, offset=0))])
 ]
+
+EXAMPLES: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": "demonstrations-1"}
 
 
 def begun(trainer: str, step: int, *, run: str = "r", **fields: Any) -> StepBegun:
@@ -73,8 +77,7 @@ def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
         (2, "trainer-0", 201, 2),
         (1, "trainer-0", 101, 2),
     ]
-    step = index.step(2)
-    assert step is not None
+    step = some(index.step(2))
     assert (step.row.trainer, step.row.run, step.row.left_out, step.metrics) == ("trainer-0", "r", 0, {"loss": 0.25})
     (row,) = index.groups(SampleFilter(step=2)).rows
     assert row.task_id == "copy-1"
@@ -82,14 +85,9 @@ def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
 
 
 def test_what_became_of_a_sample_names_whose_steps(index: Index) -> None:
-    sample = index.sample(SamplePlace(0, 0, 1))
-    assert sample is not None
+    sample = some(index.sample(SamplePlace(0, 0, 1)))
     fates = [(fate.step.step, fate.step.trainer, fate.step.follows, fate.left_out) for fate in sample.fates]
-    assert fates == [
-        (1, "trainer-0", None, None),
-        (2, "trainer-0", None, None),
-        (2, "replay-2", "trainer-0", "stale"),
-    ]
+    assert fates == [(1, "trainer-0", None, None), (2, "trainer-0", None, None), (2, "replay-2", "trainer-0", "stale")]
     assert sample.group.trained_in == [fate.step for fate in sample.fates]
 
 
@@ -118,8 +116,7 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
     assert [row.step for row in index.steps(until=399).rows] == [2, 1]
     # What the run before had made of it leads nowhere.
     assert [(row.batch_id, row.trained_as) for row in index.batches().rows] == [("train-2", None), ("train-1", 1)]
-    sample = index.sample(SamplePlace(0, 0, 1))
-    assert sample is not None
+    sample = some(index.sample(SamplePlace(0, 0, 1)))
     shown = [(1, "trainer-0"), (2, "replay-2")]
     assert [(fate.step.step, fate.step.trainer) for fate in sample.fates] == shown
     assert [(step.step, step.trainer) for step in sample.group.trained_in] == shown
@@ -128,24 +125,21 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
 
 def test_a_stage_is_one_trainer_with_what_it_begins_and_what_it_trains(tmp_path: Path) -> None:
     log = LogRecords()
-    examples: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": "demonstrations-1"}
-    log.add(begun("trainer-0/sft", 1, **examples), 100)
+    log.add(begun("trainer-0/sft", 1, **EXAMPLES), 100)
     log.add(ended("trainer-0/sft", 1, 3.0, batch_id="demonstrations-1"), 101)
     log.add(begun("trainer-0/grpo", 1), 200)
     # The names that workers/trainer writes: see its VersionPublisher, and tests/unit/trainer/test_version_publisher.py.
     told = trained(1, 0.5, writer="trainer-0/grpo")
     log.add(told, 201)
     log.add(entry(told), 202)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
-            (step,) = index.steps().rows
-            assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
-            (loss,) = index.metrics(["loss"], trainer="trainer-0/grpo")
-            assert [point.value for point in loss.points] == [0.5]
-            (version,) = index.versions().rows
-            assert index.step(version.step, trainer=version.trainer) is not None
+    with indexed(tmp_path, log) as index:
+        assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
+        (step,) = index.steps().rows
+        assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
+        (loss,) = index.metrics(["loss"], trainer="trainer-0/grpo")
+        assert [point.value for point in loss.points] == [0.5]
+        (version,) = index.versions().rows
+        assert index.step(version.step, trainer=version.trainer) is not None
 
 
 def test_a_trainer_that_began_anew_many_times_leaves_room_for_others(tmp_path: Path) -> None:
@@ -153,29 +147,18 @@ def test_a_trainer_that_began_anew_many_times_leaves_room_for_others(tmp_path: P
     for number in range(510):
         log.add(begun("again", 1, run=f"run-{number}"), number)
     log.add(begun("trainer-0", 1), 600)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [row.trainer for row in index.trainers()] == ["trainer-0", "again"]
+    with indexed(tmp_path, log) as index:
+        assert [row.trainer for row in index.trainers()] == ["trainer-0", "again"]
 
 
 def test_of_two_stages_the_one_that_spoke_last_is_shown(tmp_path: Path) -> None:
     log = LogRecords()
-    examples: dict[str, Any] = {
-        "groups": [],
-        "next_offset": 0,
-        "examples": 9,
-        "batch_id": "demonstrations-1",
-        "sequence": 1,
-    }
-    log.add(begun("trainer-0/sft", 1, **examples), 100)
+    log.add(begun("trainer-0/sft", 1, **EXAMPLES, examples=9), 100)
     log.add(begun("trainer-0/grpo", 1), 200)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
-            assert [row.trainer for row in index.steps().rows] == ["trainer-0/grpo"]
-            assert [row.trainer for row in index.steps(until=150).rows] == ["trainer-0/sft"]
+    with indexed(tmp_path, log) as index:
+        assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
+        assert [row.trainer for row in index.steps().rows] == ["trainer-0/grpo"]
+        assert [row.trainer for row in index.steps(until=150).rows] == ["trainer-0/sft"]
 
 
 def ended(trainer: str, step: int, loss: float, **fields: Any) -> StepEnded:
@@ -188,8 +171,7 @@ def test_steps_that_make_no_version_have_their_figures(index: Index, store: Stor
     log.take()
     log.add(ended("replay-2", 2, 7.0, follows="trainer-0"), 301)
     store.take(*log.take())
-    step = index.step(2, trainer="replay-2")
-    assert step is not None
+    step = some(index.step(2, trainer="replay-2"))
     assert (step.row.trained_at, step.row.seconds, step.metrics, step.checksum) == (301, 3.0, {"loss": 7.0}, None)
     assert [[point.value for point in one.points] for one in index.metrics(["loss", "rollout/reward/mean"])] == [
         [0.5, 0.25],
@@ -206,11 +188,8 @@ def test_steps_that_make_no_version_have_their_figures(index: Index, store: Stor
 def test_a_run_of_examples_alone_has_its_charts(tmp_path: Path) -> None:
     log = LogRecords()
     for step in (1, 2):
-        examples: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": f"demonstrations-{step}"}
-        log.add(begun("trainer-0", step, run="s", **examples), 100 * step)
+        log.add(begun("trainer-0", step, run="s", **EXAMPLES | {"batch_id": f"demonstrations-{step}"}), 100 * step)
         log.add(ended("trainer-0", step, 1.0 / step, batch_id=f"demonstrations-{step}"), 100 * step + 1)
-    with Store(tmp_path, texts="none") as store:
-        store.take(*log.take())
-        with Index(tmp_path) as index:
-            assert [(row.step, row.trained_at) for row in index.steps().rows] == [(2, 201), (1, 101)]
-            assert [point.value for point in index.metrics(["loss"])[0].points] == [1.0, 0.5]
+    with indexed(tmp_path, log) as index:
+        assert [(row.step, row.trained_at) for row in index.steps().rows] == [(2, 201), (1, 101)]
+        assert [point.value for point in index.metrics(["loss"])[0].points] == [1.0, 0.5]

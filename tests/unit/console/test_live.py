@@ -5,16 +5,13 @@ from pathlib import Path
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
+from tests.support.console.site import settings_of
 from workers.console.mesh_watcher import MeshWatcher
 from workers.console.service import Console
 
 
 async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), console=ConsoleSettings(folder=tmp_path, port=0)
-    )
-    made = Console(settings)
+    made = Console(settings_of(tmp_path))
 
     async def news(times: int) -> int:
         for _ in range(times):
@@ -36,9 +33,7 @@ async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 async def test_a_record_is_not_called_live(tmp_path: Path) -> None:
-    settings = Settings(
-        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), console=ConsoleSettings(folder=tmp_path, port=0)
-    )
+    settings = settings_of(tmp_path)
     for is_record in (False, True):
         made = Console(settings, MeshWatcher(settings, is_record=is_record))
         async with TestClient(TestServer(made.app())) as client, client.get("/") as answer:

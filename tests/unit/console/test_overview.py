@@ -1,67 +1,22 @@
-"""The first page: charts, alerts, who waits, and the past."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from schemas import (
-    CoordinatorHeartbeat,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    RunnersReport,
-    RunnerState,
-    StepTrained,
-    TrainerHeartbeat,
-)
+from schemas import ExplorerLeft, RunnersReport, RunnerState
+from tests.support.fakes.mesh_records import coordinator_beat, explorer_beat, step_trained, trainer_beat
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting
 from trinity_bus.view import MeshState
 
-COORDINATOR = CoordinatorHeartbeat(
-    coordinator="c",
-    incarnation="i",
-    open_batches=0,
-    open_tasks=0,
-    running_attempts=0,
-    max_timeout_s=1,
-    attempts_per_task=1,
-    dynamic_timeout_s=1,
-)
-
-HEARTBEAT = TrainerHeartbeat(
-    trainer="trainer-0",
-    incarnation="t",
-    state="ready",
-    model="policy",
-    step=1,
-    version=1,
-    master_address="127.0.0.1",
-    master_port=1,
-)
-
 
 def step(number: int, seconds: float = 1.0) -> StepRow:
     return StepRow(
-        step=number,
-        model="policy",
-        trainer="trainer-0",
-        run="r",
-        batch_id=f"b{number}",
-        sequence=number,
-        begun_at=100.0 + 2 * number,
-        trained_at=101.0 + 2 * number,
-        seconds=seconds,
-        groups=4,
-        samples=16,
-        left_out=0,
-        replayed=0,
-        examples=0,
-        skipped=None,
-        follows=None,
-        reward=0.1 * number,
-    )
+        step=number, model="policy", trainer="trainer-0", run="r", batch_id=f"b{number}", sequence=number,
+        begun_at=100.0 + 2 * number, trained_at=101.0 + 2 * number, seconds=seconds, groups=4, samples=16, left_out=0,
+        replayed=0, examples=0, skipped=None, follows=None, reward=0.1 * number,
+    )  # fmt: skip
 
 
 def past(numbers: Sequence[int] = range(1, 6)) -> Past:
@@ -74,21 +29,6 @@ def past(numbers: Sequence[int] = range(1, 6)) -> Past:
         steps=[step(n) for n in reversed(numbers)],
         versions=[],
         fleet=[ExplorerRow("gone", 60.0, "ready", 3, 8, 4, None, None)],
-    )
-
-
-def trained(**metrics: float) -> StepTrained:
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation="t",
-        model="policy",
-        step=1,
-        version=1,
-        publish=True,
-        metrics=metrics,
-        checksum="c" * 64,
-        master_address="127.0.0.1",
-        master_port=1,
     )
 
 
@@ -132,8 +72,8 @@ def test_charts_have_a_line_for_training_and_each_evaluation() -> None:
 def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
     state = MeshState()
     for name in ("here", "gone"):
-        state.apply(ExplorerHeartbeat(explorer=name, incarnation="a", state="ready", slots=8), 100)
-    state.apply(COORDINATOR, 107)
+        state.apply(explorer_beat(name), 100)
+    state.apply(coordinator_beat(), 107)
     state.apply(ExplorerLeft(explorer="here", incarnation="a"), 108)
     assert overview(None, state, {}).ended == ""
     state.tick(900)
@@ -152,8 +92,8 @@ def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
 
 def test_while_nobody_can_be_heard_or_somebody_trains_on_nothing_has_ended() -> None:
     state = MeshState()
-    state.apply(COORDINATOR, 100)
-    state.apply(ExplorerHeartbeat(explorer="gone", incarnation="a", state="ready", slots=8), 100)
+    state.apply(coordinator_beat(), 100)
+    state.apply(explorer_beat("gone"), 100)
     state.tick(400)
     told = ["no coordinator has spoken for 5 min", "lost: gone"]
     stage = TrainerRow("trainer-0/sft", None, 7, 390.0)
@@ -170,7 +110,7 @@ def test_while_nobody_can_be_heard_or_somebody_trains_on_nothing_has_ended() -> 
 
 def test_the_last_word_of_a_trainer_with_heartbeats_is_part_of_the_end() -> None:
     state = MeshState()
-    state.apply(HEARTBEAT, 100)
+    state.apply(trainer_beat(), 100)
     state.tick(200)
     live = TrainerRow("trainer-0", None, 7, 102.0)
     found = overview(replace(past(), trainers=[live]), state, {})
@@ -179,7 +119,7 @@ def test_the_last_word_of_a_trainer_with_heartbeats_is_part_of_the_end() -> None
 
 def test_runners_are_counted() -> None:
     state = MeshState()
-    state.apply(ExplorerHeartbeat(explorer="a", incarnation="a", state="ready", slots=8), 100)
+    state.apply(explorer_beat("a"), 100)
     runners = [RunnerState(runner=f"a/{n}", state="busy" if n else "idle", pid=n, restarts=n) for n in range(3)]
     state.apply(RunnersReport(explorer="a", incarnation="a", runners=runners), 100)
     found = overview(None, state, {})
@@ -201,22 +141,22 @@ def test_a_step_without_rewards_says_so_in_place_of_a_link_without_a_name() -> N
 
 def test_a_step_of_nothing_is_told() -> None:
     state = MeshState()
-    state.apply(trained(groups=0.0, groups_skipped=0.0), 100)
+    state.apply(step_trained(metrics={"groups": 0.0, "groups_skipped": 0.0}), 100)
     assert [one.text for one in overview(None, state, {}).alerts][-1:] == [
         "step 1 trained on nothing: every task of its batch failed, or it was passed over"
     ]
     # Of demonstrations there are no groups.
-    state.apply(trained(groups=0.0, trained_tokens=9.0), 101)
+    state.apply(step_trained(metrics={"groups": 0.0, "trained_tokens": 9.0}), 101)
     assert not any("on nothing" in one.text for one in overview(None, state, {}).alerts)
 
 
 def test_what_is_wrong_is_told() -> None:
     state = MeshState()
-    state.apply(trained(groups=10.0, groups_skipped=9.0, updates_skipped_in_a_row=2.0), 100)
-    state.apply(ExplorerHeartbeat(explorer="gone", incarnation="a", state="ready", slots=8), 100)
-    state.apply(COORDINATOR, 100)
+    state.apply(step_trained(metrics={"groups": 10.0, "groups_skipped": 9.0, "updates_skipped_in_a_row": 2.0}), 100)
+    state.apply(explorer_beat("gone"), 100)
+    state.apply(coordinator_beat(), 100)
     # Somebody still speaks.
-    state.apply(ExplorerHeartbeat(explorer="here", incarnation="a", state="ready", slots=8), 300)
+    state.apply(explorer_beat("here"), 300)
     state.tick(300)
     told = " | ".join(alert.text for alert in alerts(state, {"tasks": 20_000}))
     for part in ("no coordinator", "lost: gone", "20,000 records of tasks", "9 of 10 groups", "not finite"):

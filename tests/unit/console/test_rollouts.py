@@ -1,5 +1,3 @@
-"""Groups, samples and tasks as pages show them."""
-
 import json
 from collections.abc import Sequence
 

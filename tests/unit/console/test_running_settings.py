@@ -1,5 +1,3 @@
-"""What a configuration would change is told against what the services of the mesh have said of themselves."""
-
 from typing import Any
 
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings, TrainerSettings, told_settings

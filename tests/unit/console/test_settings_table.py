@@ -1,5 +1,3 @@
-"""Settings of several runs, side by side."""
-
 from trinity_bus.console.index.answers import SettingsRow
 from workers.console.compare import ComparedSetting, compared_settings
 

@@ -32,23 +32,19 @@ def test_markup_is_text(attack: str) -> None:
 
 def test_escapes_of_terminals_are_shown() -> None:
     shown = str(hostile("\x1b[31mred\x1b[0m\x07\x9b2J"))
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
-    assert "\x9b" not in shown
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
     assert shown.count("␛") == 2
     assert "[31mred" in shown
 
 
-@pytest.mark.parametrize("mark", ["\u202e", "\u2066", "\u200f", "\u061c", "\u200b", "\ufeff", "\u00ad", "\u2028"])
+@pytest.mark.parametrize(
+    "mark", ["\u202e", "\u2066", "\u200f", "\u061c", "\u200b", "\ufeff", "\u00ad", "\u2028", "\ud83d"]
+)
 def test_marks_that_hide_or_turn_text_are_shown_by_their_names(mark: str) -> None:
     shown = str(hostile(f"safe{mark}txt.exe"))
     assert mark not in shown
+    shown.encode()
     assert f"[U+{ord(mark):04X}]" in shown
-
-
-def test_half_a_character_is_shown_and_can_be_sent() -> None:
-    assert "[U+D83D]" in hostile("a\ud83db")
-    hostile("\ud83d").encode()
 
 
 def test_letters_of_all_scripts_are_left_as_they_are() -> None:

@@ -1,5 +1,3 @@
-"""Tokens, turns and advantages of a sample."""
-
 import math
 from collections.abc import Sequence
 
@@ -11,15 +9,9 @@ from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces
 
 def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
     prompt, drawn, told, last = token_views(
-        [5, 6, 7, 8],
-        1,
-        logprobs=[math.log(0.95), 0.0, math.log(0.0001)],
-        mask=[True, False, True],
-        versions=[(0, 3), (2, 4)],
-        turn_starts=[0, 2],
-        others=[-0.1, -0.3, -0.2],
-        texts=["<5>", "<6>", "<7>", "<8>"],
-    )
+        [5, 6, 7, 8], 1, logprobs=[math.log(0.95), 0.0, math.log(0.0001)], mask=[True, False, True],
+        versions=[(0, 3), (2, 4)], turn_starts=[0, 2], others=[-0.1, -0.3, -0.2], texts=["<5>", "<6>", "<7>", "<8>"],
+    )  # fmt: skip
     assert prompt.classes == "t prompt"
     assert (drawn.logprob is not None, drawn.version, drawn.turn, drawn.text) == (True, 3, 0, "<6>")
     assert "lp0" in drawn.classes
@@ -33,14 +25,9 @@ def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
 
 def test_what_a_trainer_has_told_has_shades_of_its_own() -> None:
     prompt, sure, unsure = token_views(
-        [5, 6, 7],
-        1,
-        logprobs=[-1.0, -2.0],
-        mask=[True, False],
-        others=[-1.5, -2.0],
-        other="trainer",
+        [5, 6, 7], 1, logprobs=[-1.0, -2.0], mask=[True, False], others=[-1.5, -2.0], other="trainer",
         entropies=[0.0, 3.0],
-    )
+    )  # fmt: skip
     assert prompt.entropy is None
     assert {"en0", "gap4"} <= set(sure.classes.split())
     assert "trainer -0.500, entropy 0.000" in sure.told

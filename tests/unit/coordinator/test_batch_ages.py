@@ -1,5 +1,3 @@
-"""How long batches have been where they are."""
-
 from schemas import BatchLifecycleState, BatchRecord
 from workers.coordinator.gauges import BatchAges
 

@@ -1,5 +1,3 @@
-"""Gauges of a machine, as a collector sees them."""
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""How much of a budget is taken by what is needed; what checkpoints need."""
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,15 +17,10 @@ from workers.coordinator.retention import Commits, Keeper, needed_share
 @pytest.mark.parametrize(
     ("begin", "needed", "end", "share"),
     [
-        (0, 0, 0, 0.0),
-        (0, 0, 10, 1.0),
-        (0, 5, 10, 0.5),
-        (5, 0, 10, 1.0),
-        (0, 10, 10, 0.0),
-        (0, 99, 10, 0.0),
+        (0, 0, 0, 0.0), (0, 0, 10, 1.0), (0, 5, 10, 0.5), (5, 0, 10, 1.0), (0, 10, 10, 0.0), (0, 99, 10, 0.0),
         (7, 7, 7, 0),
     ],
-)
+)  # fmt: skip
 def test_the_share_that_is_needed(begin: int, needed: int, end: int, share: float) -> None:
     assert needed_share(begin, needed, end) == share
 

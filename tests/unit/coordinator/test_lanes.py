@@ -1,5 +1,3 @@
-"""Where orders to an explorer go that tells of a lane."""
-
 import pytest
 
 from schemas.topic import Topic

@@ -1,5 +1,3 @@
-"""The coordinator's shell, where it needs no broker."""
-
 import pytest
 
 from schemas import Task

@@ -1,10 +1,9 @@
-"""What the demo shows, with and without a terminal."""
-
 import io
 
 from rich.console import Console
 
-from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, StepTrained, WeightsSynced
+from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from tests.support.fakes.mesh_records import explorer_beat, step_trained, weights_synced
 from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.view import MeshState
 from workers.demo.display import LiveDisplay, PlainDisplay, make_display
@@ -24,41 +23,14 @@ def text(console: Console) -> str:
 
 
 def trained(step: int) -> StepTrained:
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation="t",
-        model="policy",
-        step=step,
-        version=step,
-        publish=True,
-        batch_id=f"b{step}",
-        metrics={"loss": 0.125, "staleness_mean": 1.0},
-        checksum="c",
-        master_address="127.0.0.1",
-        master_port=1,
-    )
+    return step_trained(step, batch_id=f"b{step}", metrics={"loss": 0.125, "staleness_mean": 1.0})
 
 
 def finalized(step: int) -> BatchRecord:
     return BatchRecord(
-        batch_id=f"b{step}",
-        batch_type="train",
-        state=BatchLifecycleState.FINALIZED,
-        sequence=step,
-        expected_task_count=64,
-        completed_task_count=64,
-        metrics={"rollout/reward/mean": 0.625},
-    )
-
-
-def heartbeat() -> ExplorerHeartbeat:
-    return ExplorerHeartbeat(explorer="explorer-0", incarnation="a", state="ready", slots=8, model_version=1)
-
-
-def not_taken(error: str) -> WeightsSynced:
-    return WeightsSynced(
-        explorer="explorer-0", incarnation="a", model="policy", version=1, epoch=1, ok=False, error=error
-    )
+        batch_id=f"b{step}", batch_type="train", state=BatchLifecycleState.FINALIZED, sequence=step,
+        expected_task_count=64, completed_task_count=64, metrics={"rollout/reward/mean": 0.625},
+    )  # fmt: skip
 
 
 def test_a_pipe_gets_one_line_for_each_step_once_its_reward_is_known() -> None:
@@ -66,7 +38,7 @@ def test_a_pipe_gets_one_line_for_each_step_once_its_reward_is_known() -> None:
     display = make_display(console, 9)
     assert isinstance(display, PlainDisplay)
     view = MeshState()
-    view.apply(heartbeat(), 1.0)
+    view.apply(explorer_beat(model_version=1), 1.0)
     view.apply(trained(1), 1.0)
     with display.running():
         display.stage("train")
@@ -85,9 +57,9 @@ def test_a_terminal_gets_a_picture() -> None:
     display = make_display(console, 9)
     assert isinstance(display, LiveDisplay)
     view = MeshState()
-    for record in (heartbeat(), trained(1), finalized(1)):
+    for record in (explorer_beat(model_version=1), trained(1), finalized(1)):
         view.apply(record, 1.0)
-    view.apply(not_taken("[red]not markup"), 1.0)
+    view.apply(weights_synced("explorer-0", 1, ok=False, error="[red]not markup"), 1.0)
     with display.running():
         display.stage("start")
         display.note("a line that stays")

@@ -61,9 +61,7 @@ def test_a_message_is_written_as_the_prompt_that_it_is_trained_on(folder: Path) 
 
 
 @pytest.mark.parametrize(("ends", "expected"), [((), ["<eos>"]), (("=",), ["<eos>", "="])])
-def test_what_ends_a_response_is_where_engines_look_for_it(
-    ends: tuple[str, ...], expected: list[str], tmp_path: Path
-) -> None:
+def test_engines_find_what_ends_a_response(ends: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
     language = replace(DIGITS, ends=ends)
     found = json.loads((make_model(tmp_path, 0, language) / "generation_config.json").read_text())["eos_token_id"]
     assert [language.vocabulary[one] for one in found] == expected

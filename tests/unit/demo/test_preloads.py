@@ -1,5 +1,3 @@
-"""What the demo's services are forked from, and in which order it begins."""
-
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,7 +69,7 @@ def test_beside_vllm_those_begin_for_whom_there_is_a_core_and_the_broker_is_firs
         each.has_loaded = True
 
 
-def test_where_there_are_cores_nobody_waits(
+def test_with_enough_cores_nobody_waits(
     tmp_path: Path, made: list[FakePreload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preloads, "available_cores", lambda: list(range(8)))

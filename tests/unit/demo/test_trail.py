@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from schemas import Task
+from tests.support.narrowing import some
 from trinity_bus.chat import renderer_for
 from trinity_bus.chat.renderer import DrawnTurn
 from trinity_bus.rollout import Rollout
@@ -63,8 +64,7 @@ async def test_what_the_tool_says_comes_in_tokens_that_are_not_trained_on(tokeni
 
 def test_a_turn_that_a_call_has_ended_gets_its_mark_before_what_the_tool_says(tokenizer: Any) -> None:
     drawn = DrawnTurn([], tokenizer.encode(FIRST, add_special_tokens=False), ended=True)
-    told = renderer_for(tokenizer).extension(drawn, [{"role": "tool", "content": NEXT}], None)
-    assert told is not None
+    told = some(renderer_for(tokenizer).extension(drawn, [{"role": "tool", "content": NEXT}], None))
     assert tokenizer.decode(told) == f"<eos> <tool> {NEXT} <assistant>"
 
 

@@ -1,5 +1,3 @@
-"""Dashboards and alerts ask for what there is."""
-
 import pytest
 import yaml
 

@@ -1,5 +1,3 @@
-"""Which services take part in which mode."""
-
 import pytest
 
 from trinity_bus.config import Settings

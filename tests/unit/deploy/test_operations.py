@@ -1,5 +1,3 @@
-"""The operator's page has a section for each alert, and names what exists."""
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""What is looked at on this machine, where it cannot be looked at."""
-
 from pathlib import Path
 
 from workers.doctor.facts import free_mib

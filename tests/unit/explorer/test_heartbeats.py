@@ -1,5 +1,3 @@
-"""Heartbeats keep the pace that the coordinator has set, and say which that is."""
-
 import asyncio
 from typing import Any, cast
 

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import Cancel, Dispatch, ExplorerLeft, SetPace, Task
+from schemas import Cancel, Dispatch, ExplorerLeft, SetPace
+from tests.support.fakes import mesh_records
 from trinity_bus.runners.service import key_of
 from workers.explorer.order_filter import OrderFilter
 
@@ -9,16 +10,7 @@ ME, INCARNATION = "explorer-0", "life-2"
 
 
 def dispatch(task_id: str = "t", attempt: int = 1, explorer: str = ME, incarnation: str = INCARNATION) -> Dispatch:
-    return Dispatch(
-        explorer=explorer,
-        incarnation=incarnation,
-        task=Task(task_id=task_id, workflow="math", prompt="1"),
-        attempt=attempt,
-        batch_id="b",
-        batch_type="train",
-        repeat_times=1,
-        timeout_s=1,
-    )
+    return mesh_records.dispatch(task_id, attempt=attempt, explorer=explorer, incarnation=incarnation)
 
 
 def cancel(task_id: str = "t", attempt: int = 1, explorer: str = ME, incarnation: str = INCARNATION) -> Cancel:
@@ -36,7 +28,7 @@ orders = st.builds(
 
 
 @given(st.lists(orders, max_size=40), st.data())
-def test_each_attempt_starts_at_most_once_and_only_what_runs_is_cancelled(
+def test_an_attempt_starts_once_and_only_what_runs_is_cancelled(
     lane: list[Dispatch | Cancel], data: st.DataObject
 ) -> None:
     mine = OrderFilter(ME, INCARNATION)

@@ -11,9 +11,8 @@ import pytest
 
 from schemas.topics import TURNS
 from tests.support.fakes.log import FakeLog, FakeProducer
-from tests.support.gateway.rig import KEY, OTHERS_KEY, rig
+from tests.support.gateway.rig import KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.waiting import until
-from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.bus import Producer
 from trinity_bus.chat.messages import Completion
 from trinity_bus.runtime.http import SMALL
@@ -40,15 +39,21 @@ async def test_turns_that_wait_are_bounded_by_their_bytes_and_room_is_made_as_th
     sending.cancel()
 
 
+async def begun(here: Rig, length: int, body: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request of which no more comes than this."""
+    host, _, port = here.gateway.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {length}"
+    writer.write(f"{head}\r\n\r\n".encode() + body)
+    return reader, writer
+
+
 async def test_a_request_that_never_ends_holds_its_place_for_a_while_and_no_longer() -> None:
     async with rig(max_requests=1, body_timeout_s=0.2) as here, here.client() as client:
-        host, _, port = here.gateway.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 100"
-        writer.write(f"{head}\r\n\r\nnot all of it".encode())
+        reader, writer = await begun(here, 100, b"not all of it")
         async with asyncio.timeout(10):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
-        await client.chat.completions.create(model="policy", messages=ASKED)
+        await say(client)
         writer.close()
 
 
@@ -63,10 +68,10 @@ async def test_others_are_answered_while_a_large_conversation_is_written(monkeyp
     monkeypatch.setattr(CharacterTokenizer, "apply_chat_template", slow)
     async with rig() as here, here.client() as client:
         large: Any = [{"role": "user", "content": "x" * request_run.LARGE}]
-        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=large))
+        asked = asyncio.create_task(say(client, large))
         try:
             for _ in range(3):
-                await client.chat.completions.create(model="policy", messages=ASKED)
+                await say(client)
             assert not asked.done()
         finally:
             go_on.set()
@@ -93,11 +98,11 @@ async def test_a_client_that_goes_away_holds_its_room_until_its_conversation_is_
     large: Any = [{"role": "user", "content": "x" * (SMALL + 1)}]
     async with rig() as here, here.client() as client, here.client() as other:
         door = here.gateway._door
-        gone = asyncio.create_task(client.chat.completions.create(model="policy", messages=large))
+        gone = asyncio.create_task(say(client, large))
         try:
             await until(lambda: begun[0] == 1)
             gone.cancel()
-            asked = asyncio.create_task(other.chat.completions.create(model="policy", messages=large))
+            asked = asyncio.create_task(say(other, large))
             await until(lambda: at_once[0] == 2 or (door.requests == 2 and door._room.taken > 2 * SMALL))
         finally:
             go_on.set()
@@ -110,19 +115,13 @@ async def test_a_client_that_goes_away_holds_its_room_until_its_conversation_is_
 async def test_large_requests_of_all_clients_share_room_and_small_ones_need_none() -> None:
     """A client sends the heads of large requests and no more: it has half of the room, and others go on."""
     async with rig(max_body_mib=1, max_waiting_mib=2, body_timeout_s=3.0) as here:
-        host, _, port = here.gateway.address.rpartition(":")
-        held = []
-        for _ in range(2):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-            writer.write(f"{head}Content-Length: 1048576\r\n\r\n".encode())
-            held.append((reader, writer))
+        held = [await begun(here, 1 << 20) for _ in range(2)]
         await until(lambda: here.gateway._door._room.taken == 1 << 20, 10)
         large: list[Any] = [{"role": "user", "content": "x" * 100_000}]
         async with here.client() as client, here.client(OTHERS_KEY) as other:
-            await client.chat.completions.create(model="policy", messages=ASKED)
+            await say(client)
             with pytest.raises(openai.BadRequestError, match="the model takes"):
-                await other.chat.completions.create(model="policy", messages=large)
+                await say(other, large)
         told = [await reader.readline() for reader, _ in held]
         # One waited for the other's room, and had what was left of its time for its body.
         assert {line.split()[1] for line in told} <= {b"408", b"503"}

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import aiohttp
 import anthropic
 import openai
 import pytest
@@ -11,34 +10,23 @@ from schemas import ExperienceGroup, Turn
 from schemas.topics import EXPERIENCES, TURNS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import KEY, OTHERS_KEY, Rig, rig
+from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-
-ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
-
-
-async def post(here: Rig, path: str, key: str = KEY, **body: Any) -> tuple[int, Any]:
-    headers = {"x-api-key": key}
-    async with (
-        aiohttp.ClientSession(headers=headers) as http,
-        http.post(f"{here.url}{path}", json=body) as response,
-    ):
-        return response.status, await response.json()
 
 
 async def ask(here: Rig, session: str | None = None, **options: Any) -> str:
     async with here.client(session=session) as client:
-        answer = await client.chat.completions.create(model="policy", messages=ASKED, **options)
+        answer = await say(client, **options)
     return str(answer.id)
 
 
 async def test_what_has_a_reward_is_contributed_with_the_tokens_that_were_drawn() -> None:
     async with rig() as here, FakeCoordinator(FakeBus(here.log)).running() as coordinator:
         answers = [await ask(here, n=2), await ask(here)]
-        assert await post(here, "/feedback", reward=1, msg_ids=answers) == (200, {"status": "success", "counted": 2})
-        assert (await post(here, "/feedback", reward=0, msg_ids=answers))[1]["counted"] == 0
-        status, body = await post(here, "/commit")
+        assert await here.post("/feedback", reward=1, msg_ids=answers) == (200, {"status": "success", "counted": 2})
+        assert (await here.post("/feedback", reward=0, msg_ids=answers))[1]["counted"] == 0
+        status, body = await here.post("/commit")
         assert (status, body["refused"]) == (200, {})
         assert body["contributed"] == {f"me/{answers[0]}": 2, f"me/{answers[1]}": 1}
         assert set(coordinator.contributed) == set(body["contributed"])
@@ -47,7 +35,7 @@ async def test_what_has_a_reward_is_contributed_with_the_tokens_that_were_drawn(
             assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
             assert (sample.mask.tolist(), sample.logprobs.tolist(), sample.reward) == ([True] * 2, [-0.5] * 2, 1.0)
         assert all(isinstance(group, ExperienceGroup) for group in groups)
-        assert (await post(here, "/commit"))[1]["contributed"] == {}
+        assert (await here.post("/commit"))[1]["contributed"] == {}
 
 
 async def test_routes_come_with_answers_and_are_of_all_samples_of_a_task_or_of_none() -> None:
@@ -55,7 +43,7 @@ async def test_routes_come_with_answers_and_are_of_all_samples_of_a_task_or_of_n
         engine = here.engines["explorer-0"]
         engine.expert = 5
         async with here.client(session="s") as client:
-            stream = await client.chat.completions.create(model="policy", messages=ASKED, stream=True)
+            stream = await say(client, stream=True)
             assert [chunk async for chunk in stream]
         routed = await ask(here)
         engine.expert = None
@@ -66,8 +54,8 @@ async def test_routes_come_with_answers_and_are_of_all_samples_of_a_task_or_of_n
             {"msg_ids": [without], "task_id": "some"},
         ]
         for one in rewards:
-            await post(here, "/feedback", reward=1, **one)
-        assert (await post(here, "/commit"))[0] == 200
+            await here.post("/feedback", reward=1, **one)
+        assert (await here.post("/commit"))[0] == 200
         groups = {group.task_id: group for group in map(record_of, here.log.all(EXPERIENCES))}
         (sample,) = groups["all"].samples()
         assert sample.routes.tolist() == [[[5], [5]]] * len(sample.tokens)
@@ -79,9 +67,9 @@ async def test_routes_of_a_session_are_those_with_which_each_token_was_first_run
         said: list[Any] = ASKED
         for expert in (3, 5):
             here.engines["explorer-0"].expert = expert
-            answer = await client.chat.completions.create(model="policy", messages=said)
+            answer = await say(client, said)
             said = [*said, answer.choices[0].message.model_dump(exclude_none=True), *ASKED]
-        await post(here, "/feedback", reward=1, session="s")
+        await here.post("/feedback", reward=1, session="s")
         ((rollout,),) = [one.rollouts for one in here.gateway._sessions.pending("me")]
         first = len("user: 6*7=\nassistant: 42") - 1
         assert rollout.routes is not None
@@ -92,11 +80,11 @@ async def test_routes_of_a_session_are_those_with_which_each_token_was_first_run
 async def test_a_known_task_is_refused_by_that_name_and_not_tried_again() -> None:
     async with rig() as here, FakeCoordinator(FakeBus(here.log)).running():
         for wanted in (200, 409):
-            await post(here, "/feedback", reward=1, msg_ids=[await ask(here)], task_id="mine")
-            status, body = await post(here, "/commit")
+            await here.post("/feedback", reward=1, msg_ids=[await ask(here)], task_id="mine")
+            status, body = await here.post("/commit")
             assert status == wanted
         assert body["refused"]["mine"].startswith("known_task")
-        assert await post(here, "/commit") == (200, {"status": "success", "contributed": {}, "refused": {}})
+        assert await here.post("/commit") == (200, {"status": "success", "contributed": {}, "refused": {}})
 
 
 async def test_feedback_on_what_is_unknown_or_no_feedback_is_refused() -> None:
@@ -110,16 +98,16 @@ async def test_feedback_on_what_is_unknown_or_no_feedback_is_refused() -> None:
             (400, {"reward": 1, "msg_ids": [answer], "unknown": 1}),
             (400, {"reward": 1, "msg_ids": [answer], "task_id": "no id"}),
         ):
-            assert (await post(here, "/feedback", **body))[0] == status
-        assert (await post(here, "/feedback", OTHERS_KEY, reward=1, msg_ids=[answer]))[0] == 404
+            assert (await here.post("/feedback", **body))[0] == status
+        assert (await here.post("/feedback", OTHERS_KEY, reward=1, msg_ids=[answer]))[0] == 404
 
 
 async def test_turns_of_a_session_are_on_the_log_after_the_answer() -> None:
     async with rig() as here:
         async with here.client(session="s-1") as client:
-            first = await client.chat.completions.create(model="policy", messages=ASKED)
+            first = await say(client)
             told = [*ASKED, first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "?"}]
-            await client.chat.completions.create(model="policy", messages=told)
+            await say(client, told)
         await until(lambda: len(here.log.all(TURNS)) == 2, 10)
         turns = [record_of(received) for received in here.log.all(TURNS)]
         assert all(isinstance(turn, Turn) for turn in turns)
@@ -129,18 +117,18 @@ async def test_turns_of_a_session_are_on_the_log_after_the_answer() -> None:
         ]
         # What was drawn is prompted with as it was drawn.
         assert "".join(map(chr, here.engines["explorer-0"].prompts[1])).startswith("user: 6*7=\nassistant: 42")
-        status, body = await post(here, "/sessions/s-1/feedback", reward=0.5)
+        status, body = await here.post("/sessions/s-1/feedback", reward=0.5)
         assert (status, body["counted"]) == (200, 1)
 
 
 async def test_what_the_broker_does_not_take_can_be_committed_again() -> None:
     async with rig() as here:
-        await post(here, "/feedback", reward=1, msg_ids=[await ask(here)])
+        await here.post("/feedback", reward=1, msg_ids=[await ask(here)])
         here.log.refuse_sends = 1
-        status, _ = await post(here, "/commit")
+        status, _ = await here.post("/commit")
         assert status == 503
         async with FakeCoordinator(FakeBus(here.log)).running():
-            status, body = await post(here, "/commit")
+            status, body = await here.post("/commit")
             assert (status, list(body["contributed"].values())) == (200, [1])
 
 
@@ -185,8 +173,8 @@ async def test_a_call_can_be_required_by_either_client_and_is_noted() -> None:
             answer = await client.chat.completions.create(model="policy", tool_choice=choice, **asked)
             assert answer.choices[0].finish_reason == "tool_calls"
         with pytest.raises(openai.BadRequestError, match="not among the tools"):
-            await client.chat.completions.create(model="policy", messages=ASKED, tool_choice="required")
-        await post(here, "/feedback", session="s", reward=1)
+            await say(client, tool_choice="required")
+        await here.post("/feedback", session="s", reward=1)
         (task,) = here.gateway._sessions.pending("me")
         assert [one.sampling.altered_by for one in task.rollouts if one.sampling] == [("structured_outputs",)] * 2
     async with rig() as here, anthropic.AsyncAnthropic(base_url=here.url, api_key=KEY, max_retries=0) as other:

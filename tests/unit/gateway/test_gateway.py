@@ -8,18 +8,15 @@ import aiohttp
 import openai
 import pytest
 
-from tests.support.gateway.rig import KEY, OTHERS_KEY, SECRET, rig
+from tests.support.gateway.rig import ADD, ASKED, KEY, OTHERS_KEY, SECRET, rig, say
 from tests.support.mesh.waiting import until
 from trinity_bus.gateway import wire
 from trinity_bus.inference.concurrency import ConcurrencyController, EngineLoad
 
-ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
-ADD: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
 
 async def test_a_conversation_is_answered_with_what_an_explorer_draws() -> None:
     async with rig() as here, here.client() as client:
-        answer = await client.chat.completions.create(model="policy", messages=ASKED, logprobs=True, n=2)
+        answer = await say(client, logprobs=True, n=2)
         assert [choice.message.content for choice in answer.choices] == ["42", "42"]
         assert answer.choices[0].finish_reason == "stop"
         assert answer.choices[0].logprobs is not None
@@ -49,9 +46,7 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
         engine.answer = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
         engine.hang_after = 5
         text = ""
-        async with await client.chat.completions.create(
-            model="policy", messages=ASKED, tools=ADD, stream=True
-        ) as stream:
+        async with await say(client, tools=ADD, stream=True) as stream:
             async for chunk in stream:
                 text += chunk.choices[0].delta.content or ""
                 if text == "So:":
@@ -61,9 +56,7 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
         await until(lambda: engine.aborted == 1, 10)
         engine.hang_after = None
         text, calls, reasons, usage = "", list[Any](), list[str](), None
-        async for chunk in await client.chat.completions.create(
-            model="policy", messages=ASKED, tools=ADD, stream=True, stream_options={"include_usage": True}
-        ):
+        async for chunk in await say(client, tools=ADD, stream=True, stream_options={"include_usage": True}):
             for choice in chunk.choices:
                 text += choice.delta.content or ""
                 calls += choice.delta.tool_calls or []
@@ -80,12 +73,11 @@ async def test_a_stream_whose_explorer_is_lost_goes_on_from_the_last_token() -> 
     async with rig(explorers=2) as here, here.client() as client:
         for engine in here.engines.values():
             engine.answer, engine.hang_after = "abcdef", 3
-        stream = await client.chat.completions.create(model="policy", messages=ASKED, stream=True)
         text = ""
-        async for chunk in stream:
+        async for chunk in await say(client, stream=True):
             text += chunk.choices[0].delta.content or ""
             if text == "abc" and all(engine.hang_after is not None for engine in here.engines.values()):
-                (lost,) = [name for name, engine in here.engines.items() if engine.waiting]
+                (lost,) = here.waiting
                 for engine in here.engines.values():
                     engine.hang_after = None
                 await here.lose(lost)
@@ -97,11 +89,10 @@ async def test_a_stream_whose_explorer_is_lost_goes_on_from_the_last_token() -> 
 
 async def test_an_answer_whose_explorer_is_lost_is_drawn_by_another() -> None:
     async with rig(explorers=2) as here, here.client() as client:
-        for engine in here.engines.values():
-            engine.open.clear()
-        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
-        await until(lambda: any(engine.waiting for engine in here.engines.values()), 10)
-        (lost,) = [name for name, engine in here.engines.items() if engine.waiting]
+        here.hold()
+        asked = asyncio.create_task(say(client))
+        await until(lambda: bool(here.waiting), 10)
+        (lost,) = here.waiting
         for name, engine in here.engines.items():
             if name != lost:
                 engine.open.set()
@@ -112,17 +103,14 @@ async def test_an_answer_whose_explorer_is_lost_is_drawn_by_another() -> None:
 
 async def test_a_request_that_loses_several_explorers_is_moved_once() -> None:
     async with rig(explorers=3) as here, here.client() as client:
-        engines = here.engines.copy()
-        for engine in engines.values():
-            engine.open.clear()
-        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        here.hold()
+        asked = asyncio.create_task(say(client))
         for _ in range(2):
-            await until(lambda: any(engine.waiting for engine in engines.values()), 10)
-            (lost,) = [name for name, engine in engines.items() if engine.waiting]
-            del engines[lost]
+            await until(lambda: bool(here.waiting), 10)
+            (lost,) = here.waiting
+            del here.engines[lost]
             await here.lose(lost)
-        for engine in engines.values():
-            engine.open.set()
+        here.go_on()
         assert (await asked).choices[0].message.content == "42"
         assert here.gateway.explorers.moved == 1
 
@@ -131,7 +119,7 @@ async def test_a_client_that_goes_away_has_its_request_aborted() -> None:
     async with rig() as here, here.client() as client:
         engine = here.engines["explorer-0"]
         engine.open.clear()
-        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        asked = asyncio.create_task(say(client))
         await until(lambda: engine.waiting == 1, 10)
         asked.cancel()
         await until(lambda: engine.aborted == 1, 10)
@@ -146,7 +134,7 @@ async def test_who_has_no_key_is_told_so() -> None:
                     assert response.status == 401
         async with here.client("wrong") as client:
             with pytest.raises(openai.AuthenticationError):
-                await client.chat.completions.create(model="policy", messages=ASKED)
+                await say(client)
         assert here.engines["explorer-0"].prompts == []
 
 
@@ -154,12 +142,12 @@ async def test_more_requests_than_one_client_may_make_are_refused() -> None:
     async with rig(max_requests=1) as here, here.client() as client, here.client(OTHERS_KEY) as other:
         engine = here.engines["explorer-0"]
         engine.open.clear()
-        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        asked = asyncio.create_task(say(client))
         await until(lambda: engine.waiting == 1, 10)
         with pytest.raises(openai.RateLimitError) as refused:
-            await client.chat.completions.create(model="policy", messages=ASKED)
+            await say(client)
         assert refused.value.response.headers["Retry-After"] == "1"
-        others = asyncio.create_task(other.chat.completions.create(model="policy", messages=ASKED))
+        others = asyncio.create_task(say(other))
         await until(lambda: engine.waiting == 2, 10)
         engine.open.set()
         await asyncio.gather(asked, others)
@@ -178,11 +166,11 @@ async def test_what_cannot_be_had_is_refused_by_its_status() -> None:
         assert large.value.status_code == 413
         here.engines["explorer-0"].open.clear()
         with pytest.raises(openai.APIStatusError, match=r"no answer within 0\.2 s") as slow:
-            await client.chat.completions.create(model="policy", messages=ASKED)
+            await say(client)
         assert slow.value.status_code == 504
         await here.heard("explorer-0", state="draining")
         with pytest.raises(openai.InternalServerError, match="no explorer") as nobody:
-            await client.chat.completions.create(model="policy", messages=ASKED)
+            await say(client)
         assert (nobody.value.status_code, nobody.value.response.headers["Retry-After"]) == (503, "1")
 
 
@@ -196,20 +184,18 @@ def congest(controller: ConcurrencyController) -> None:
 async def test_a_congested_explorer_is_left_alone_and_where_all_are_it_is_503() -> None:
     async with rig(explorers=2, engine_wait_s=0.1) as here, here.client() as client:
         congest(here.bearable["explorer-0"])
-        for engine in here.engines.values():
-            engine.open.clear()
+        here.hold()
         # The least of requests are taken in any case.
-        asked = [asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED)) for _ in range(8)]
+        asked = [asyncio.create_task(say(client)) for _ in range(8)]
         await until(lambda: sum(engine.waiting for engine in here.engines.values()) == 8, 10)
         assert here.engines["explorer-0"].waiting == 1
         congest(here.bearable["explorer-1"])
         with pytest.raises(openai.InternalServerError, match=r"no explorer|all that their engines bear") as refused:
-            await client.chat.completions.create(model="policy", messages=ASKED)
+            await say(client)
         assert (refused.value.status_code, refused.value.response.headers["Retry-After"]) == (503, "1")
         assert here.gateway.explorers.busy > 0
         assert [one.name for one in here.gateway.explorers.usable] == ["explorer-0", "explorer-1"]
-        for engine in here.engines.values():
-            engine.open.set()
+        here.go_on()
         await asyncio.gather(*asked)
 
 
@@ -217,7 +203,7 @@ async def test_explorers_tell_of_their_requests() -> None:
     async with rig() as here, rig(explorers=0, log=here.log) as there, here.client() as client:
         engine, side = here.engines["explorer-0"], here.sides["explorer-0"]
         engine.open.clear()
-        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        asked = asyncio.create_task(say(client))
         await until(lambda: engine.waiting == 1, 10)
         there.sides["explorer-0"] = side
         for gateway, elsewhere in ((there, 1), (here, 0)):
@@ -235,7 +221,7 @@ async def test_explorers_of_other_pools_are_not_asked() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(here.heard("judge-0", **judge), 0.3)
         with pytest.raises(openai.InternalServerError, match="no explorer"):
-            await client.chat.completions.create(model="policy", messages=ASKED)
+            await say(client)
 
 
 async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> None:

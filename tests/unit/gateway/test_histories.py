@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.rig import Rig, rig
-from tests.unit.gateway.test_feedback import post
+from tests.support.gateway.rig import ADD, Rig, rig
 
-TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 WORDS = ("The", "answer", " is ", "42", "\n\n", "漢字", "{}", "<b>", "é", "   ")
 BLOCK = 12
 
@@ -43,7 +41,7 @@ class Agent:
         (engine,) = self.here.engines.values()
         engine.answer = self.drawn()
         async with self.here.client(session=self.session) as client:
-            asked: Any = {"model": "policy", "messages": history, "tools": TOOLS}
+            asked: Any = {"model": "policy", "messages": history, "tools": ADD}
             if streams:
                 message = await streamed(client, asked)
             else:
@@ -84,7 +82,7 @@ async def test_what_is_contributed_is_what_was_drawn(block: int) -> None:
             agent = Agent(here, seed)
             for _ in range(agent.chance.randint(2, 7)):
                 await agent.step()
-            assert (await post(here, "/feedback", session=agent.session, reward=1, task_id=agent.session))[0] == 200
+            assert (await here.post("/feedback", session=agent.session, reward=1, task_id=agent.session))[0] == 200
             (task,) = here.gateway._sessions.pending("me", [agent.session])
             trained = []
             for sample in task.rollouts:

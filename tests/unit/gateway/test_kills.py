@@ -4,15 +4,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from schemas.topics import TURNS
-from tests.support.gateway.rig import rig
+from tests.support.gateway.rig import rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.runtime.process import Child
-
-ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
 
 
 async def test_a_stream_outlives_its_explorer(tmp_path: Path) -> None:
@@ -25,7 +22,7 @@ async def test_a_stream_outlives_its_explorer(tmp_path: Path) -> None:
             await here.heard("explorer-0", state="draining")
             await here.heard("lone", address=log.read_text().strip(), model_version=1)
             text = ""
-            async for chunk in await client.chat.completions.create(model="policy", messages=ASKED, stream=True):
+            async for chunk in await say(client, stream=True):
                 text += chunk.choices[0].delta.content or ""
                 if text == "abc":
                     await here.heard("explorer-0", model_version=2)

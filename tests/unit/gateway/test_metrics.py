@@ -1,13 +1,10 @@
-"""What Prometheus reads of a gateway."""
-
 from functools import partial
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.gateway.rig import Rig, rig
-from tests.unit.gateway.test_feedback import ASKED, ask, post
-from tests.unit.gateway.test_gateway import ADD
+from tests.support.gateway.rig import ADD, ASKED, Rig, rig
+from tests.unit.gateway.test_feedback import ask
 from trinity_bus.health.process import readings
 
 
@@ -25,8 +22,8 @@ async def figures(here: Rig) -> dict[str, float]:
 async def test_requests_tokens_and_rewards_are_counted() -> None:
     async with rig() as here:
         answer = await ask(here)
-        await post(here, "/feedback", reward=1, msg_ids=[answer])
-        await post(here, "/feedback", "wrong", reward=1, msg_ids=[answer])
+        await here.post("/feedback", reward=1, msg_ids=[answer])
+        await here.post("/feedback", "wrong", reward=1, msg_ids=[answer])
         found = await figures(here)
         # It is not ready while these stand still.
         assert await readings() == {"explorers' heartbeats": True}
@@ -50,7 +47,7 @@ async def test_rewritten_histories_branches_and_unreadable_calls_are_counted_as_
             answers = [await say(messages=ASKED) for _ in range(2)]
             changed = [{"role": "user", "content": "Other?"}, *ASKED]
             answers.append(await say(messages=changed))
-        await post(here, "/feedback", reward=1, session="s-1")
+        await here.post("/feedback", reward=1, session="s-1")
         (contribution,) = here.gateway._sessions.pending("me")
         found = await figures(here)
     for name, count in (("rewrites", 1), ("branches", 1), ("tool_call_flaws", 3)):

@@ -1,10 +1,9 @@
-"""Who is asked, and who can be."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExplorerHeartbeat, ExplorerLeft, RunningAttempt
+from tests.support.narrowing import some
 from trinity_bus.gateway import routing
 from trinity_bus.gateway.address_proof import Presence, with_proof
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
@@ -44,8 +43,7 @@ def test_nobody_with_too_much_to_do_is_asked_and_of_the_others_who_knows_most(
 def test_a_conversation_stays_with_its_explorer_until_its_weights_are_new() -> None:
     router, explorers = Router(), [explorer(name) for name in NAMES]
     prompt = list(range(BLOCK))
-    first = router.choose(prompt, explorers, {})
-    assert first is not None
+    first = some(router.choose(prompt, explorers, {}))
     for turn in range(2, 20):
         assert router.choose(list(range(BLOCK * turn)), explorers, {}) is first
     renewed = [explorer(one.name, version=1) for one in explorers]

@@ -1,5 +1,3 @@
-"""What was said, what it was worth, and what is contributed of it."""
-
 from typing import Any
 
 import numpy as np

@@ -13,11 +13,9 @@ import pytest
 from schemas.topics import TURNS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import OTHERS_KEY, Rig, rig
+from tests.support.gateway.rig import ASKED, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from tests.unit.gateway.test_feedback import post
-from tests.unit.gateway.test_gateway import ASKED
 from trinity_bus.errors import BusError
 from trinity_bus.gateway.sessions import new_answer_id
 from workers.gateway import turn_finder
@@ -36,7 +34,7 @@ async def two() -> AsyncIterator[tuple[Rig, Rig]]:
 async def ask(gateway: Rig, messages: list[Any], **how: Any) -> list[Any]:
     """Return what was asked, and the answer, and another question."""
     async with gateway.client(session="s", **how) as client:
-        answer = await client.chat.completions.create(model="policy", messages=messages)
+        answer = await say(client, messages)
     return [*messages, answer.choices[0].message.model_dump(exclude_none=True), MORE]
 
 
@@ -64,7 +62,7 @@ async def test_a_session_goes_on_at_any_gateway_with_the_tokens_that_were_drawn(
             "user: 6*7=\nassistant: 4 2 \nuser: Sure?\nassistant: yes\nuser: Sure?\nassistant: ",
         ]
         for gateway, turns in ((there, 2), (here, 3)):
-            assert (await post(gateway, "/feedback", session="s", reward=1))[1]["counted"] == 1
+            assert (await gateway.post("/feedback", session="s", reward=1))[1]["counted"] == 1
             ((rollout,),) = [one.rollouts for one in gateway.gateway._sessions.pending("me")]
             assert rollout.turn_starts is not None
             assert len(rollout.turn_starts) == turns
@@ -73,13 +71,13 @@ async def test_a_session_goes_on_at_any_gateway_with_the_tokens_that_were_drawn(
 async def test_answers_of_another_gateway_are_known_by_their_ids_where_the_session_went_on() -> None:
     async with two() as (here, there):
         async with here.client(session="s") as client:
-            answer = await client.chat.completions.create(model="policy", messages=ASKED)
+            answer = await say(client)
         await on_the_log(here, 1)
         said = [*ASKED, answer.choices[0].message.model_dump(exclude_none=True), MORE]
-        assert (await post(there, "/feedback", msg_ids=[answer.id], reward=1))[0] == 404
+        assert (await there.post("/feedback", msg_ids=[answer.id], reward=1))[0] == 404
         await ask(there, said)
         for counted in (1, 0):
-            assert (await post(there, "/feedback", msg_ids=[answer.id], reward=1))[1]["counted"] == counted
+            assert (await there.post("/feedback", msg_ids=[answer.id], reward=1))[1]["counted"] == counted
         ((rollout,),) = [one.rollouts for one in there.gateway._sessions.pending("me")]
         assert rollout.turn_rewards is not None
         assert rollout.turn_rewards[0] == 1.0
@@ -123,7 +121,7 @@ async def test_a_broker_that_hangs_delays_no_answer_for_long(monkeypatch: pytest
         async with asyncio.timeout(10):
             for number in range(turn_finder.MOST_LOOKS + 1):
                 async with there.client(session=f"s-{number}") as client:
-                    await client.chat.completions.create(model="policy", messages=first)
+                    await say(client, first)
         assert looks == 2
         freed.set()
 
@@ -146,7 +144,7 @@ async def test_a_look_that_fails_does_not_count_as_one_in_vain(monkeypatch: pyte
 async def ask_alone(gateway: Rig, **how: Any) -> str:
     """Asks without a session; returns the id of the answer."""
     async with gateway.client() as client:
-        answer = await client.chat.completions.create(model="policy", messages=ASKED, **how)
+        answer = await say(client, **how)
     return str(answer.id)
 
 
@@ -157,22 +155,21 @@ async def test_an_answer_without_a_session_is_rewarded_at_any_gateway_and_contri
             answers.append((await client.completions.create(model="policy", prompt="6*7=")).id)
         await on_the_log(here, 3)
         for counted in (3, 0):
-            assert (await post(there, "/feedback", msg_ids=answers, reward=1))[1]["counted"] == counted
-        samples = [
-            (one.prompt_token_ids, one.response_token_ids, one.logprobs, one.mask, one.versions, one.reward)
-            for task in there.gateway._sessions.pending("me")
-            for one in task.rollouts
-        ]
-        await post(here, "/feedback", msg_ids=answers, reward=1)
-        assert samples == [
-            (one.prompt_token_ids, one.response_token_ids, one.logprobs, one.mask, one.versions, one.reward)
-            for task in here.gateway._sessions.pending("me")
-            for one in task.rollouts
-        ]
-        assert (await post(there, "/commit"))[1]["contributed"] == {
+            assert (await there.post("/feedback", msg_ids=answers, reward=1))[1]["counted"] == counted
+        await here.post("/feedback", msg_ids=answers, reward=1)
+        samples, others = (
+            [
+                (one.prompt_token_ids, one.response_token_ids, one.logprobs, one.mask, one.versions, one.reward)
+                for task in gateway.gateway._sessions.pending("me")
+                for one in task.rollouts
+            ]
+            for gateway in (there, here)
+        )
+        assert samples == others
+        assert (await there.post("/commit"))[1]["contributed"] == {
             f"me/{answer}": n for answer, n in zip(answers, (2, 1, 1), strict=True)
         }
-        status, body = await post(here, "/commit")
+        status, body = await here.post("/commit")
         assert (status, {why.partition(":")[0] for why in body["refused"].values()}) == (409, {"known_task"})
         assert len(coordinator.contributed) == 3
 
@@ -182,10 +179,10 @@ async def test_an_answer_counts_once_under_whatever_tasks_two_gateways_were_told
         answers = [await ask_alone(here), await ask_alone(here)]
         await on_the_log(here, 2)
         for gateway, task in ((there, "one"), (here, "other")):
-            told = await post(gateway, "/feedback", msg_ids=answers, reward=1, task_id=task)
+            told = await gateway.post("/feedback", msg_ids=answers, reward=1, task_id=task)
             assert told[1]["counted"] == 2
-        assert (await post(there, "/commit"))[1]["contributed"] == {"one": 2}
-        status, body = await post(here, "/commit")
+        assert (await there.post("/commit"))[1]["contributed"] == {"one": 2}
+        status, body = await here.post("/commit")
         assert (status, body["refused"]["other"].partition(":")[0]) == (409, "known_task")
         assert sorted(coordinator.contributed["one"].covers or ()) == sorted(f"me/{answer}" for answer in answers)
 
@@ -210,8 +207,8 @@ async def test_unknown_answers_of_one_client_do_not_hold_the_others(monkeypatch:
 
         monkeypatch.setattr(turn_finder.TurnFinder, "_look", counted)
         unknown = [new_answer_id("chatcmpl-", time.time()) for _ in range(1000)]
-        several = (post(there, "/feedback", OTHERS_KEY, msg_ids=unknown, reward=1) for _ in range(4))
-        *refused, taken = await asyncio.gather(*several, post(there, "/feedback", msg_ids=[answer], reward=1))
+        several = (there.post("/feedback", OTHERS_KEY, msg_ids=unknown, reward=1) for _ in range(4))
+        *refused, taken = await asyncio.gather(*several, there.post("/feedback", msg_ids=[answer], reward=1))
         assert ([status for status, _ in refused], taken[1]["counted"]) == ([404] * 4, 1)
         assert looks <= 4 * 2 * TURNS.partitions + 2
         assert most <= turn_finder.MOST_OF_ONE + 1
@@ -222,19 +219,19 @@ async def test_what_no_gateway_has_answered_is_unknown_and_without_a_broker_nobo
 ) -> None:
     async with two() as (here, there):
         async with here.client(session="s") as client:
-            of_a_session = (await client.chat.completions.create(model="policy", messages=ASKED)).id
+            of_a_session = (await say(client)).id
         altered = await ask_alone(here, response_format={"type": "json_object"})
         answer = await ask_alone(here)
         await on_the_log(here, 2)
         unknown = [new_answer_id("chatcmpl-", time.time()), "chatcmpl-1", of_a_session, altered]
         for one in unknown:
-            assert (await post(there, "/feedback", msg_ids=[answer, one], reward=1))[0] == 404
-        assert (await post(there, "/feedback", OTHERS_KEY, msg_ids=[answer], reward=1))[0] == 404
+            assert (await there.post("/feedback", msg_ids=[answer, one], reward=1))[0] == 404
+        assert (await there.post("/feedback", OTHERS_KEY, msg_ids=[answer], reward=1))[0] == 404
         assert there.gateway._sessions.pending("me") == []
     async with two() as (here, there):
         answer = await ask_alone(here)
         await on_the_log(here, 1)
         with monkeypatch.context() as patched:
             patched.setattr(there.gateway._bus, "offsets_from", refuse)
-            assert (await post(there, "/feedback", msg_ids=[answer], reward=1))[0] == 503
-        assert (await post(there, "/feedback", msg_ids=[answer], reward=1))[1]["counted"] == 1
+            assert (await there.post("/feedback", msg_ids=[answer], reward=1))[0] == 503
+        assert (await there.post("/feedback", msg_ids=[answer], reward=1))[1]["counted"] == 1

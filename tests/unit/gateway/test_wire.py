@@ -1,5 +1,3 @@
-"""What goes between gateways and explorers, as bytes."""
-
 import contextlib
 
 import numpy as np
@@ -7,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.narrowing import some
 from trinity_bus.gateway import wire
 from trinity_bus.runtime.frames import ProtocolError
 
@@ -69,8 +68,7 @@ def test_what_is_too_large_is_refused_before_it_is_there() -> None:
 
 def test_routes_that_no_frame_could_hold_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
-    told = wire.told_routes(routes)
-    assert told is not None
+    told = some(wire.told_routes(routes))
     assert wire.routes_of(told).tolist() == routes.tolist()
     monkeypatch.setattr(wire, "MAX_ROUTES_BYTES", 11)
     assert wire.told_routes(routes) is None

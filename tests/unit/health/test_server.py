@@ -1,5 +1,3 @@
-"""The endpoint as probes see it."""
-
 import http.client
 import socket
 import subprocess

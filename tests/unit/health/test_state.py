@@ -1,5 +1,6 @@
-"""What is alive and what is ready."""
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,27 +29,22 @@ def test_a_loop_that_does_not_turn_is_neither_alive_nor_ready() -> None:
     assert not state.ready(60.5, None).ok
 
 
-def test_a_lost_broker_fails_readiness_only() -> None:
+@pytest.mark.parametrize(
+    ("change", "broker", "reason"),
+    [
+        ({}, "no broker answers at kafka:9092", "no broker answers at kafka:9092"),
+        ({"waiting": "a record has waited for 12 s"}, None, "a record has waited for 12 s"),
+        ({"phase": Phase.STOPPING}, None, "stopping"),
+    ],
+    ids=["a lost broker", "records that wait", "one that stops"],
+)
+def test_what_fails_readiness_only(change: dict[str, Any], broker: str | None, reason: str) -> None:
     state = working()
-    assert state.alive(1.0).ok
-    assert not state.ready(1.0, "no broker answers at kafka:9092").ok
-    assert state.ready(1.0, "no broker answers at kafka:9092").reason == "no broker answers at kafka:9092"
-
-
-def test_a_service_whose_records_wait_for_brokers_is_alive_and_not_ready() -> None:
-    state = working()
-    state.waiting = "a record has waited for 12 s"
-    assert state.alive(1.0).ok
-    assert state.ready(1.0, None).reason == "a record has waited for 12 s"
-    state.waiting = None
     assert state.ready(1.0, None).ok
-
-
-def test_a_service_that_stops_is_alive_and_not_ready() -> None:
-    state = working()
-    state.phase = Phase.STOPPING
+    for name, value in change.items():
+        setattr(state, name, value)
     assert state.alive(1.0).ok
-    assert state.ready(1.0, None).reason == "stopping"
+    assert state.ready(1.0, broker).reason == reason
 
 
 def test_a_service_that_reads_nothing_of_what_is_there_is_alive_and_not_ready() -> None:
@@ -67,10 +63,7 @@ def test_a_service_that_reads_nothing_of_what_is_there_is_alive_and_not_ready() 
 
 
 @given(
-    phase=st.sampled_from(Phase),
-    turned=st.floats(0, 1000),
-    now=st.floats(0, 1000),
-    broker=st.none() | st.just("gone"),
+    phase=st.sampled_from(Phase), turned=st.floats(0, 1000), now=st.floats(0, 1000), broker=st.none() | st.just("gone")
 )
 def test_what_is_ready_is_alive(phase: Phase, turned: float, now: float, broker: str | None) -> None:
     state = HealthState(0.0, wedged_s=10, start_s=100, unread_s=60)

@@ -10,13 +10,9 @@ from trinity_bus.inference.concurrency import BACK_OFF, QUEUE_S, RAISE_S, Concur
 
 IDLE = EngineLoad(kv_usage=0.0, running=0, waiting=0, preempted=0, version=0)
 LOADS = st.builds(
-    EngineLoad,
-    kv_usage=st.floats(0, 1),
-    running=st.integers(0, 300),
-    waiting=st.integers(0, 300),
-    preempted=st.integers(0, 5),
-    version=st.integers(0, 2),
-)
+    EngineLoad, kv_usage=st.floats(0, 1), running=st.integers(0, 300), waiting=st.integers(0, 300),
+    preempted=st.integers(0, 5), version=st.integers(0, 2),
+)  # fmt: skip
 
 
 @given(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import Sampling, StructuredOutputs
+from tests.support.narrowing import some
 from trinity_bus.inference.completion import completion_of, delta_of, version_spans
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.launch import parse_cores
@@ -50,8 +51,7 @@ def test_a_completion_is_what_the_engine_drew() -> None:
 
 def test_routes_are_those_of_all_tokens_that_were_run() -> None:
     chosen = np.arange(16).reshape(4, 2, 2)  # of a prompt of three tokens, and of the first of two that were drawn
-    routes = completion_of(output([5, 6], routed_experts=chosen.astype(np.uint16)), routed_prompt=3).routes
-    assert routes is not None
+    routes = some(completion_of(output([5, 6], routed_experts=chosen.astype(np.uint16)), routed_prompt=3).routes)
     assert routes.dtype == np.uint8
     assert routes.tolist() == chosen.tolist()
     assert completion_of(output([5, 6])).routes is None
@@ -103,13 +103,9 @@ def test_core_lists_name_every_core(ranges: list[tuple[int, int]]) -> None:
 
 def test_options_go_by_vllms_names_and_shapes() -> None:
     wished = Sampling(
-        min_p=0.1,
-        min_tokens=2,
-        logit_bias={"5": 2.0},
-        bad_words=[],
-        ignore_eos=True,
+        min_p=0.1, min_tokens=2, logit_bias={"5": 2.0}, bad_words=[], ignore_eos=True,
         structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
-    )
+    )  # fmt: skip
     given = sampling_arguments(wished, 1, temperature=0.7, max_tokens=9)
     assert (given["min_p"], given["min_tokens"], given["ignore_eos"]) == (0.1, 2, True)
     assert given["logit_bias"] == {5: 2.0}

@@ -97,9 +97,7 @@ FLOAT32 = "set mesh.dtype to float32"
         ([], None, "", None),
     ],
 )
-def test_a_dead_engine_says_of_what_and_what_to_set(
-    codes: list[int], config: Any, said: str, advised: str | None
-) -> None:
+def test_a_dead_engine_says_what_to_set(codes: list[int], config: Any, said: str, advised: str | None) -> None:
     told = launch.cause_of_death(codes, config)
     assert told.startswith(said)
     assert told[len(said) :] == "" if advised is None else advised in told

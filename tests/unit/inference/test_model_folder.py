@@ -1,5 +1,3 @@
-"""What an explorer says of its model's folder before it imports vLLM."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,6 @@ def written(folder: Path, config: object) -> Path:
     return folder
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config.json does not exist: give mesh.model_path the folder"):
-        check_model(settings(tmp_path / "nothing"))
-
-
-def test_sequences_longer_than_a_model_has_positions_are_refused_by_the_name_of_the_setting(tmp_path: Path) -> None:
-    written(tmp_path, {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "default"}})
-    with pytest.raises(
-        ConfigError, match=r"mesh.max_model_len is 1024, .* 64 positions: lower mesh.max_model_len to 64"
-    ):
-        check_model(settings(tmp_path))
-    check_model(settings(tmp_path, 64))
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -47,14 +31,22 @@ def test_what_only_vllm_can_judge_is_left_to_it(tmp_path: Path, config: dict[str
     check_model(settings(written(tmp_path, config)))
 
 
-def test_a_name_on_a_hub_is_a_folder_before_it_comes_here() -> None:
-    with pytest.raises(ConfigError, match=r"org/model/config\.json does not exist"):
-        check_model(settings("org/model"))
+SHORT = '{"max_position_embeddings": 64, "rope_parameters": {"rope_type": "default"}}'
 
 
-def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the configuration of a model"):
-        check_model(settings(written(tmp_path, [1])))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, r"config.json does not exist: give mesh.model_path the folder"),
+        ("[1]", "is not the configuration of a model"),
+        ("{", "is not JSON"),
+        (SHORT, r"mesh.max_model_len is 1024, .* 64 positions: lower mesh.max_model_len to 64"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=why):
         check_model(settings(tmp_path))
+    if text == SHORT:
+        check_model(settings(tmp_path, 64))

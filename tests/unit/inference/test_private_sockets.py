@@ -1,5 +1,3 @@
-"""Where an engine's processes meet."""
-
 import os
 import stat
 from pathlib import Path

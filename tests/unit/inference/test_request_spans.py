@@ -1,5 +1,3 @@
-"""The span of a request, by the conventions for generative AI."""
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from schemas import Member, ModelVersion, Sampling
+from tests.support.fakes import announcements
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
@@ -124,22 +125,9 @@ async def engine_on(server: FakeServer, model: Path, **settings: Any) -> AsyncIt
 
 
 def announced(method: Method = "checkpoint") -> tuple[ModelVersion, Member]:
-    member = Member(explorer="explorer-0", incarnation="life", rank=1)
-    version = ModelVersion(
-        model="policy",
-        version=3,
-        step=3,
-        method=method,
-        epoch=2,
-        members=[member],
-        trainer="trainer-0",
-        trainer_incarnation="t",
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum="0" * 64,
-        checkpoint="/checkpoints/step-3",
-    )
-    return version, member
+    told: Any = {"method": method, "epoch": 2, "checksum": "0" * 64, "checkpoint": "/checkpoints/step-3"}
+    version = announcements.announced(3, "explorer-0", **told)
+    return version, version.members[0]
 
 
 @pytest.fixture
@@ -248,9 +236,7 @@ async def test_weights_move_when_nothing_is_drawn_and_no_response_is_of_two_vers
         assert [(await before)[0].versions, (await after)[0].versions] == [[], [(0, 3)]]
 
 
-async def test_a_version_of_another_method_or_whose_requests_do_not_end_is_not_taken(
-    model: Path, proven: list[str]
-) -> None:
+async def test_a_version_is_not_taken_by_another_method_or_amid_requests(model: Path, proven: list[str]) -> None:
     server = FakeServer()
     async with engine_on(server, model) as engine:
         with pytest.raises(WeightTransferError, match="sync_method to checkpoint"):

@@ -9,18 +9,17 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from schemas import Task, Turn
-from schemas.codec import decode, encode
+from schemas import Task
 from schemas.sampling import Sampling
-from schemas.turn import chain
-from tests.support.fakes.turns import turn
-from trinity_bus import PartialRunsError, Rollout, RolloutContext, WorkflowError
+from tests.support.fakes.silent_engine import SilentEngine
+from tests.support.fakes.turns import TurnLog
+from tests.support.narrowing import some
+from trinity_bus import PartialRunsError, Rollout, WorkflowError
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import REGISTRY, Workflow
 from trinity_bus.rollout.agents import agent
 from trinity_bus.rollout.endpoint import Endpoint
 from trinity_bus.rollout.scores import judged
-from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.rollout.workflows.single_turn import Answered
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
@@ -52,6 +51,12 @@ def run(
 
 def client(model: Endpoint, **how: Any) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0, **how)
+
+
+async def ask(endpoint: Endpoint, **how: Any) -> Any:
+    """One request of the official client, of ``USER`` unless something else is said."""
+    async with client(endpoint) as api:
+        return await api.chat.completions.create(**{"model": "policy", "messages": [USER], **how})
 
 
 def test_a_tool_loop_with_the_official_client_becomes_one_exact_sample() -> None:
@@ -120,8 +125,7 @@ def test_what_a_request_may_say() -> None:
                 model="", messages=[USER], n=2, stop="!", max_completion_tokens=3, logprobs=True, user="me", seed=1
             )
             assert [choice.message.content for choice in answer.choices] == ["yes", "ye"]
-            logprobs = answer.choices[0].logprobs
-            assert logprobs is not None
+            logprobs = some(answer.choices[0].logprobs)
             assert [(one.token, one.logprob) for one in logprobs.content or ()] == [("y", -1), ("e", -1), ("s", -1)]
             assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
             assert [one.id async for one in api.models.list()] == ["policy"]
@@ -149,10 +153,9 @@ def test_what_a_request_may_say() -> None:
 )
 def test_what_cannot_be_had_is_refused_and_the_agents_to_handle(body: dict[str, Any], why: str) -> None:
     async def solve(task: Task, model: Endpoint) -> float:
-        async with client(model) as api:
-            with pytest.raises(openai.BadRequestError, match=why):
-                await api.chat.completions.create(model="policy", messages=[USER], extra_body=body)
-            await api.chat.completions.create(model="policy", messages=[USER])
+        with pytest.raises(openai.BadRequestError, match=why):
+            await ask(model, extra_body=body)
+        await ask(model)
         return 1.0
 
     run(solve, ["3"])
@@ -162,17 +165,16 @@ def test_another_name_is_another_model_whose_answers_are_no_part_of_the_samples(
     verdict = judged("${response}?", pool="judge")
 
     async def solve(task: Task, model: Endpoint) -> float:
+        said = str((await ask(model)).choices[0].message.content)
+        asked: Any = [{"role": "user", "content": f"Is it {said}?"}]
         async with client(model) as api:
-            answer = await api.chat.completions.create(model="policy", messages=[USER])
-            said = str(answer.choices[0].message.content)
-            asked: Any = [{"role": "user", "content": f"Is it {said}?"}]
             stream = await api.chat.completions.create(model="judge", messages=asked, temperature=0, stream=True)
             deltas = [choice.delta.content or "" async for chunk in stream for choice in chunk.choices]
-            assert "".join(deltas) == "Yes."
-            with pytest.raises(openai.BadRequestError, match="tools cannot be had of model 'judge'"):
-                await api.chat.completions.create(model="judge", messages=asked, tools=TOOLS)
-            with pytest.raises(openai.NotFoundError, match="'gpt-5' is not served here"):
-                await api.chat.completions.create(model="gpt-5", messages=asked)
+        assert "".join(deltas) == "Yes."
+        with pytest.raises(openai.BadRequestError, match="tools cannot be had of model 'judge'"):
+            await ask(model, model="judge", messages=asked, tools=TOOLS)
+        with pytest.raises(openai.NotFoundError, match="'gpt-5' is not served here"):
+            await ask(model, model="gpt-5", messages=asked)
         return await verdict(Answered(said, ctx=model.ctx))
 
     judge, engine = ScriptedEngine(["Yes.", "Score: 4"]), ScriptedEngine(["3"])
@@ -188,18 +190,15 @@ def test_an_answer_of_a_shape_that_was_asked_for_is_told_from_those_that_a_train
     schema = {"type": "object"}
 
     async def solve(task: Task, model: Endpoint) -> float:
-        async with client(model) as api:
-            await api.chat.completions.create(model="policy", messages=[USER])
-            shape: Any = {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}
-            await api.chat.completions.create(model="policy", messages=[USER], response_format=shape)
+        await ask(model)
+        await ask(model, response_format={"type": "json_schema", "json_schema": {"name": "any", "schema": schema}})
         return 1.0
 
     (free, shaped), engine = run(solve, ["3", "{}"])
     assert free.sampling is not None
     assert shaped.sampling is not None
     assert (free.sampling.altered_by, shaped.sampling.altered_by) == ((), ("structured_outputs",))
-    asked = engine.requests[1].sampling.structured_outputs
-    assert asked is not None
+    asked = some(engine.requests[1].sampling.structured_outputs)
     assert asked.json_schema == schema
 
 
@@ -224,9 +223,8 @@ def test_an_engine_that_fails_fails_the_run_though_the_agent_passes_over_it() ->
         raise BrokenError("it is gone")
 
     async def solve(task: Task, model: Endpoint) -> float:
-        async with client(model) as api:
-            with pytest.raises(openai.InternalServerError, match="it is gone"):
-                await api.chat.completions.create(model="policy", messages=[USER])
+        with pytest.raises(openai.InternalServerError, match="it is gone"):
+            await ask(model)
         return 1.0
 
     with pytest.raises(BrokenError, match="it is gone"):
@@ -235,9 +233,7 @@ def test_an_engine_that_fails_fails_the_run_though_the_agent_passes_over_it() ->
 
 def test_what_the_agent_raises_is_the_failure_of_its_run() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
-        async with client(model) as api:
-            said = (await api.chat.completions.create(model="policy", messages=[USER])).choices[0].message.content
-        if said == "bad":
+        if (await ask(model)).choices[0].message.content == "bad":
             raise LookupError("no such thing")
         return 1.0
 
@@ -247,79 +243,42 @@ def test_what_the_agent_raises_is_the_failure_of_its_run() -> None:
 
 
 async def test_a_client_that_goes_away_takes_its_request_along() -> None:
-    asked, aborted = asyncio.Event(), asyncio.Event()
-
-    class Slow(ScriptedEngine):
-        async def generate(self, *_: Any) -> Any:
-            asked.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                aborted.set()
+    engine = SilentEngine()
 
     async def solve(task: Task, model: Endpoint) -> float:
-        async with client(model) as api:
-            request = asyncio.ensure_future(api.chat.completions.create(model="policy", messages=[USER]))
-            await asked.wait()
-            request.cancel()
-            await aborted.wait()
+        request = asyncio.ensure_future(ask(model))
+        await engine.asked.wait()
+        request.cancel()
+        await engine.aborted.wait()
         return 1.0
 
-    engine = Slow([])
-    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=1)
     async with asyncio.timeout(60):
         with pytest.raises(WorkflowError, match="asked the model nothing"):
-            await workflow(solve).run(TASK, context)
+            await workflow(solve).run(TASK, engine.context())
 
 
 async def test_a_request_that_an_agent_leaves_behind_does_not_keep_its_run_from_ending() -> None:
-    asked = asyncio.Event()
-    left: list[asyncio.Future[Any]] = []
-
-    class Slow(ScriptedEngine):
-        async def generate(self, *_: Any) -> Any:
-            asked.set()
-            await asyncio.Event().wait()
+    engine, left = SilentEngine(), list[asyncio.Future[Any]]()
 
     async def solve(task: Task, model: Endpoint) -> float:
-        api = client(model)
-        left.append(asyncio.ensure_future(api.chat.completions.create(model="policy", messages=[USER])))
-        await asked.wait()
+        left.append(asyncio.ensure_future(ask(model)))
+        await engine.asked.wait()
         return 1.0
 
-    engine = Slow([])
-    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=1)
     async with asyncio.timeout(30):
         with pytest.raises(WorkflowError, match="asked the model nothing"):
-            await workflow(solve).run(TASK, context)
+            await workflow(solve).run(TASK, engine.context())
     await asyncio.wait(left)
     assert left[0].exception() is not None
 
 
-class Attempts:
-    """Attempts at one run, and the log that their turns go to."""
-
-    def __init__(self) -> None:
-        self.log: list[Turn] = []
-
-    async def write(self, completed: Turn) -> None:
-        self.log.append(decode(encode(completed), Turn))
-
-    async def run(self, function: Any, answers: list[str]) -> tuple[list[Rollout], ScriptedEngine]:
-        number = max((one.attempt for one in self.log), default=0) + 1
-        engine = ScriptedEngine(answers)
-        done = chain(self.log)
-        ctx = RolloutContext(
-            engine=engine,
-            tokenizer=engine.tokenizer,
-            repeat_times=1,
-            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, number, after, given), self.write),
-        )
-        REGISTRY.pop("w", None)
-        try:
-            return await workflow(function).run(TASK, ctx), engine
-        except openai.InternalServerError:
-            return [], engine
+async def attempt(log: TurnLog, function: Any, answers: list[str]) -> tuple[list[Rollout], ScriptedEngine]:
+    engine = ScriptedEngine(answers)
+    REGISTRY.pop("w", None)
+    try:
+        return await workflow(function).run(TASK, log.context(engine)), engine
+    except openai.InternalServerError:
+        return [], engine
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -334,11 +293,9 @@ async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_
 
         tool, messages = model.once(double), [USER]
         assert tool.__name__ == "double"
-        async with client(model) as api:
-            for _ in range(3):
-                answer = await api.chat.completions.create(model="policy", messages=messages)
-                said = answer.choices[0].message
-                messages += [said.model_dump(), {"role": "user", "content": str(await tool(int(str(said.content))))}]
+        for _ in range(3):
+            said = (await ask(model, messages=messages)).choices[0].message
+            messages += [said.model_dump(), {"role": "user", "content": str(await tool(int(str(said.content))))}]
         return float(str(said.content))
 
     def solve_in_a_thread(task: Task, model: Endpoint) -> float:
@@ -355,10 +312,10 @@ async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_
         return float(str(said.content))
 
     agent_of = solve if is_async else solve_in_a_thread
-    attempts = Attempts()
-    lost, first = await attempts.run(agent_of, ["1", "2"])
-    assert (lost, called, len(attempts.log)) == ([], [1, 2], 2)
-    (rollout,), second = await attempts.run(agent_of, ["3"])
+    log = TurnLog()
+    lost, first = await attempt(log, agent_of, ["1", "2"])
+    assert (lost, called, len(log.turns)) == ([], [1, 2], 2)
+    (rollout,), second = await attempt(log, agent_of, ["3"])
     assert (rollout.reward, called) == (3.0, [1, 2, 3])
     assert [request.prompt for request in second.requests] == [first.requests[2].prompt]
     assert (sum(rollout.mask or []), rollout.metrics["turns"]) == (6, 3.0)
@@ -366,10 +323,9 @@ async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_
 
 async def test_an_agent_that_asks_once_writes_no_turn() -> None:
     async def solve(task: Task, model: Endpoint) -> float:
-        async with client(model) as api:
-            await api.chat.completions.create(model="policy", messages=[USER])
+        await ask(model)
         return 1.0
 
-    attempts = Attempts()
-    await attempts.run(solve, ["4"])
-    assert attempts.log == []
+    log = TurnLog()
+    await attempt(log, solve, ["4"])
+    assert log.turns == []

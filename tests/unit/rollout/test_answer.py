@@ -8,35 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas import Dispatch, Rollout, Task
+from schemas import Rollout
 from schemas.codec import decode, encode
 from schemas.errors import DecodeError, SchemaError
 from schemas.experience import ExperienceGroup
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import MAX_METRIC_NAME, decode_answer, encode_answer
 
-ORDER = Dispatch(
-    explorer="explorer-0",
-    incarnation="life",
-    task=Task(task_id="t", workflow="math", prompt="1"),
-    attempt=2,
-    batch_id="b",
-    batch_type="train",
-    repeat_times=2,
-    run_id_base=4,
-    timeout_s=1,
-)
+ORDER = dispatch(run_id_base=4)
 
 
 def rollout(**changes: Any) -> Rollout:
     fields: dict[str, Any] = {
-        "prompt_token_ids": [7, 8],
-        "response_token_ids": [1, 2, 3],
-        "logprobs": [-0.5] * 3,
-        "reward": 1.0,
-        "metrics": {"reward": 1.0},
-        "versions": [(0, 5), (2, 6)],
-    }
+        "prompt_token_ids": [7, 8], "response_token_ids": [1, 2, 3], "logprobs": [-0.5] * 3, "reward": 1.0,
+        "metrics": {"reward": 1.0}, "versions": [(0, 5), (2, 6)],
+    }  # fmt: skip
     return Rollout(**fields | changes)
 
 
@@ -125,13 +112,10 @@ def test_an_explorer_refuses_a_group_that_was_not_asked_for(lie: Mapping[str, An
         decode_answer(ORDER, encode(msgspec.structs.replace(honest, **lie)), "policy")
 
 
-def test_an_explorer_refuses_more_runs_than_it_asked_for() -> None:
+def test_an_explorer_refuses_more_runs_than_it_asked_for_and_bytes_that_are_no_group() -> None:
     many = encode_answer(ORDER.model_copy(update={"repeat_times": 3}), [rollout()] * 3, "policy")
     with pytest.raises(WorkflowError, match="gave 3 runs"):
         decode_answer(ORDER, many, "policy")
-
-
-def test_an_explorer_refuses_bytes_that_are_no_group() -> None:
     for wrong in (b"", b"x", encode(ORDER), answer(rollout())[:-1]):
         with pytest.raises(DecodeError):
             decode_answer(ORDER, wrong, "policy")

@@ -58,17 +58,9 @@ def test_what_is_decided_without_mathematics_is_decided_alike_both_ways(one: str
 
 
 DECORATIONS = (
-    r"**{}**",
-    r"$ {} $",
-    "${}$",
-    r"\({}\)",
-    r"\[ {} \]",
-    r"\mathbf{{{}}}",
-    r"\displaystyle {}",
-    " {}. ",
-    r"{{{}}}",
+    r"**{}**", r"$ {} $", "${}$", r"\({}\)", r"\[ {} \]", r"\mathbf{{{}}}", r"\displaystyle {}", " {}. ", r"{{{}}}",
     r"\left({}\right)",
-)
+)  # fmt: skip
 
 
 @given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.sampled_from(DECORATIONS))

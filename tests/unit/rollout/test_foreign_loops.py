@@ -5,7 +5,7 @@ Each is skipped where its package is not installed: ``pip install pydantic-ai-sl
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -82,6 +82,10 @@ def tool(called: list[int]) -> Callable[[int, int], int]:
     return add
 
 
+def drawn(samples: Iterable[Any]) -> list[int]:
+    return [t for one in samples for t, own in zip(one.response_token_ids, one.mask, strict=True) if own]
+
+
 @pytest.mark.parametrize(("loop", "ends", "rewrites"), LOOPS)
 async def test_what_a_loop_of_somebody_else_draws_is_one_sample_of_the_tokens_that_were_drawn(
     loop: Loop, ends: str, rewrites: int
@@ -92,13 +96,7 @@ async def test_what_a_loop_of_somebody_else_draws_is_one_sample_of_the_tokens_th
     async with Endpoint(ctx, session, Task(workflow="w", prompt="?").sampling) as model:
         said = await loop(model.base_url, model.api_key, tool(called))
     assert (model.failure, called, "3" in said) == (None, [3], True)
-    drawn = [
-        token
-        for sample in session.samples
-        for token, one in zip(sample.response_token_ids, sample.mask, strict=True)
-        if one
-    ]
-    assert drawn == [*map(ord, CALL), 0, *map(ord, ends), 0]
+    assert drawn(session.samples) == [*map(ord, CALL), 0, *map(ord, ends), 0]
     last = session.samples[-1]
     assert [*last.prompt_token_ids, *last.response_token_ids] == [*map(ord, engine.requests[1].prompt + ends), 0]
     assert (len(session.samples), session.rewrites, session.branches) == (1 + rewrites, rewrites, 0)
@@ -120,11 +118,5 @@ async def test_behind_a_gateway_it_is_one_conversation(loop: Loop, ends: str, re
         assert (called, "3" in said) == ([3], True)
         here.gateway._sessions.feedback("me", [], 1.0, session="s-1")
         (rollouts,) = [one.rollouts for one in here.gateway._sessions.pending("me")]
-    drawn = [
-        token
-        for rollout in rollouts
-        for token, one in zip(rollout.response_token_ids, rollout.mask or (), strict=True)
-        if one
-    ]
-    assert drawn == [*map(ord, CALL + ends)]
+    assert drawn(rollouts) == [*map(ord, CALL + ends)]
     assert [rollout.metrics["rewrites"] for rollout in rollouts] == [rewrites] * (1 + rewrites)

@@ -1,5 +1,3 @@
-"""Metrics, to the number."""
-
 import math
 from typing import Any
 
@@ -23,16 +21,11 @@ from trinity_bus.rollout.order import sort_batch_id
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("reward", ("reward", "mean")),
-        ("tokens:sum", ("tokens", "sum")),
-        ("a:b:max", ("a:b", "max")),
-        ("a:min", ("a", "min")),
-        ("a:last", ("a", "last")),
-        ("a:mean", ("a", "mean")),
-        ("judge:gpt", ("judge:gpt", "mean")),
-        ("sum", ("sum", "mean")),
+        ("reward", ("reward", "mean")), ("tokens:sum", ("tokens", "sum")), ("a:b:max", ("a:b", "max")),
+        ("a:min", ("a", "min")), ("a:last", ("a", "last")), ("a:mean", ("a", "mean")),
+        ("judge:gpt", ("judge:gpt", "mean")), ("sum", ("sum", "mean")),
     ],
-)
+)  # fmt: skip
 def test_suffixes(key: str, expected: tuple[str, str]) -> None:
     assert split_suffix(key) == expected
 

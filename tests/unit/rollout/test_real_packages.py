@@ -58,9 +58,7 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @_needs("verifiers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("batch_type", "reward"), [("train", 1.0), ("eval", 0.0)])
-async def test_an_environment_of_verifiers_gives_its_reward_and_metrics(
-    sums: None, batch_type: Any, reward: float
-) -> None:
+async def test_an_environment_of_verifiers_gives_its_reward(sums: None, batch_type: Any, reward: float) -> None:
     from trinity_bus.rollout.verifiers import environment
 
     environment("real-sums", "acme-sums", hard=True)

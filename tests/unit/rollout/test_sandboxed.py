@@ -6,15 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from schemas import Task, Turn
-from schemas.codec import decode, encode
-from schemas.turn import chain
-from tests.support.fakes.turns import turn
+from schemas import Task
+from tests.support.fakes.turns import TurnLog
 from trinity_bus import Conversation, RolloutContext, Sandbox, ToolWorkflow, sandboxed_python
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.filling import Filling, digest_of
 from trinity_bus.rollout.tools import PythonTool, ToolError
-from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
@@ -106,26 +103,15 @@ class Attempts:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder, self._monkeypatch = folder, monkeypatch
-        self.log: list[Turn] = []
+        self.log = TurnLog()
         self.calls = 0
 
     async def attempt(self, answers: list[str], machine: str) -> tuple[Any, list[str]]:
         """What comes of one, and what the engine was asked."""
         (self._folder / machine).mkdir(exist_ok=True)
         self._monkeypatch.setattr("tempfile.tempdir", str(self._folder / machine))
-        done, engine = chain(self.log), ScriptedEngine(answers)
-
-        async def write(completed: Turn) -> None:
-            self.log.append(decode(encode(completed), Turn))
-
-        number = max((turn.attempt for turn in self.log), default=0) + 1
-        ctx = RolloutContext(
-            engine=engine,
-            tokenizer=engine.tokenizer,
-            repeat_times=1,
-            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, number, after, given), write),
-            places=KeptPlaces("mesh", "t"),
-        )
+        engine = ScriptedEngine(answers)
+        ctx = self.log.context(engine, places=KeptPlaces("mesh", "t"))
         real = Sandbox.exec
 
         async def counted(box: Sandbox, *args: Any, **options: Any) -> Any:
@@ -146,9 +132,7 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempts:
 
 
 @pytest.mark.parametrize(("machine", "again"), [("here", 0), ("elsewhere", 2)])
-async def test_the_sandbox_of_a_run_that_goes_on_holds_what_it_held(
-    attempts: Attempts, machine: str, again: int
-) -> None:
+async def test_the_sandbox_of_a_run_that_goes_on_is_as_it_was(attempts: Attempts, machine: str, again: int) -> None:
     lost, first = await attempts.attempt([PROGRAM, PROGRAM], "here")
     assert isinstance(lost, TrinityError)
     ((rollout,), second) = await attempts.attempt(["two"], machine)
@@ -170,15 +154,13 @@ async def test_a_sandbox_that_another_attempt_has_taken_further_or_less_far_is_m
 
 async def test_a_sandbox_keeps_nothing_of_a_call_that_was_not_durable(attempts: Attempts) -> None:
     await attempts.attempt([PROGRAM, PROGRAM], "here")
-    attempts.log.pop()
+    attempts.log.turns.pop()
     ((rollout,), _) = await attempts.attempt(["one"], "here")
     assert rollout.reward == 1.0, "the model was told of one call"
     assert attempts.calls == 2 + 1
 
 
-async def test_a_sandbox_keeps_nothing_of_a_call_that_was_under_way(
-    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_keeps_nothing_of_a_call_cut_off(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
     await attempts.attempt([PROGRAM], "here")
 
     def dies(_filling: Filling, _name: str, _arguments: object) -> None:
@@ -195,7 +177,7 @@ async def test_a_sandbox_keeps_nothing_of_a_call_that_was_under_way(
 
 async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -> None:
     await attempts.attempt([PROGRAM], "here")
-    attempts.log.clear()
+    attempts.log.turns.clear()
     ((rollout,), _) = await attempts.attempt([PROGRAM, "one"], "here")
     assert rollout.reward == 1.0
 
@@ -204,9 +186,7 @@ async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -
     "step",
     ["pathlib.Path.rename", "pathlib.Path.mkdir", "pathlib.Path.unlink", "trinity_bus.sandbox.place.remove_tree"],
 )
-def test_a_sandbox_whose_emptying_was_cut_off_is_emptied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_an_emptying_that_was_cut_off_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = SandboxPlace.claim("run")
     Filling(place, {}).note("tool", {})
@@ -226,9 +206,7 @@ def test_a_sandbox_whose_emptying_was_cut_off_is_emptied(
     assert (found.calls(), list(found.files.iterdir())) == ([], [])
 
 
-def test_a_sandbox_that_went_another_way_is_filled_from_its_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sandbox_that_went_another_way_is_filled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = SandboxPlace.make()
     before = Filling(place, {})

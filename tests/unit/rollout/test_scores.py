@@ -1,5 +1,3 @@
-"""Rewards made of parts."""
-
 import asyncio
 import sys
 from typing import Any

@@ -48,15 +48,14 @@ async def test_all_runs_are_done_at_once_and_come_in_order() -> None:
     assert mine.most == 4
 
 
-async def test_runs_may_be_done_one_after_the_other_and_one_that_breaks_off_costs_no_other() -> None:
-    class InTurn(Mine):
-        sequential = True
-
-    mine = InTurn({1})
+@pytest.mark.parametrize("sequential", [True, False])
+async def test_runs_may_be_done_one_after_the_other_and_those_that_succeed_are_kept(sequential: bool) -> None:
+    mine = Mine({1, 2})
+    mine.sequential = sequential  # type: ignore[misc]
     with pytest.raises(PartialRunsError, match=r"^ValueError: run 1 broke off$") as partial:
         await run(mine)
-    assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 2.0, 3.0]
-    assert mine.most == 1
+    assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 3.0]
+    assert mine.most == (1 if sequential else 4)
 
 
 async def test_a_run_that_takes_too_long_breaks_off_and_costs_no_other() -> None:
@@ -138,12 +137,6 @@ async def test_a_run_without_a_rollout_has_broken_off() -> None:
 
     with pytest.raises(WorkflowError, match=r"^run 0 of task 't' gave no rollout$"):
         await run(Nothing())
-
-
-async def test_those_that_succeed_are_kept_when_one_breaks_off() -> None:
-    with pytest.raises(PartialRunsError, match=r"^ValueError: run 1 broke off$") as partial:
-        await run(Mine({1, 2}))
-    assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 3.0]
 
 
 async def test_when_none_succeeds_the_first_error_is_the_groups() -> None:

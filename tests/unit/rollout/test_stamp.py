@@ -1,5 +1,3 @@
-"""Every sample says how it was drawn, or its workflow is told to say it."""
-
 from typing import Any
 
 import pytest

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from schemas import Dispatch, ExperienceGroup, Position, RolloutFinished, Task
+from schemas import ExperienceGroup, Position, RolloutFinished, Task
 from schemas.pieces import join_groups
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.coordination.batches.parts import split
 from trinity_bus.rollout import Rollout, RolloutContext, SingleRunWorkflow
 from trinity_bus.rollout.answer import decode_answer, encode_answer
@@ -40,23 +42,9 @@ async def rolled_out(
     """What the attempts at the parts of a task give, and what their explorer says of them."""
     found = []
     for part in split(runs, per_part):
-        order = Dispatch(
-            explorer="e",
-            incarnation="i",
-            task=task,
-            attempt=part.index + 1,
-            batch_id="b",
-            batch_type="train",
-            repeat_times=part.runs,
-            run_id_base=part.run_id_base,
-            timeout_s=1,
-        )
-        context = RolloutContext(
-            engine=None,  # type: ignore[arg-type]
-            tokenizer=None,  # type: ignore[arg-type]
-            repeat_times=part.runs,
-            run_id_base=part.run_id_base,
-        )
+        shared: Any = {"repeat_times": part.runs, "run_id_base": part.run_id_base}
+        order = dispatch(explorer="e", incarnation="i", task=task, attempt=part.index + 1, **shared)
+        context = RolloutContext(engine=None, tokenizer=None, **shared)  # type: ignore[arg-type]
         rollouts = await Steps(steps).run(task, context)
         group = decode_answer(order, encode_answer(order, rollouts, "policy"), "policy")
         found.append((group, finished(order, group, experience=Position(partition=0, offset=0), seconds=1.0)))
@@ -64,8 +52,7 @@ async def rolled_out(
 
 
 @pytest.mark.parametrize(
-    ("tasks", "runs", "per_part", "steps", "experiences"),
-    [(4, 3, None, 2, 24), (5, 4, 2, 3, 60), (4, 3, 1, 3, 36)],
+    ("tasks", "runs", "per_part", "steps", "experiences"), [(4, 3, None, 2, 24), (5, 4, 2, 3, 60), (4, 3, 1, 3, 36)]
 )
 async def test_as_many_experiences_as_steps_of_all_runs(
     tasks: int, runs: int, per_part: int | None, steps: int, experiences: int

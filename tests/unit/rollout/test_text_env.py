@@ -6,13 +6,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from schemas import Task, Turn
-from tests.support.fakes.turns import turn
+from schemas import Task
+from tests.support.fakes.turns import TurnLog
 from tests.support.mesh.waiting import until
 from trinity_bus.rollout.text_env import EnvironmentTimeoutError, TextEnv, TextEnvWorkflow
 from trinity_bus.rollout.threads import given_up
-from trinity_bus.rollout.turns import RunTurns
-from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
 
@@ -95,25 +93,14 @@ class Dice(Guess):
 
 
 async def test_an_environment_that_shows_something_else_the_second_time_has_the_model_asked_anew_from_there() -> None:
-    log: list[Turn] = []
-    dice = Guessing()
+    log, dice = TurnLog(), Guessing()
     task = Task(task_id="t", workflow="guessing", prompt="Play.")
 
     async def attempt(said: list[str], shown: list[str]) -> tuple[Any, int]:
-        done, engine = list(log), ScriptedEngine(said)
+        engine = ScriptedEngine(said)
         dice.make = lambda _: Dice(shown)  # type: ignore[assignment, method-assign]
-
-        async def write(completed: Turn) -> None:
-            log.append(completed)
-
-        ctx = RolloutContext(
-            engine=engine,
-            tokenizer=engine.tokenizer,
-            repeat_times=1,
-            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, 1, after, given), write),
-        )
         try:
-            return await dice.run(task, ctx), len(engine.requests)
+            return await dice.run(task, log.context(engine)), len(engine.requests)
         except OutOfAnswersError as error:
             return error, len(engine.requests)
 

@@ -3,13 +3,13 @@
 import asyncio
 import concurrent.futures
 import threading
-from typing import Any
 
 import pytest
 
 from schemas import Task
+from tests.support.fakes.silent_engine import SilentEngine
 from tests.support.mesh.waiting import until
-from trinity_bus.rollout import REGISTRY, Reusable, Rollout, RolloutContext, reused
+from trinity_bus.rollout import REGISTRY, Reusable, Rollout, reused
 from trinity_bus.rollout.threads import BlockingContext, given_up
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
@@ -69,7 +69,7 @@ async def test_a_run_that_blocks_asks_other_models() -> None:
 
 
 async def test_what_a_run_waits_for_is_cancelled_with_it_and_it_is_answered_nothing_more() -> None:
-    asked, ended = asyncio.Event(), threading.Event()
+    engine, ended = SilentEngine(), threading.Event()
     errors: list[BaseException] = []
 
     @reused("blocks")
@@ -86,15 +86,8 @@ async def test_what_a_run_waits_for_is_cancelled_with_it_and_it_is_answered_noth
             ended.set()
             raise errors[0]
 
-    class Slow(ScriptedEngine):
-        async def generate(self, *_: Any) -> Any:
-            asked.set()
-            await asyncio.Event().wait()
-
-    engine = Slow([])
-    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=1)
-    running = asyncio.create_task(REGISTRY.pop("blocks").run(TASK, context))
-    await asked.wait()
+    running = asyncio.create_task(REGISTRY.pop("blocks").run(TASK, engine.context()))
+    await engine.asked.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

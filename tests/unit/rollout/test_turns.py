@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from schemas import Sampling, Turn
-from schemas.codec import decode, encode
 from schemas.turn import chain
-from tests.support.fakes.turns import turn
+from tests.support.fakes.turns import TurnLog, turn
 from trinity_bus.chat import Completion
 from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.turns import RunTurns
@@ -16,33 +15,22 @@ HOT = Sampling(temperature=1.0, seed=7)
 SAID = Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3)])
 
 
-class Attempt:
-    """An attempt at a run, and the log that its turns go to."""
-
-    def __init__(self, number: int, log: list[Turn]) -> None:
-        self.log = log
-        self.turns = RunTurns(chain(log), lambda n, after, answers: turn(n, number, after, answers), self.write)
-
-    async def write(self, completed: Turn) -> None:
-        self.log.append(decode(encode(completed), Turn))
-
-
 async def test_what_was_drawn_and_returned_is_answered_again_once_and_in_any_order() -> None:
-    log: list[Turn] = []
-    first = Attempt(1, log).turns
+    log = TurnLog()
+    first = log.attempt()
     prompt = [1, 2]
     assert first.drawn(prompt, HOT, 1) is None
     first.note_drawn(prompt, HOT, 1, [SAID])
     prompt.append(3)
     assert first.result("search", {"b": 1, "a": [2]}) is None
     first.note_result("search", {"b": 1, "a": [2]}, {"found": None})
-    assert log == []
+    assert log.turns == []
     await first.complete()
     await first.complete()
     await first.durable()
-    assert [(one.number, one.attempt, len(one.answers)) for one in log] == [(0, 1, 2)]
+    assert [(one.number, one.attempt, len(one.answers)) for one in log.turns] == [(0, 1, 2)]
 
-    second = Attempt(2, log).turns
+    second = log.attempt()
     assert second.resumed == 1
     assert second.result("search", {"a": [2], "b": 1}) == ({"found": None},)
     for other in ([1, 2], HOT, 2), ([1, 2, 3], HOT, 1), ([1, 2], HOT.model_copy(update={"seed": 8}), 1):
@@ -52,38 +40,38 @@ async def test_what_was_drawn_and_returned_is_answered_again_once_and_in_any_ord
 
 
 async def test_what_another_pool_drew_is_another_question_and_turns_may_end_at_once() -> None:
-    log: list[Turn] = []
-    first = Attempt(1, log).turns
+    log = TurnLog()
+    first = log.attempt()
     first.note_drawn([1], HOT, 1, [SAID], "judge")
     one = asyncio.ensure_future(first.complete())
     await asyncio.sleep(0)
     first.note_result("tool", 1, 1)
     await asyncio.gather(one, first.complete())
     await first.durable()
-    assert [turn.number for turn in log] == [0, 1]
-    second = Attempt(2, log).turns
+    assert [turn.number for turn in log.turns] == [0, 1]
+    second = log.attempt()
     assert second.drawn([1], HOT, 1) is None
     assert second.drawn([1], HOT, 1, "judge") == [SAID]
 
 
 async def test_the_turn_under_way_is_lost_and_those_before_it_are_not() -> None:
-    log: list[Turn] = []
-    first = Attempt(1, log).turns
+    log = TurnLog()
+    first = log.attempt()
     for step in range(3):
         first.note_result("tool", step, step)
         if step < 2:
             await first.complete()
     await first.durable()
-    second = Attempt(2, log).turns
+    second = log.attempt()
     assert [second.result("tool", step) for step in range(3)] == [(0,), (1,), None]
     await second.complete()
-    assert len(log) == 2, "turns that were completed before are not written again"
+    assert len(log.turns) == 2, "turns that were completed before are not written again"
     second.note_result("tool", 2, 2)
     await second.complete()
     await second.durable()
-    third = Attempt(3, log).turns
+    third = log.attempt()
     assert [third.result("tool", step) for step in range(3)] == [(0,), (1,), (2,)]
-    assert [(one.number, one.attempt, one.after) for one in log] == [(0, 1, 0), (1, 1, 1), (2, 2, 1)]
+    assert [(one.number, one.attempt, one.after) for one in log.turns] == [(0, 1, 0), (1, 1, 1), (2, 2, 1)]
 
 
 async def test_one_turn_at_most_is_being_written_and_a_failure_is_told_to_whoever_waits_next() -> None:
@@ -148,4 +136,4 @@ def test_a_run_goes_on_from_one_chain(turns: list[tuple[int, int, int]], expecte
 
 def test_what_json_cannot_hold_is_no_result() -> None:
     with pytest.raises(TypeError):
-        Attempt(1, []).turns.note_result("tool", 1, object())
+        TurnLog().attempt().note_result("tool", 1, object())

@@ -1,4 +1,4 @@
-"""Workflows, run against an engine that answers from a list and a tokenizer of words."""
+"""Workflows, run against an engine that answers from a list."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,50 +22,16 @@ from trinity_bus.rollout import (
 )
 from trinity_bus.rollout.stamp import sampling_of_rest
 from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
-
-
-class WordTokenizer:
-    """Words to ids as they come; 0 is the beginning and 1 the end of a sequence."""
-
-    all_special_ids = (0, 1)
-
-    def __init__(self, chat_template: Any = None) -> None:
-        self.chat_template = chat_template
-        self.words = ["<bos>", "<eos>"]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        self.words += [word for word in text.split() if word not in self.words]
-        return [0] * add_special_tokens + [self.words.index(word) for word in text.split()]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return " ".join(self.words[i] for i in token_ids if i > 1 or not skip_special_tokens)
-
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool,
-        tokenize: bool,
-        return_dict: bool,
-        **options: Any,
-    ) -> Any:
-        assert add_generation_prompt
-        assert not return_dict
-        text = " ".join(f"{message['role']} {message['content']}" for message in conversation)
-        text = "".join(f"tool {tool['function']['name']} " for tool in tools or []) + text
-        text += " assistant"
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+from trinity_bus.testing import CharacterTokenizer
+from trinity_bus.testing.scripted import END
 
 
 class ScriptedEngine:
     """Says what it was told to, and notes what it was asked."""
 
-    def __init__(self, tokenizer: WordTokenizer, texts: list[str], finish_reason: str = "stop") -> None:
-        self.answers = [
-            Completion([*ids, 1], [-0.5] * (len(ids) + 1), finish_reason, [(0, 7)])
-            for ids in (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        ]
+    def __init__(self, texts: list[str], finish_reason: str = "stop") -> None:
+        drawn = [[*map(ord, text), END] for text in texts]
+        self.answers = [Completion(ids, [-0.5] * len(ids), finish_reason, [(0, 7)]) for ids in drawn]
         self.asked: list[tuple[list[int], Sampling, int, str | None]] = []
         self.as_many_as_asked = False
 
@@ -77,10 +43,9 @@ class ScriptedEngine:
 
 
 def context(texts: list[str], *, runs: int | None = None, finish_reason: str = "stop") -> RolloutContext:
-    tokenizer = WordTokenizer()
     return RolloutContext(
-        engine=ScriptedEngine(tokenizer, texts, finish_reason),
-        tokenizer=tokenizer,
+        engine=ScriptedEngine(texts, finish_reason),
+        tokenizer=CharacterTokenizer(),
         repeat_times=len(texts) if runs is None else runs,
         sampling=Sampling(temperature=1.0, max_tokens=16),
         traceparent="00-trace",
@@ -109,7 +74,7 @@ async def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
     assert rollouts[0].logprobs is ctx.engine.answers[0].logprobs
     assert rollouts[0].mask is None
     assert rollouts[0].versions == [(0, 7)]
-    assert rollouts[0].metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 4.0, "truncated": 0.0}
+    assert rollouts[0].metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 8.0, "truncated": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -159,21 +124,13 @@ async def test_an_engine_that_answers_short_is_a_failure() -> None:
 
 def test_messages_go_through_the_chat_template() -> None:
     task = Task(task_id="t", workflow="math", messages=[Message(role="user", content="2 + 2 ?")], answer="4")
-    tokenizer = WordTokenizer(chat_template="yes")
-    assert tokenizer.decode(prompt_tokens(task, tokenizer)) == "user 2 + 2 ? assistant"
+    tokenizer = CharacterTokenizer()
+    assert tokenizer.decode(prompt_tokens(task, tokenizer)) == "user: 2 + 2 ?\nassistant: "
+    with_tools = task.model_copy(update={"tools": [Tool(function=FunctionSchema(name="add"))]})
+    assert tokenizer.decode(prompt_tokens(with_tools, tokenizer)).startswith("tools: ['add']\nuser: 2 + 2 ?")
+    tokenizer.chat_template = None
     with pytest.raises(WorkflowError, match="has no chat template; send a prompt"):
-        prompt_tokens(task, WordTokenizer())
-
-
-def test_the_chat_template_is_told_of_the_tasks_tools() -> None:
-    tokenizer = WordTokenizer("a template")
-    task = Task(
-        task_id="t",
-        workflow="agent",
-        messages=[Message(role="user", content="2 + 2 ?")],
-        tools=[Tool(function=FunctionSchema(name="add"))],
-    )
-    assert tokenizer.decode(prompt_tokens(task, tokenizer)).startswith("tool add user 2 + 2 ?")
+        prompt_tokens(task, tokenizer)
 
 
 def test_a_prompt_is_needed_and_only_one() -> None:
@@ -181,13 +138,13 @@ def test_a_prompt_is_needed_and_only_one() -> None:
     neither = Task(task_id="t", workflow="math", data={"a": 1})
     for task in (both, neither):
         with pytest.raises(WorkflowError, match="exactly one of prompt and messages"):
-            prompt_tokens(task, WordTokenizer())
+            prompt_tokens(task, CharacterTokenizer())
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    class Bare(WordTokenizer):
+    class Bare(CharacterTokenizer):
         def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-            return super().encode(text, add_special_tokens=False)
+            return []
 
     with pytest.raises(WorkflowError, match="without a single token"):
         prompt_tokens(Task(task_id="t", workflow="math", prompt=" "), Bare())

@@ -13,13 +13,8 @@ from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool, PoolLi
 
 def limits(**changes: float | None) -> PoolLimits:
     given: dict[str, int | float | None] = {
-        "runners": 2,
-        "slots": 6,
-        "stuck_pings": 3,
-        "cancel_grace_s": 5.0,
-        "max_attempts": None,
-        "max_rss_mib": None,
-    }
+        "runners": 2, "slots": 6, "stuck_pings": 3, "cancel_grace_s": 5.0, "max_attempts": None, "max_rss_mib": None,
+    }  # fmt: skip
     return PoolLimits(**(given | changes))  # type: ignore[arg-type]
 
 
@@ -128,12 +123,6 @@ def test_a_job_that_is_to_be_stopped_at_once_is() -> None:
     effects = pool.cancel(0, 10.0, at_once=True)
     assert [type(effect) for effect in effects] == [do.CancelJob, do.KillRunner]
     assert not started(pool.died(where[0], "was killed by signal 9"))
-
-
-def test_a_waiting_job_is_cancelled_without_a_word() -> None:
-    pool, _ = begun(7)
-    assert pool.cancel(6, 0.0) == []
-    assert not started(pool.ended(0, 0.0))
 
 
 def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> None:

@@ -2,7 +2,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from schemas import Dispatch, RunnersReport, Task, codec
+from schemas import RunnersReport, codec
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.rollout.state import MAX_STATE_BYTES
 from trinity_bus.runners.pool import RunnerView
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
@@ -11,17 +12,7 @@ from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 def news(
     task_id: str = "t", *, said: Mapping[str, object] | None = None, terminate_time: float | None = None
 ) -> JobStatus:
-    order = Dispatch(
-        explorer="explorer-0",
-        incarnation="life",
-        task=Task(task_id=task_id, workflow="math", prompt="1"),
-        attempt=2,
-        batch_id="7",
-        batch_type="train",
-        repeat_times=1,
-        run_id_base=4,
-        timeout_s=1,
-    )
+    order = dispatch(task_id, batch_id="7", run_id_base=4)
     return JobStatus(order=order, model_version=3, begin_time=100.0, terminate_time=terminate_time, said=said or {})
 
 

@@ -11,8 +11,7 @@ from trinity_bus.runners.fork_server import runner_user
 
 
 @pytest.mark.parametrize(
-    ("named", "is_root", "becomes"),
-    [("nobody", True, "nobody"), (None, True, "workflows"), (None, False, None)],
+    ("named", "is_root", "becomes"), [("nobody", True, "nobody"), (None, True, "workflows"), (None, False, None)]
 )
 def test_runners_of_root_become_the_images_user(
     named: str | None,

@@ -1,5 +1,3 @@
-"""What is free is given back, also from within the heap."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""Calls that never end are broken off, and the others are not."""
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,3 @@
-"""What the garbage collector passes over."""
-
 import gc
 import weakref
 from collections.abc import Iterator

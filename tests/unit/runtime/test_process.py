@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.runtime import process
 from trinity_bus.runtime.process import Child, how_ended, start_time, tail
 
@@ -51,23 +52,19 @@ def child(tmp_path: Path) -> Iterator[Child]:
             yield child
 
 
-def test_returns_what_the_command_returned(output: Path) -> None:
-    with Child(["sh", "-c", "echo said; exit 3"], output=output) as child:
-        assert child.wait(10) == 3
-    assert output.read_text() == "said\n"
-
-
-def test_a_signal_that_killed_the_command_is_told_as_popen_does() -> None:
-    with Child(["sh", "-c", "kill -9 $$"]) as child:
-        assert child.wait(10) == -signal.SIGKILL
-    with Child(["sh", "-c", "kill -11 $$"]) as child:
-        assert child.wait(10) == -signal.SIGSEGV
-
-
-def test_a_missing_program_says_so(output: Path) -> None:
-    with Child(["no-such-program"], output=output) as child:
-        assert child.wait(10) == 127
-    assert output.read_text() == "cannot run no-such-program: No such file or directory\n"
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["sh", "-c", "echo said; exit 3"], 3, "said\n"),
+        (["sh", "-c", "kill -9 $$"], -signal.SIGKILL, ""),
+        (["sh", "-c", "kill -11 $$"], -signal.SIGSEGV, ""),
+        (["no-such-program"], 127, "cannot run no-such-program: No such file or directory\n"),
+    ],
+)
+def test_returns_what_the_command_returned(output: Path, command: list[str], code: int, said: str) -> None:
+    with Child(command, output=output) as child:
+        assert child.wait(10) == code
+    assert output.read_text() == said
 
 
 def test_the_command_starts_with_default_signals(output: Path) -> None:
@@ -101,16 +98,11 @@ def test_stop_kills_what_does_not_end_in_time(output: Path) -> None:
         assert child.stop(0.05) == -signal.SIGKILL
 
 
-def test_kill_takes_the_whole_family(child: Child) -> None:
+@pytest.mark.parametrize("kill", [Child.kill, lambda child: os.kill(child.pid, signal.SIGKILL)], ids=["all", "command"])
+def test_the_family_does_not_outlive_the_command(child: Child, kill: Callable[[Child], object]) -> None:
     family = family_of(child.pid)
     assert len(family) >= 4
-    assert child.kill() == -signal.SIGKILL
-    assert_all_gone(family)
-
-
-def test_the_family_does_not_outlive_the_command(child: Child) -> None:
-    family = family_of(child.pid)
-    os.kill(child.pid, signal.SIGKILL)
+    kill(child)
     assert child.wait(10) == -signal.SIGKILL
     assert_all_gone(family)
 
@@ -172,8 +164,7 @@ def test_a_passed_descriptor_is_held_until_the_command_ends(tmp_path: Path) -> N
 
 
 def test_start_time_tells_processes_apart() -> None:
-    mine = start_time(os.getpid())
-    assert mine is not None
+    mine = some(start_time(os.getpid()))
     assert mine == start_time(os.getpid())
     with Child(["sleep", "600"]) as child:
         assert (start_time(child.pid) or 0) >= mine

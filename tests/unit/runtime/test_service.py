@@ -1,5 +1,3 @@
-"""One service's end: by itself, by an error, by a signal, by force."""
-
 import asyncio
 import signal
 import subprocess
@@ -24,6 +22,8 @@ async def main():
 run_service(main, grace_s={grace})
 print("returned", flush=True)
 """
+HANGS = "import time; time.sleep(600)"
+STOPPING = "print('stopping', flush=True); await asyncio.sleep(600)"
 
 
 def run(cleanup: str, *signals: signal.Signals, grace: float = 30) -> tuple[int, str, str]:
@@ -40,23 +40,20 @@ def run(cleanup: str, *signals: signal.Signals, grace: float = 30) -> tuple[int,
     return service.returncode, out, err
 
 
-def test_sigterm_is_an_orderly_end() -> None:
-    assert run("pass", signal.SIGTERM) == (0, "clean\nreturned\n", "")
-
-
-def test_ctrl_c_is_an_orderly_end_that_says_so() -> None:
-    assert run("pass", signal.SIGINT) == (130, "clean\n", "")
-
-
-def test_a_shutdown_that_hangs_is_cut_off() -> None:
-    blocked = "import time; time.sleep(600)"
-    assert run(blocked, signal.SIGTERM, grace=0.1) == (143, "", "did not stop within 0.1 s of SIGTERM\n")
-
-
-def test_a_second_signal_ends_it_at_once() -> None:
-    cleanup = "print('stopping', flush=True); await asyncio.sleep(600)"
-    code, out, err = run(cleanup, signal.SIGINT, signal.SIGINT)
-    assert (code, out, err) == (130, "", "stopped at once by a second signal (SIGINT)\n")
+@pytest.mark.parametrize(
+    ("cleanup", "signals", "grace", "ended"),
+    [
+        ("pass", [signal.SIGTERM], 30, (0, "clean\nreturned\n", "")),
+        ("pass", [signal.SIGINT], 30, (130, "clean\n", "")),
+        (HANGS, [signal.SIGTERM], 0.1, (143, "", "did not stop within 0.1 s of SIGTERM\n")),
+        (STOPPING, [signal.SIGINT] * 2, 30, (130, "", "stopped at once by a second signal (SIGINT)\n")),
+    ],
+    ids=["SIGTERM", "Ctrl+C", "a shutdown that hangs", "a second signal"],
+)
+def test_a_signal_is_an_orderly_end_or_one_that_says_so(
+    cleanup: str, signals: list[signal.Signals], grace: float, ended: tuple[int, str, str]
+) -> None:
+    assert run(cleanup, *signals, grace=grace) == ended
 
 
 def test_an_error_during_shutdown_is_not_lost() -> None:

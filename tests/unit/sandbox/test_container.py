@@ -75,15 +75,9 @@ async def test_a_command_has_files_input_and_limits_and_no_network(fake: Path, t
         folder = box.folder
     said = (tmp_path / "said").read_text().splitlines()
     for option in (
-        "--network=none",
-        "--read-only",
-        "--cap-drop=ALL",
-        "--pull=never",
-        f"--memory={64 << 20}",
-        "--pids-limit=8",
-        f"--user={os.getuid()}:{os.getgid()}",
-        f"--volume={folder}:/sandbox",
-    ):
+        "--network=none", "--read-only", "--cap-drop=ALL", "--pull=never", f"--memory={64 << 20}", "--pids-limit=8",
+        f"--user={os.getuid()}:{os.getgid()}", f"--volume={folder}:/sandbox",
+    ):  # fmt: skip
         assert option in said
     assert not folder.exists()
 

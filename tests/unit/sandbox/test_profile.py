@@ -75,13 +75,9 @@ def _confined(profile: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         pytest.skip("not run: no libseccomp is here")
     root = Path(__file__).parents[3]
     return subprocess.run(
-        [sys.executable, "-c", _SANDBOXED, json.dumps(profile)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, "-c", _SANDBOXED, json.dumps(profile)], cwd=root, capture_output=True, text=True, timeout=120,
         check=False,
-    )
+    )  # fmt: skip
 
 
 def test_a_sandbox_runs_in_it_and_no_other_namespace_can_be_had() -> None:

@@ -21,6 +21,13 @@ PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 
 
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders of sandboxes are made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
 async def test_a_command_runs_in_its_folder_and_says_how_it_ended() -> None:
     async with Sandbox() as box:
         await box.write_file("in/a.txt", "hello")
@@ -138,11 +145,8 @@ async def test_a_machine_without_namespaces_is_told_and_runs_nothing(monkeypatch
             await box.exec(["true"], stdin=script)
 
 
-def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    left, new, other = tmp_path / "trinity-bus-sandbox-left", tmp_path / "trinity-bus-sandbox-new", tmp_path / "other"
+def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(places: Path) -> None:
+    left, new, other = places / "trinity-bus-sandbox-left", places / "trinity-bus-sandbox-new", places / "other"
     alive, kept, old = SandboxPlace.make(), SandboxPlace.claim("kept"), SandboxPlace.claim("old")
     for place in (kept, old):
         place.release()
@@ -158,21 +162,17 @@ def test_folders_of_dead_owners_are_removed_and_those_of_the_living_are_not(
     alive.remove()
 
 
-def test_of_what_is_kept_there_is_no_more_than_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_of_what_is_kept_there_is_no_more_than_so_much(places: Path) -> None:
     for number in range(70):
         place = SandboxPlace.claim(str(number))
         place.release()
         os.utime(place.path, (time.time() - 100 - number,) * 2)
     LeftPlaces().remove()
-    assert len(list(tmp_path.iterdir())) == 64
+    assert len(list(places.iterdir())) == 64
     assert not place.path.exists(), "the oldest goes first"
 
 
-def test_a_place_is_found_by_its_name_as_it_was_left_and_by_one_owner_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_place_is_found_by_its_name_as_it_was_left_and_by_one_owner_at_a_time(places: Path) -> None:
     first = KeptPlaces("mesh", "task")
     place = first.of_run(3)
     (place.files / "a").write_text("so")
@@ -195,38 +195,29 @@ def test_a_place_is_found_by_its_name_as_it_was_left_and_by_one_owner_at_a_time(
     assert (again.calls(), list(again.files.iterdir())) == ([], [])
     again.release()
     second.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert list(places.iterdir()) == []
 
 
-def test_a_place_of_that_name_that_is_no_folder_of_this_users_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_place_of_that_name_that_is_no_folder_of_this_users_is_passed_over(places: Path) -> None:
     path = SandboxPlace.claim("name").path
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
+    path.rename(places / "elsewhere")
+    path.symlink_to(places / "elsewhere")
     place = SandboxPlace.claim("name")
-    assert place.path not in (path, tmp_path / "elsewhere")
+    assert place.path not in (path, places / "elsewhere")
     place.remove()
 
 
-async def test_a_sandbox_whose_block_is_not_entered_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_that_is_not_entered_leaves_nothing(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cancelled(_: LeftPlaces) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(LeftPlaces, "remove", cancelled)
     with pytest.raises(asyncio.CancelledError):
         await Sandbox().__aenter__()
-    assert not list(tmp_path.iterdir())
+    assert not list(places.iterdir())
 
 
-async def test_one_that_is_cancelled_at_its_end_lets_go_of_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_one_that_is_cancelled_at_its_end_lets_go_of_its_place(places: Path) -> None:
     busy = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)
@@ -244,19 +235,17 @@ async def test_one_that_is_cancelled_at_its_end_lets_go_of_its_place(
         assert SandboxPlace.claim("name").path == place.path
 
 
-def test_places_of_an_attempt_are_let_go_of_whoever_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with KeptPlaces("mesh", "t") as places:
-        path = places.of_run(0).path
+def test_places_of_an_attempt_are_let_go_of_whoever_holds_them(places: Path) -> None:
+    with KeptPlaces("mesh", "t") as kept:
+        path = kept.of_run(0).path
         with KeptPlaces("mesh", "t") as others:
             assert others.of_run(0).path != path, "it is locked"
-    with KeptPlaces("mesh", "t") as places:
-        assert places.of_run(0).path == path
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    with KeptPlaces("mesh", "t") as kept:
+        assert kept.of_run(0).path == path
+    assert [one.name for one in places.iterdir()] == [path.name]
 
 
-def test_a_place_that_two_let_go_of_at_once_is_let_go_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_place_that_two_let_go_of_at_once_is_let_go_of_once(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, place = threading.Barrier(2), SandboxPlace.make()
 
     def slow(path: Path) -> None:
@@ -269,4 +258,4 @@ def test_a_place_that_two_let_go_of_at_once_is_let_go_of_once(tmp_path: Path, mo
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(place.release) for _ in range(2)]:
             done.result()
-    assert not list(tmp_path.iterdir())
+    assert not list(places.iterdir())

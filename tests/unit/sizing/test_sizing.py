@@ -16,46 +16,19 @@ from trinity_bus.training import layout_rules
 from trinity_bus.training.families import FAMILIES, ModelShape
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960}
-QWEN3_0_6B = FAMILIES["qwen3"].shape(
-    {
-        **_COMMON,
-        "num_hidden_layers": 28,
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    }
-)
-QWEN25_7B = FAMILIES["qwen2"].shape(
-    {
-        **_COMMON,
-        "num_hidden_layers": 28,
-        "hidden_size": 3584,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-    }
-)
-QWEN3_30B = FAMILIES["qwen3_moe"].shape(
-    {
-        **_COMMON,
-        "num_hidden_layers": 48,
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "vocab_size": 151936,
-    }
-)
+_SIZES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+
+
+def qwen(family: str, *sizes: int, **more: Any) -> ModelShape:
+    return FAMILIES[family].shape({**_COMMON, **dict(zip(_SIZES, sizes, strict=True)), **more})
+
+
+_EXPERTS = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+QWEN3_0_6B = qwen("qwen3", 28, 1024, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True)
+QWEN25_7B = qwen("qwen2", 28, 3584, 28, 4, 18944, 152064)
+QWEN3_30B = qwen("qwen3_moe", 48, 2048, 32, 4, 6144, 151936, head_dim=128, **_EXPERTS)
 
 
 def settings(**values: object) -> Sections:

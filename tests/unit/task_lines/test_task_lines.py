@@ -1,5 +1,3 @@
-"""Lines of JSON become tasks, or are told by their number."""
-
 import codecs
 import json
 from typing import Any

@@ -1,5 +1,3 @@
-"""Files and descriptions to tasks, and their order."""
-
 import csv
 import json
 import shutil
@@ -136,10 +134,7 @@ def test_every_format_gives_the_same_tasks(tmp_path: Path, kind: str) -> None:
     dataset = trained(described(tmp_path, text, order="sequential"))
     third = dataset.task("math", 2)
     assert third.messages is not None
-    assert [(m.role, m.content) for m in third.messages] == [
-        ("system", "Think."),
-        ("user", "2 + 2 = ? Pay $5."),
-    ]
+    assert [(m.role, m.content) for m in third.messages] == [("system", "Think."), ("user", "2 + 2 = ? Pay $5.")]
     assert (third.workflow, third.answer, int(third.data["level"])) == ("math", "it is #### 4", 7)
 
 

@@ -1,5 +1,3 @@
-"""What a taskset produces next, whenever it is killed."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +19,7 @@ def progress(last: TasksetPosition | None = None, *, ahead: int = 4, epochs: int
     return TasksetProgress("set", DATASET, ahead=ahead, epochs=epochs, eval_interval=10, last=last)
 
 
-@given(
-    ahead=st.integers(1, 20),
-    events=st.lists(st.sampled_from(EVENTS), max_size=200),
-)
+@given(ahead=st.integers(1, 20), events=st.lists(st.sampled_from(EVENTS), max_size=200))
 def test_every_line_is_produced_once_and_never_too_far_ahead(ahead: int, events: list[str]) -> None:
     state = progress(ahead=ahead)
     committed: TasksetPosition | None = None

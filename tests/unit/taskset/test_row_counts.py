@@ -1,5 +1,3 @@
-"""Files that say more rows, or columns, than they have bytes for."""
-
 import io
 
 import pyarrow as pa

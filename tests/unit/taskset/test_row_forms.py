@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from schemas import Task
+from tests.support.narrowing import some
 from workers.taskset.dataset import load
 from workers.taskset.description import DatasetError
 from workers.taskset.formatters import _text
@@ -25,8 +26,7 @@ MATH = 'workflow = "math"\nprompt = "${question}"\nanswer = "${answer}"\n'
 
 def tasks(folder: Path, name: str, more: str = MATH, **options: Any) -> list[Task]:
     (folder / "set.toml").write_text(f'[[train]]\npath = "{name}"\n{more}')
-    train = load(folder / "set.toml", order="sequential", **options).train
-    assert train is not None
+    train = some(load(folder / "set.toml", order="sequential", **options).train)
     return [train.task("t", place) for place in range(train.size or 0)]
 
 
@@ -75,15 +75,10 @@ def test_a_column_is_written_as_an_answer_can_have_it(tmp_path: Path, kind: str)
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        ("42.0", "42"),
-        ("1e16", "10000000000000000"),
-        ("0.00001", "0.00001"),
-        ("1180591620717411303424", "1180591620717411303424"),
-        ("false", "false"),
-        ("0", "0"),
-        ('"1e16"', "1e16"),
+        ("42.0", "42"), ("1e16", "10000000000000000"), ("0.00001", "0.00001"),
+        ("1180591620717411303424", "1180591620717411303424"), ("false", "false"), ("0", "0"), ('"1e16"', "1e16"),
     ],
-)
+)  # fmt: skip
 def test_a_number_of_json_likewise(tmp_path: Path, number: str, text: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"question": "a?", "answer": {number}}}\n')
     assert tasks(tmp_path, "a.jsonl")[0].answer == text
@@ -222,9 +217,7 @@ def test_rows_that_are_tasks_may_have_a_mark_and_be_packed(tmp_path: Path, name:
         ("a.arrow", b"", MATH, "a.arrow: this is no Arrow data"),
     ],
 )
-def test_what_is_wrong_with_text_is_told_with_its_line(
-    tmp_path: Path, name: str, content: bytes, more: str, message: str
-) -> None:
+def test_wrong_text_is_told_with_its_line(tmp_path: Path, name: str, content: bytes, more: str, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError, match=message):
         tasks(tmp_path, name, more)
@@ -259,9 +252,7 @@ def test_columns_without_a_name_and_long_fields(tmp_path: Path) -> None:
         ("*/*.csv", ["x" * 160 + "/x.csv", "y/x.csv"], ["part-0", "part-1"]),
     ],
 )
-def test_files_that_are_called_alike_have_ids_of_their_own(
-    tmp_path: Path, pattern: str, names: list[str], ids: list[str]
-) -> None:
+def test_files_called_alike_have_own_ids(tmp_path: Path, pattern: str, names: list[str], ids: list[str]) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(gzip.compress(CSV) if name.endswith("gz") else CSV)

@@ -1,9 +1,8 @@
-"""Trace context as strings, and broken strings."""
-
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
+from tests.support.narrowing import some
 from trinity_bus.telemetry import as_current, links, parent_context, span_context, traceparent
 
 ONE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -17,8 +16,7 @@ def test_a_span_becomes_a_string_and_back() -> None:
         text = traceparent()
         inner = tracer.start_span("inner", context=parent_context(text))
         assert text == traceparent(outer)
-    found = span_context(text)
-    assert found is not None
+    found = some(span_context(text))
     assert (found.trace_id, found.span_id) == (outer.get_span_context().trace_id, outer.get_span_context().span_id)
     assert inner.get_span_context().trace_id == found.trace_id
     assert found.is_remote

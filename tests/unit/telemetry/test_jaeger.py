@@ -19,14 +19,9 @@ AT = 1_700_000_000 * 10**9
 
 def span(trace: str, span_id: str, name: str, at_ns: int = AT, **more: Any) -> dict[str, Any]:
     return {
-        "traceId": trace,
-        "spanId": span_id * 16,
-        "name": name,
-        "startTimeUnixNano": str(at_ns),
-        "endTimeUnixNano": str(at_ns + 1000),
-        "status": {},
-        **more,
-    }
+        "traceId": trace, "spanId": span_id * 16, "name": name, "startTimeUnixNano": str(at_ns),
+        "endTimeUnixNano": str(at_ns + 1000), "status": {}, **more,
+    }  # fmt: skip
 
 
 def answer(service: str, *spans: dict[str, Any]) -> dict[str, Any]:

@@ -74,11 +74,7 @@ def test_an_endpoint_takes_log_lines_with_their_traces(collector: HTTPServer) ->
             resources.append({entry.key: entry.value.string_value for entry in resource_logs.resource.attributes})
             records += [line for scope in resource_logs.scope_logs for line in scope.log_records]
     told = [(line.severity_text, line.body.string_value, line.trace_id.hex()) for line in records]
-    assert told == [
-        ("INFO", "the engine starts", ""),
-        ("WARN", "task t1 failed", trace_id),
-        ("ERROR", "it broke", ""),
-    ]
+    assert told == [("INFO", "the engine starts", ""), ("WARN", "task t1 failed", trace_id), ("ERROR", "it broke", "")]
     assert records[0].time_unix_nano < records[0].observed_time_unix_nano
     assert {resource["service.name"] for resource in resources} == {"explorer"}
     assert {resource["service.instance.id"] for resource in resources} == {"explorer-0"}
@@ -110,9 +106,7 @@ def test_lines_are_held_no_longer_than_the_block() -> None:
 
 
 @pytest.mark.parametrize("name", ["aiokafka", "megatron"])
-def test_libraries_that_print_their_every_configuration_are_quiet_in_a_terminal(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_that_print_their_configuration_are_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     console()
     logger = logging.getLogger(f"{name}.core")

@@ -1,5 +1,3 @@
-"""Instruments of the mesh."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Where the time of slots and of the trainer goes."""
-
 import pytest
 
 from trinity_bus.telemetry.occupancy import Occupancy

@@ -1,5 +1,3 @@
-"""Where telemetry goes, and that it gets there."""
-
 import json
 import os
 import socket
@@ -47,17 +45,11 @@ def test_spans_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     spans = {found.name: found for found in load_spans(run)}
     assert list(spans) == ["other", "child", "parent"], "in the order of their start"
     assert spans["child"] == SpanRecord(
-        trace_id=f"{span.get_span_context().trace_id:032x}",
-        span_id=f"{child.get_span_context().span_id:016x}",
-        parent_id=f"{span.get_span_context().span_id:016x}",
-        name="child",
-        service="explorer",
-        instance="explorer-0",
-        start_ns=3,
-        end_ns=1_000_000_003,
-        error="it broke",
+        trace_id=f"{span.get_span_context().trace_id:032x}", span_id=f"{child.get_span_context().span_id:016x}",
+        parent_id=f"{span.get_span_context().span_id:016x}", name="child", service="explorer", instance="explorer-0",
+        start_ns=3, end_ns=1_000_000_003, error="it broke",
         attributes={"s": "text", "i": 1 << 60, "f": 0.5, "b": True, "l": ["a", "b"]},
-    )
+    )  # fmt: skip
     assert spans["child"].seconds == 1.0
     assert spans["parent"].parent_id is None
     assert spans["parent"].error is None
@@ -113,9 +105,7 @@ def test_without_a_place_a_context_is_passed_on_as_it_came() -> None:
     assert traceparent(tracer.start_span("x", context=parent_context(None))) is None
 
 
-def test_an_endpoint_takes_spans_and_metrics(
-    collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_endpoint_takes_both_signals(collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_port}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
@@ -158,13 +148,9 @@ def test_a_collector_that_never_answers_delays_the_end_by_the_limit_and_costs_no
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{black_hole.getsockname()[1]}"}
         # Far below the exporters' own limit of ten seconds for each batch, of which there are six.
         done = subprocess.run(
-            [sys.executable, "-c", AGAINST_A_BLACK_HOLE],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-c", AGAINST_A_BLACK_HOLE], env=environment, capture_output=True, text=True, check=False,
             timeout=60,
-        )
+        )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert 0.5 <= float(done.stdout) < 5.0
     (line,) = [line for line in done.stderr.splitlines() if "lost" in line]

@@ -1,5 +1,3 @@
-"""The tree of a task: what belongs to it, and how it prints."""
-
 import io
 
 import pytest
@@ -27,17 +25,10 @@ def span(
     **attributes: AnyValue,
 ) -> SpanRecord:
     return SpanRecord(
-        trace_id=trace,
-        span_id=span_id,
-        parent_id=parent,
-        name=name,
-        service=service,
-        start_ns=at_ms * MS,
-        end_ns=at_ms * MS + round(ms * MS),
-        error=error,
-        links=links,
+        trace_id=trace, span_id=span_id, parent_id=parent, name=name, service=service, start_ns=at_ms * MS,
+        end_ns=at_ms * MS + round(ms * MS), error=error, links=links,
         attributes={key.replace("__", "."): value for key, value in attributes.items()},
-    )
+    )  # fmt: skip
 
 
 MESH = [

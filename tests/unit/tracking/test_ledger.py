@@ -9,7 +9,9 @@ import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, StepEnded, StepTrained
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
+from tests.support.fakes.mesh_records import step_trained
 from tests.support.fakes.received import received as at_place
+from tests.support.narrowing import some
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.table import MetricsLine, line_of
 
@@ -18,19 +20,7 @@ LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
 
 
 def step(number: int, **more: Any) -> StepTrained:
-    told: dict[str, Any] = {"metrics": {"loss": 0.5, "bad": float("nan")}, **more}
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation="i",
-        model="policy",
-        step=number,
-        version=number,
-        publish=True,
-        checksum="0" * 64,
-        master_address="127.0.0.1",
-        master_port=0,
-        **told,
-    )
+    return step_trained(number, **{"metrics": {"loss": 0.5, "bad": float("nan")}, **more})
 
 
 def line(offset: int) -> MetricsLine:
@@ -45,11 +35,7 @@ def test_what_has_metrics_of_a_step_is_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "follows", "name"),
-    [
-        ("trainer-0", None, "loss"),
-        ("trainer-0/sft", None, "sft/loss"),
-        ("replay-3", "trainer-0/grpo", "replay-3/loss"),
-    ],
+    [("trainer-0", None, "loss"), ("trainer-0/sft", None, "sft/loss"), ("replay-3", "trainer-0/grpo", "replay-3/loss")],
 )
 def test_steps_that_make_no_version_are_told_by_whose_they_are(trainer: str, follows: str | None, name: str) -> None:
     who = {"trainer": trainer, "follows": follows, "incarnation": "i", "run": "r", "model": "policy"}
@@ -64,8 +50,7 @@ def test_a_batch_tells_when_it_is_finalized(kind: Any, wanted: int) -> None:
             batch_id="b", batch_type=kind, state=state, sequence=4, min_version=9, metrics={"rollout/reward/mean": 1.0}
         )
 
-    found = line_of(received(batch(BatchLifecycleState.FINALIZED), BATCHES))
-    assert found is not None
+    found = some(line_of(received(batch(BatchLifecycleState.FINALIZED), BATCHES)))
     assert (found.step, found.metrics) == (wanted, {"rollout/reward/mean": 1.0})
     assert line_of(received(batch(BatchLifecycleState.RUNNING), BATCHES)) is None
 

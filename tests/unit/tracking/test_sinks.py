@@ -1,5 +1,3 @@
-"""What is written for others' pages: after any end, and after the rest was written, each line is there once."""
-
 from collections import Counter
 from pathlib import Path
 
@@ -34,9 +32,7 @@ def test_tensorboard_has_each_line_once_wherever_its_file_was_cut(tmp_path: Path
         assert again.lines == len(LINES)
 
 
-def test_wandb_offline_has_each_line_once_after_it_was_written_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_offline_has_each_line_once_when_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not part of the environment of tests")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -1,5 +1,7 @@
 """Whatever comes, in whatever order, a view keeps no more than its limits, and what is newest."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,84 +30,44 @@ numbers = st.integers(0, 20)
 texts = st.text(max_size=30)
 metrics = st.dictionaries(st.text(min_size=1, max_size=20), st.floats(0, 1), max_size=5)
 
+who = {"explorer": names, "incarnation": lives}
+
+
+def just(**values: object) -> dict[str, Any]:
+    return {name: st.just(value) for name, value in values.items()}
+
+
+RUNNERS = [RunnerState(runner="e/0", state="idle", pid=1)]
 records = st.one_of(
     st.builds(
-        BatchRecord,
-        batch_id=names,
-        batch_type=st.just("train"),
-        state=st.sampled_from(BatchLifecycleState),
-        sequence=st.just(0),
-        expected_task_count=st.just(4),
-        reason=texts,
-        metrics=metrics,
+        BatchRecord, batch_id=names, state=st.sampled_from(BatchLifecycleState), reason=texts, metrics=metrics,
+        **just(batch_type="train", sequence=0, expected_task_count=4),
     ),
-    st.builds(BatchSkipped, batch_id=names, sequence=st.just(1), reason=texts, client=names),
+    st.builds(BatchSkipped, batch_id=names, reason=texts, client=names, **just(sequence=1)),
     st.builds(
-        ExplorerHeartbeat,
-        explorer=names,
-        incarnation=lives,
-        state=st.sampled_from(["starting", "ready", "syncing", "draining"]),
-        slots=st.just(1),
-        model_version=numbers,
-        tokens_generated=numbers,
+        ExplorerHeartbeat, **who, state=st.sampled_from(["starting", "ready", "syncing", "draining"]),
+        model_version=numbers, tokens_generated=numbers, **just(slots=1),
+    ),
+    st.builds(RunnersReport, **who, **just(runners=RUNNERS)),
+    st.builds(ExplorerLeft, **who),
+    st.builds(
+        WeightsSynced, **who, version=numbers, ok=st.booleans(), checksum=texts, error=texts,
+        **just(model="policy", epoch=1),
     ),
     st.builds(
-        RunnersReport,
-        explorer=names,
-        incarnation=lives,
-        runners=st.just([RunnerState(runner="e/0", state="idle", pid=1)]),
-    ),
-    st.builds(ExplorerLeft, explorer=names, incarnation=lives),
-    st.builds(
-        WeightsSynced,
-        explorer=names,
-        incarnation=lives,
-        model=st.just("policy"),
-        version=numbers,
-        epoch=st.just(1),
-        ok=st.booleans(),
-        checksum=texts,
-        error=texts,
+        StepTrained, incarnation=lives, model=st.sampled_from(["policy", "other"]), step=numbers, version=numbers,
+        again=st.booleans(), metrics=metrics, checksum=texts, checkpoint=texts,
+        **just(trainer="t", publish=True, master_address="127.0.0.1", master_port=1),
     ),
     st.builds(
-        StepTrained,
-        trainer=st.just("t"),
-        incarnation=lives,
-        model=st.sampled_from(["policy", "other"]),
-        step=numbers,
-        version=numbers,
-        publish=st.just(True),
-        again=st.booleans(),
-        metrics=metrics,
-        checksum=texts,
-        checkpoint=texts,
-        master_address=st.just("127.0.0.1"),
-        master_port=st.just(1),
+        PublishedVersion, version=numbers, step=numbers, trainer_incarnation=lives, checksum=texts,
+        **just(model="policy", method="gloo", trainer="t"),
     ),
     st.builds(
-        PublishedVersion,
-        model=st.just("policy"),
-        version=numbers,
-        step=numbers,
-        method=st.just("gloo"),
-        trainer=st.just("t"),
-        trainer_incarnation=lives,
-        checksum=texts,
+        RolloutFinished, **who, task_id=names, batch_id=names, error=texts,
+        **just(attempt=1, batch_type="train", status="failed", completed_runs=0, total_runs=1),
     ),
-    st.builds(
-        RolloutFinished,
-        explorer=names,
-        incarnation=lives,
-        task_id=names,
-        attempt=st.just(1),
-        batch_id=names,
-        batch_type=st.just("train"),
-        status=st.just("failed"),
-        completed_runs=st.just(0),
-        total_runs=st.just(1),
-        error=texts,
-    ),
-)
+)  # fmt: skip
 histories = st.lists(st.tuples(records, st.floats(0, 100)), max_size=120)
 
 

@@ -1,5 +1,3 @@
-"""What a step was made of, also where part of it is gone."""
-
 from typing import Any
 
 from msgspec.structs import replace

@@ -1,20 +1,10 @@
-"""The view of a mesh, fed with records as the topics have them."""
-
 import pytest
 from rich.console import Console
 
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    ExplorerHeartbeat,
-    ExplorerLeft,
-    Member,
-    ModelVersion,
-    RolloutFinished,
-    StepTrained,
-    WeightsSynced,
-)
+from schemas import BatchLifecycleState, BatchRecord, ExplorerLeft, RolloutFinished, StepTrained, WeightsSynced
 from schemas.record import BatchType, Metrics
+from tests.support.fakes.announcements import announced
+from tests.support.fakes.mesh_records import explorer_beat, step_trained, weights_synced
 from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.view import MeshState
 from workers.watch.render import mesh, sparkline
@@ -26,52 +16,18 @@ def batch(
     state: BatchLifecycleState, *, sequence: int = 1, reward: float | None = None, batch_type: BatchType = "train"
 ) -> BatchRecord:
     return BatchRecord(
-        batch_id=f"b{sequence}",
-        batch_type=batch_type,
-        state=state,
-        sequence=sequence,
-        expected_task_count=4,
+        batch_id=f"b{sequence}", batch_type=batch_type, state=state, sequence=sequence, expected_task_count=4,
         completed_task_count=4 if state is State.FINALIZED else 0,
         metrics={} if reward is None else {"rollout/reward/mean": reward},
-    )
-
-
-def heartbeat(
-    name: str = "explorer-0", *, incarnation: str = "a", tokens: int = 0, version: int = 0
-) -> ExplorerHeartbeat:
-    return ExplorerHeartbeat(
-        explorer=name, incarnation=incarnation, state="ready", slots=8, model_version=version, tokens_generated=tokens
-    )
+    )  # fmt: skip
 
 
 def trained(step: int, batch_id: str | None) -> StepTrained:
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation="t",
-        model="policy",
-        step=step,
-        version=step,
-        publish=True,
-        batch_id=batch_id,
-        metrics={"loss": 0.5},
-        checksum="c" * 64,
-        master_address="127.0.0.1",
-        master_port=1,
-        seconds=0.4,
-    )
+    return step_trained(step, batch_id=batch_id, metrics={"loss": 0.5}, seconds=0.4)
 
 
-def synced(name: str, version: int, *, ok: bool = True, error: str = "link broke") -> WeightsSynced:
-    return WeightsSynced(
-        explorer=name,
-        incarnation="a",
-        model="policy",
-        version=version,
-        epoch=1,
-        ok=ok,
-        checksum="c" * 64,
-        error=None if ok else error,
-    )
+def synced(name: str, version: int, error: str | None = None) -> WeightsSynced:
+    return weights_synced(name, version, ok=error is None, checksum="c" * 64, error=error)
 
 
 def test_a_batch_is_followed_from_running_to_its_reward() -> None:
@@ -104,19 +60,19 @@ def test_the_start_is_no_step_of_training() -> None:
 def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
     view = MeshState()
     for second in range(20):
-        view.apply(heartbeat(tokens=second * second), float(second))
+        view.apply(explorer_beat(tokens_generated=second * second), float(second))
     assert view.explorers["explorer-0"].tokens_per_s == pytest.approx((19**2 - 14**2) / 5)
-    view.apply(heartbeat(incarnation="b", tokens=3), 20.0)
+    view.apply(explorer_beat(incarnation="b", tokens_generated=3), 20.0)
     assert view.tokens_per_s == 0.0
 
 
 def test_explorers_that_left_or_fell_silent_are_not_alive() -> None:
     view = MeshState()
     for name in ("explorer-0", "explorer-1", "explorer-2"):
-        view.apply(heartbeat(name), 0.0)
+        view.apply(explorer_beat(name), 0.0)
     view.apply(ExplorerLeft(explorer="explorer-0", incarnation="a"), 1.0)
     view.apply(ExplorerLeft(explorer="explorer-1", incarnation="another-life"), 1.0)
-    view.apply(heartbeat("explorer-2"), 20.0)
+    view.apply(explorer_beat("explorer-2", model_version=0), 20.0)
     assert [e.name for e in view.alive()] == ["explorer-2"]
     assert view.explorers["explorer-1"].state == "ready"
     assert view.serving(0) == ["explorer-2"]
@@ -125,7 +81,7 @@ def test_explorers_that_left_or_fell_silent_are_not_alive() -> None:
 def test_a_sync_is_known_before_its_step_and_its_explorer_are() -> None:
     view = MeshState()
     view.apply(synced("explorer-0", 1), 2.0)
-    view.apply(heartbeat("explorer-0", version=0), 1.0)
+    view.apply(explorer_beat(model_version=0), 1.0)
     view.apply(trained(1, "b1"), 1.5)
     assert view.synced(1)["explorer-0"].checksum == view.trained[0].checksum
     view.apply(synced("explorer-0", 1), 2.0)
@@ -135,8 +91,8 @@ def test_a_sync_is_known_before_its_step_and_its_explorer_are() -> None:
 
 def test_failures_are_kept_for_people() -> None:
     view = MeshState()
-    view.apply(heartbeat(), 0.0)
-    view.apply(synced("explorer-0", 1, ok=False), 1.0)
+    view.apply(explorer_beat(), 0.0)
+    view.apply(synced("explorer-0", 1, "link broke"), 1.0)
     view.apply(
         RolloutFinished(
             explorer="explorer-0",
@@ -185,26 +141,11 @@ def test_the_reward_among_the_metrics(metrics: Metrics, reward: float | None) ->
 
 def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> None:
     view = MeshState()
-    view.apply(heartbeat(), 0.0)
+    view.apply(explorer_beat(), 0.0)
     view.apply(batch(State.FINALIZED, reward=0.25), 1.0)
     view.apply(trained(1, "b1"), 1.0)
-    view.apply(
-        ModelVersion(
-            model="policy",
-            version=1,
-            step=1,
-            method="gloo",
-            epoch=1,
-            members=[Member(explorer="explorer-0", incarnation="a", rank=1)],
-            trainer="trainer-0",
-            trainer_incarnation="t",
-            master_address="127.0.0.1",
-            master_port=1,
-            checksum="c" * 64,
-        ),
-        1.0,
-    )
-    view.apply(synced("explorer-0", 1, ok=False, error="[bold]not markup[/]"), 1.0)
+    view.apply(announced(1, "explorer-0"), 1.0)
+    view.apply(synced("explorer-0", 1, "[bold]not markup[/]"), 1.0)
     console = Console(width=120, force_terminal=False)
     with console.capture() as captured:
         console.print(mesh(view, {"tasks": 3, "explorer-events": 0}))

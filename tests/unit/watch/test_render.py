@@ -5,15 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    CoordinatorHeartbeat,
-    ExplorerLeft,
-    RunnersReport,
-    RunnerState,
-    RunningAttempt,
-)
+from schemas import BatchLifecycleState, BatchRecord, ExplorerLeft, RunnersReport, RunnerState, RunningAttempt
+from tests.support.fakes.mesh_records import coordinator_beat
 from trinity_bus.view import MeshState, state_table
 from workers.watch.render import all_batches_table, mesh, runners_table, span
 
@@ -85,17 +78,8 @@ def test_runners_are_shown_with_what_they_are_at_until_their_explorer_leaves() -
 def test_status_tells_of_the_coordinator_that_works() -> None:
     view = MeshState()
     assert "open batches" not in "\n".join(printed(mesh(view)))
-    beat = CoordinatorHeartbeat(
-        coordinator="coordinator-7",
-        incarnation="x",
-        open_batches=2,
-        open_tasks=60,
-        running_attempts=16,
-        max_timeout_s=300.0,
-        attempts_per_task=3,
-        dynamic_timeout_s=12.5,
-    )
-    view.apply(beat, 10.0)
+    counts = {"open_batches": 2, "open_tasks": 60, "running_attempts": 16, "dynamic_timeout_s": 12.5}
+    view.apply(coordinator_beat(coordinator="coordinator-7", **counts), 10.0)
     view.tick(14.0)
     shown = "\n".join(printed(mesh(view), 160))
     assert "coordinator-7: 2 open batches, 60 open tasks, 16 running attempts, 12.5 s for each, heard 4 s ago" in shown

@@ -33,9 +33,7 @@ def test_every_tensor_has_one_place_in_order_and_none_overlap(tensors: list[Tens
 
 
 @given(metas, st.integers(1, 2000))
-def test_a_bucket_is_closed_only_when_the_next_tensor_does_not_fit(
-    tensors: list[TensorMeta], bucket_bytes: int
-) -> None:
+def test_a_bucket_is_closed_when_the_next_tensor_does_not_fit(tensors: list[TensorMeta], bucket_bytes: int) -> None:
     buckets = plan(tensors, bucket_bytes)
     for bucket, following in itertools.pairwise(buckets):
         padded = -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.narrowing import some
 from trinity_bus.weights.delta import Bytes, Change, apply, encode, payload_size
 from trinity_bus.weights.errors import DeltaError
 from trinity_bus.weights.layout import ITEM_SIZES, Bucket, TensorMeta, plan
@@ -38,15 +39,14 @@ def joined(parts: Any) -> Bytes:
 
 
 @given(metas, st.integers(1, 4000), st.integers(0, 1 << 32), st.sampled_from([0.0, 0.01, 0.3, 1.0]))
-def test_a_delta_applied_to_its_base_is_its_target(
+def test_a_delta_leads_from_its_base_to_its_target(
     tensors: list[TensorMeta], size: int, seed: int, share: float
 ) -> None:
     rng = np.random.default_rng(seed)
     layout = plan(tensors, size)
     base = buffers(layout, rng)
     target = changed(layout, base, rng, share)
-    delta = encode(layout, base, target, NO_LIMIT)
-    assert delta is not None
+    delta = some(encode(layout, base, target, NO_LIMIT))
     assert payload_size(layout, delta.changes) == delta.nbytes
     for _ in range(2):  # a second time it changes nothing
         apply(layout, base, delta.changes, joined(delta.payload))
@@ -60,8 +60,7 @@ def test_distances_take_as_few_bytes_as_they_need(gap: int) -> None:
     target = [base[0].copy()]
     for element in (3, 3 + 1 + gap):
         target[0][2 * element] = 1
-    delta = encode(layout, base, target, NO_LIMIT)
-    assert delta is not None
+    delta = some(encode(layout, base, target, NO_LIMIT))
     width = 1 if gap < 256 else 2 if gap < 65_536 else 4
     assert delta.changes == (Change(0, 2, width),)
     apply(layout, base, delta.changes, joined(delta.payload))
@@ -72,8 +71,7 @@ def test_zeros_of_either_sign_and_numbers_that_are_none_are_told_apart() -> None
     layout = plan([TensorMeta("w", "float32", (3,))], 1 << 10)
     base = [np.array([0.0, np.nan, 1.0], np.float32).view(np.uint8)]
     target = [np.array([-0.0, np.nan, 1.0], np.float32).view(np.uint8)]
-    delta = encode(layout, base, target, NO_LIMIT)
-    assert delta is not None
+    delta = some(encode(layout, base, target, NO_LIMIT))
     assert delta.changes == (Change(0, 1, 1),)
 
 
@@ -82,8 +80,7 @@ def test_what_is_not_smaller_is_no_delta() -> None:
     base = [np.zeros(2000, np.uint8)]
     few, all_of_it = base[0].copy(), np.ones(2000, np.uint8)
     few[:200:20] = 1
-    sparse = encode(layout, base, [few], 2000)
-    assert sparse is not None
+    sparse = some(encode(layout, base, [few], 2000))
     assert sparse.nbytes == 10 * 3
     assert encode(layout, base, [few], 30) is None
     assert encode(layout, base, [all_of_it], 2000) is None
@@ -92,16 +89,11 @@ def test_what_is_not_smaller_is_no_delta() -> None:
 @pytest.mark.parametrize(
     ("changes", "payload"),
     [
-        ([Change(2, 1, 1)], 3),
-        ([Change(0, 1, 1), Change(0, 1, 1)], 6),
-        ([Change(1, 1, 1), Change(0, 1, 1)], 6),
-        ([Change(-1, 1, 1)], 3),
-        ([Change(0, 1, 3)], 5),
-        ([Change(0, 5, 1)], 15),
-        ([Change(0, 0, 1)], 0),
+        ([Change(2, 1, 1)], 3), ([Change(0, 1, 1), Change(0, 1, 1)], 6), ([Change(1, 1, 1), Change(0, 1, 1)], 6),
+        ([Change(-1, 1, 1)], 3), ([Change(0, 1, 3)], 5), ([Change(0, 5, 1)], 15), ([Change(0, 0, 1)], 0),
         ([Change(0, 1, 1)], 4),
     ],
-)
+)  # fmt: skip
 def test_changes_that_do_not_fit_the_layout_are_refused(changes: list[Change], payload: int) -> None:
     layout = plan([TensorMeta("a", "bfloat16", (4,)), TensorMeta("b", "bfloat16", (4,))], 1 << 10)
     with pytest.raises(DeltaError):

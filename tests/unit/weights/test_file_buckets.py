@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from tests.support.narrowing import some
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.staging import FileBuckets, Staged, Staging
 from trinity_bus.weights.tensor_file import write_tensors
@@ -61,8 +62,7 @@ def both(folder: Path, tensors: dict[str, torch.Tensor], dtype: str | None = Non
     for where in (None, folder):
         staging = Staging(bucket_bytes=640, retain=1, dtype=dtype, chunks=True)
         checksum = staging.stage(1, tensors.items(), where).checksum
-        staged = staging.find(checksum)
-        assert staged is not None
+        staged = some(staging.find(checksum))
         found.append(staged)
     return found[0], found[1]
 

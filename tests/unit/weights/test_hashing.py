@@ -16,9 +16,7 @@ def content(parts: list[bytes], piece: int) -> str:
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.integers(1, 20), st.integers(1, 3))
-def test_the_digest_is_that_of_the_pieces_in_order_however_many_threads(
-    parts: list[bytes], piece: int, threads: int
-) -> None:
+def test_the_digest_is_of_the_pieces_in_order_by_any_threads(parts: list[bytes], piece: int, threads: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(layout, "PIECE", piece)
         with ContentHash(threads) as digest:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, pull, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.layout import TransferManifest, chunk_hash
 from trinity_bus.weights.pull.server import WeightServer
-from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.receiver import WeightReceiver
 
 
 def model(value: float) -> dict[str, torch.Tensor]:
@@ -48,11 +49,6 @@ class Preparation:
 
 def begin(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> None:
     receiver.start(source(announcement(server, version, checksum, "a"), "a", 5))
-
-
-def pull(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> TransferProgress:
-    begin(server, receiver, version, checksum)
-    return settled(receiver)
 
 
 def test_what_is_verified_is_prepared_before_it_can_be_taken(server: WeightServer) -> None:
@@ -96,8 +92,7 @@ def test_a_preparation_that_is_cancelled_ends_at_the_next_tensor(server: WeightS
     receiver = WeightReceiver(prepare=preparation)
     begin(server, receiver, 0, server.stage(0, model(1).items()))
     assert preparation.begun.wait(10)
-    transfer = receiver._transfer
-    assert transfer is not None
+    transfer = some(receiver._transfer)
     receiver.cancel()
     preparation.go_on.set()
     wait_until(lambda: transfer.over)

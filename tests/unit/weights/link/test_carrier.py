@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.weights.carrier import HeldVersion
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError, WeightTransferError
@@ -146,8 +147,7 @@ def test_what_was_under_way_when_the_sender_was_lost_changes_nothing_any_more(pa
     # The other side is gone, as far as the channel tells; its link lives, and still sends into what was asked for.
     pair.taking._connection.shutdown(socket.SHUT_RD)
     assert "the other side is gone" in str(took())
-    late = pair.sender._link
-    assert late is not None
+    late = some(pair.sender._link)
     link, there = late, torch.full((PIECE,), 255, dtype=torch.uint8)
     bucket, start, end = pair.chunks[3]
     work = link.broadcast(there[: end - start])
@@ -159,9 +159,7 @@ def test_what_was_under_way_when_the_sender_was_lost_changes_nothing_any_more(pa
     assert isinstance(sent(), LinkError)
 
 
-def test_a_piece_that_cannot_be_asked_for_costs_no_buffer_but_its_own(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_that_cannot_be_asked_for_costs_its_own_buffer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(link: Link, tensor: torch.Tensor) -> None:
         link._in_flight.append(tensor)
         raise LinkError("the link broke")

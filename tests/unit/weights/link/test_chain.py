@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +10,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.pulls import CHUNKED
+from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, settled, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.weights.carrier import HeldVersion
 from trinity_bus.weights.link.carrier import LinkSender, LinkTaker
 from trinity_bus.weights.link.link import Link
@@ -21,8 +22,7 @@ from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 NAMES = ("a", "b", "c", "d")
-WEIGHTS = {f"w{i}": torch.full((1 << 19,), float(i)) for i in range(6)}
-"""Six buckets of eight chunks."""
+WEIGHTS = CHUNKED
 SIZE = sum(tensor.nbytes for tensor in WEIGHTS.values())
 
 
@@ -62,20 +62,14 @@ class LinkedMembers:
             if receiver.progress.state == "idle":
                 continue
             assert settled(receiver, 60).state == "ready", receiver.progress
-            assert all(torch.equal(tensor, weights[name]) for name, tensor in receiver.take())
+            assert_takes(receiver, weights)
 
     @contextmanager
     def victim(self) -> Iterator[subprocess.Popen[bytes]]:
         """Provide a process that has one bucket of it, passes that on, and takes no more."""
         announcement(self.server, 0, self.checksum, "victim")
-        host, port = self.server.address
-        with subprocess.Popen(
-            [sys.executable, "-m", "tests.support.faults.pulls", "take", host, str(port), self.checksum, "gloo"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"first\n"
+        with peer("take", *self.server.address, self.checksum, "gloo") as process:
+            assert line_of(process) == b"first\n"
             yield process
             process.kill()
 
@@ -146,19 +140,6 @@ def test_what_a_member_passes_on_wrong_goes_no_further(fleet: LinkedMembers, mon
     assert fleet.sent_by_trainer == 3 * SIZE
 
 
-@pytest.mark.parametrize(("host", "fan_out"), [("127.0.0.2", False), ("127.0.0.1", True)])
-def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_itself(
-    host: str, *, fan_out: bool
-) -> None:
-    server, receiver = WeightServer(host, fan_out=fan_out, method="gloo"), WeightReceiver()
-    announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
-    receiver.start(source(announced, "a", 20))
-    assert settled(receiver).state == "ready", receiver.progress
-    assert receiver._relay._holding is None
-    receiver.close()
-    server.close()
-
-
 def test_who_joins_late_takes_it_from_a_member_that_has_it(fleet: LinkedMembers) -> None:
     fleet.round("a")
     fleet.all_have_it()
@@ -173,9 +154,7 @@ def test_who_joins_late_takes_it_from_a_member_that_has_it(fleet: LinkedMembers)
 
 
 @pytest.mark.parametrize("who", ["member", "trainer"])
-def test_at_its_end_nobody_leaves_a_thread_in_an_operation(
-    fleet: LinkedMembers, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+def test_no_thread_is_left_in_an_operation(fleet: LinkedMembers, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """One that came back from torch when the interpreter is gone would abort the process."""
     waits = threading.Event()
     wait = Link.wait
@@ -194,8 +173,7 @@ def test_at_its_end_nobody_leaves_a_thread_in_an_operation(
     monkeypatch.setattr(other, does, stands_still)
     fleet.round("a")
     assert waits.wait(20)
-    transfer = fleet.members["a"]._transfer
-    assert transfer is not None
+    transfer = some(fleet.members["a"]._transfer)
     assert not transfer.over
     if who == "member":
         fleet.members["a"].close()

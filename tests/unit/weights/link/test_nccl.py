@@ -34,9 +34,7 @@ def test_one_that_never_comes_is_waited_for_as_long_as_the_limit() -> None:
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_a_link_has_no_watchdog_and_other_groups_keep_theirs(
-    before: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_has_no_watchdog_and_others_keep_theirs(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(_NAME, raising=False)
     if before is not None:
         monkeypatch.setenv(_NAME, before)

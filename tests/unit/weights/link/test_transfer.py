@@ -1,7 +1,5 @@
 """Real gloo links between threads and between processes."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas import ModelVersion
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
@@ -39,14 +36,6 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[WeightReceiver]:
     made.close()
 
 
-def take(publisher: WeightServer, receiver: WeightReceiver, announced: ModelVersion) -> dict[str, torch.Tensor]:
-    receiver.start(source(announced, "a", 15))
-    progress = settled(receiver)
-    assert progress.state == "ready", progress.error
-    assert progress.checksum == announced.checksum
-    return {name: tensor.clone() for name, tensor in receiver.take()}
-
-
 def places(publisher: WeightServer, version: int) -> set[int]:
     """Where the buffers of a version lie."""
     return {
@@ -54,26 +43,29 @@ def places(publisher: WeightServer, version: int) -> set[int]:
     }
 
 
-def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert list(got) == list(wanted)
-    assert all(torch.equal(got[name], wanted[name]) and got[name].dtype == wanted[name].dtype for name in wanted)
-
-
-def test_versions_arrive_whole_over_one_link_and_over_a_new_one(
-    publisher: WeightServer, receiver: WeightReceiver
+def take(
+    publisher: WeightServer,
+    receiver: WeightReceiver,
+    version: int,
+    weights: dict[str, torch.Tensor],
+    *,
+    epoch: int = 1,
 ) -> None:
+    checksum = publisher.stage(version, weights.items())
+    assert pull(publisher, receiver, version, checksum, 15, epoch=epoch).checksum == checksum
+    assert_takes(receiver, weights)
+
+
+def test_versions_arrive_whole_over_one_link_and_another(publisher: WeightServer, receiver: WeightReceiver) -> None:
     for version, epoch in ((0, 1), (1, 1), (2, 2)):
-        weights = model(version)
-        checksum = publisher.stage(version, weights.items())
-        assert_same(take(publisher, receiver, announcement(publisher, version, checksum, "a", epoch=epoch)), weights)
+        take(publisher, receiver, version, model(version), epoch=epoch)
 
 
 def test_floats_are_converted_on_the_way_and_nothing_else_is(receiver: WeightReceiver) -> None:
     weights = {"w": torch.randn(50), "ids": torch.arange(5)}
     publisher = WeightServer(bucket_bytes=BUCKET, timeout_s=5, dtype="bfloat16", method="gloo")
-    checksum = publisher.stage(0, weights.items())
-    got = take(publisher, receiver, announcement(publisher, 0, checksum, "a"))
-    assert_same(got, {"w": weights["w"].bfloat16(), "ids": weights["ids"]})
+    pull(publisher, receiver, 0, publisher.stage(0, weights.items()))
+    assert_takes(receiver, {"w": weights["w"].bfloat16(), "ids": weights["ids"]})
     publisher.close()
 
 
@@ -86,6 +78,8 @@ def test_staging_copies_and_the_checksum_is_of_the_content(publisher: WeightServ
     assert first != second
     assert publisher.stage(2, weights.items()) == first
     assert publisher.staging.versions == [1, 2]
+    with pytest.raises(WeightTransferError, match="no tensors"):
+        publisher.stage(3, [])
 
 
 def test_the_version_that_is_to_be_kept_stays_beside_the_newest(publisher: WeightServer) -> None:
@@ -99,18 +93,6 @@ def test_the_version_that_is_to_be_kept_stays_beside_the_newest(publisher: Weigh
     assert publisher.staging.versions == [4, 5]
 
 
-def test_members_have_links_of_their_own(publisher: WeightServer) -> None:
-    weights = model(3)
-    announced = announcement(publisher, 0, publisher.stage(0, weights.items()), "a", "b")
-    receivers = {name: WeightReceiver() for name in "ab"}
-    for name, receiver in receivers.items():
-        receiver.start(source(announced, name, 5))
-    for receiver in receivers.values():
-        assert settled(receiver).state == "ready"
-        assert_same({name: tensor.clone() for name, tensor in receiver.take()}, weights)
-        receiver.close()
-
-
 def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: WeightReceiver) -> None:
     # Larger than what the kernel buffers, so that the dead member is really waited for.
     publisher = WeightServer(bucket_bytes=8 << 20, timeout_s=5, method="gloo")
@@ -118,34 +100,22 @@ def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: Weig
     first = publisher.stage(0, model(0).items())
     second = publisher.stage(1, weights.items())
     started = announcement(publisher, 0, first, "victim")
-    host, port = publisher.address
-    arguments = [host, str(port), "trainer-life/1/victim", first, second]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults.transfers", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == b"here\n"
+    with peer(*publisher.address, "trainer-life/1/victim", first, second, module="transfers") as victim:
+        assert line_of(victim) == b"here\n"
         publisher.admit(started)
-        assert victim.stdout.readline() == b"taken\n"
+        assert line_of(victim) == b"taken\n"
         announced = announcement(publisher, 1, second, "victim", "a")
-        assert victim.stdout.readline() == b"first\n"
+        assert line_of(victim) == b"first\n"
         victim.kill()
-        assert_same(take(publisher, receiver, announced), weights)
+        receiver.start(source(announced, "a", 15))
+        settled(receiver)
+        assert_takes(receiver, weights)
     wait_until(lambda: publisher.staging._staged[1].leases == 0)
     # The next version goes to whoever is left, at once.
-    third = publisher.stage(2, weights.items())
     began = time.monotonic()
-    assert_same(take(publisher, receiver, announcement(publisher, 2, third, "a", epoch=2)), weights)
+    take(publisher, receiver, 2, weights, epoch=2)
     assert time.monotonic() - began < 5
     publisher.close()
-
-
-def test_nobody_at_the_address_fails_the_receiver(publisher: WeightServer, receiver: WeightReceiver) -> None:
-    announced = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"master_port": 1})
-    receiver.start(source(announced, "a", 0.3))
-    assert settled(receiver).error.startswith("LinkError: no trainer answers at 127.0.0.1:1")
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
@@ -175,27 +145,12 @@ def test_bytes_that_differ_from_their_checksum_are_not_ready(publisher: WeightSe
         receiver.start(source(announced, "a", 0.3))
 
 
-def test_a_cancelled_transfer_leaves_the_receiver_ready_for_the_next(
-    publisher: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_after_a_cancelled_transfer_comes_the_next(publisher: WeightServer, receiver: WeightReceiver) -> None:
     publisher.stage(0, model(0).items())
-    announced = announcement(publisher, 1, publisher.stage(1, model(1).items()), "a")
     receiver.start(source(announcement(publisher, 0, "0" * 64, "a"), "a", 5))
     receiver.cancel()
     assert receiver.progress.state == "idle"
-    assert_same(take(publisher, receiver, announced), model(1))
-
-
-def test_what_is_not_staged_or_announced_otherwise_is_refused(
-    publisher: WeightServer, receiver: WeightReceiver
-) -> None:
-    publisher.stage(4, model(0).items())
-    for version, complaint in ((5, "version 5 is not staged; there are [4]"), (4, "has checksum")):
-        receiver.start(source(announcement(publisher, version, "0" * 64, "a"), "a", 5))
-        assert complaint in settled(receiver).error
-        receiver.cancel()
-    with pytest.raises(WeightTransferError, match="no tensors"):
-        publisher.stage(6, [])
+    take(publisher, receiver, 1, model(1))
 
 
 def test_buffers_are_used_again_only_when_nothing_reads_them(publisher: WeightServer) -> None:

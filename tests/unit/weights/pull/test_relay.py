@@ -2,12 +2,10 @@
 
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -15,8 +13,9 @@ import torch
 
 from schemas.model_version import ModelVersion
 from tests.support.faults.pulls import CHUNKED
-from tests.support.faults.transfers import SECRET, announcement, settled, source
+from tests.support.faults.transfers import SECRET, announcement, assert_takes, line_of, peer, settled, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.weights import carrier
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError, VersionGoneError
@@ -65,11 +64,16 @@ class PassersOn:
             return
         channel.write(piece)
 
-    def come(self, name: str, announced: ModelVersion | None = None) -> None:
-        before = self.joined
-        receiver = self.members.setdefault(name, WeightReceiver())
-        receiver.start(source(announced or self.announced, name, 20))
-        wait_until(lambda: self.joined > before)
+    def come(self, *names: str, announced: ModelVersion | None = None) -> None:
+        for name in names:
+            before = self.joined
+            receiver = self.members.setdefault(name, WeightReceiver())
+            receiver.start(source(announced or self.announced, name, 20))
+            wait_until(lambda before=before: self.joined > before)  # type: ignore[misc]
+
+    def again(self, name: str, epoch: int = 2) -> None:
+        """Announce the version to a member anew, which comes."""
+        self.come(name, announced=announcement(self.server, 0, self.checksum, name, epoch=epoch))
 
     def come_late(self, *names: str, epoch: int = 2, secret: str = "1a" * 32) -> None:
         """Announce the version to others, and let those come; who has it reads the announcement as well."""
@@ -77,8 +81,7 @@ class PassersOn:
         late = announcement(self.server, 0, self.checksum, *names, epoch=epoch, secret=secret)
         for receiver in before:
             receiver.let_in(source(late, names[0], 20))
-        for name in names:
-            self.come(name, late)
+        self.come(*names, announced=late)
 
     def all_have_it(self) -> None:
         for receiver in self.members.values():
@@ -86,12 +89,17 @@ class PassersOn:
                 # It has had it before.
                 continue
             assert settled(receiver).state == "ready", receiver.progress
-            assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+            assert_takes(receiver, WEIGHTS)
+
+    def take(self, *names: str) -> None:
+        """Let these take the version, undisturbed."""
+        self.go.set()
+        self.come(*names)
+        self.all_have_it()
 
     def door(self, of: str, who: str, limit_s: float = 20) -> Source:
         """Where a member passes on what it has, as another one finds it."""
-        listener = self.members[of]._relay._listener
-        assert listener is not None
+        listener = some(self.members[of]._relay._listener)
         host, port = listener.address
         return replace(source(self.announced, who, limit_s), host=host, port=port)
 
@@ -113,10 +121,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[PassersOn]:
 
 
 def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: PassersOn) -> None:
-    for name in NAMES:
-        fleet.come(name)
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.come(*NAMES)
+    fleet.take()
     assert fleet.sent_by_trainer == SIZE
     for receiver in fleet.members.values():
         receiver.close()
@@ -124,10 +130,7 @@ def test_a_version_leaves_the_trainer_once_however_many_take_it(fleet: PassersOn
 
 
 def test_who_comes_late_takes_the_version_from_those_who_have_it(fleet: PassersOn) -> None:
-    fleet.go.set()
-    for name in NAMES:
-        fleet.come(name)
-    fleet.all_have_it()
+    fleet.take(*NAMES)
     # Nobody has anything to do any more, and yet the trainer knows whom it can name.
     fleet.go.clear()
     fleet.come_late("e", "f", "g")
@@ -143,37 +146,27 @@ def test_who_comes_late_takes_the_version_from_those_who_have_it(fleet: PassersO
     assert fleet.sent_by_trainer == SIZE
 
 
-def pulls(*arguments: object) -> "subprocess.Popen[bytes]":
-    """A process of its own that takes, has or serves a version: see ``tests.support.faults.pulls``."""
-    command = [sys.executable, "-m", "tests.support.faults.pulls", *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
 def test_who_comes_late_and_takes_from_one_that_is_killed_takes_the_rest_from_another(fleet: PassersOn) -> None:
     fleet.go.set()
-    with pulls("pass-on", *fleet.server.address, fleet.checksum) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == b"whole\n"
+    with peer("pass-on", *fleet.server.address, fleet.checksum) as victim:
+        assert line_of(victim) == b"whole\n"
         fleet.come("a")
         fleet.all_have_it()
         fleet.sent_by_trainer = 0
         fleet.come_late("b", secret=SECRET)
         # It has been named first: it was there before the other one.
-        assert victim.stdout.readline() == b"amid\n"
+        assert line_of(victim) == b"amid\n"
         victim.send_signal(signal.SIGKILL)
     fleet.all_have_it()
     assert fleet.sent_by_trainer == 0
 
 
 def test_who_has_not_read_of_an_announcement_yet_is_waited_for(fleet: PassersOn) -> None:
-    fleet.go.set()
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     fleet.go.clear()
     late = announcement(fleet.server, 0, fleet.checksum, "b", epoch=2, secret="1a" * 32)
-    fleet.come("b", late)
-    listener = fleet.members["a"]._relay._listener
-    assert listener is not None
+    fleet.come("b", announced=late)
+    listener = some(fleet.members["a"]._relay._listener)
     wait_until(lambda: len(listener._strangers) == 1)
     fleet.members["a"].let_in(source(late, "b", 20))
     fleet.all_have_it()
@@ -181,9 +174,7 @@ def test_who_has_not_read_of_an_announcement_yet_is_waited_for(fleet: PassersOn)
 
 
 def test_a_member_that_takes_another_version_is_a_holder_of_the_former_no_more(fleet: PassersOn) -> None:
-    fleet.go.set()
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     newer = fleet.server.stage(1, {"w": torch.ones(1 << 19)}.items())
     fleet.members["a"].start(source(announcement(fleet.server, 1, newer, "a", epoch=2), "a", 20))
     assert settled(fleet.members["a"]).state == "ready"
@@ -201,18 +192,15 @@ def test_a_member_that_takes_another_version_is_a_holder_of_the_former_no_more(f
 
 def test_who_takes_from_a_member_that_is_killed_goes_on_with_another(fleet: PassersOn) -> None:
     fleet.go.set()
-    with pulls("take", *fleet.server.address, fleet.checksum) as victim:
-        assert victim.stdout is not None
+    with peer("take", *fleet.server.address, fleet.checksum) as victim:
         # It has one bucket, passes that on, and takes no more.
-        assert victim.stdout.readline() == b"first\n"
+        assert line_of(victim) == b"first\n"
         fleet.go.clear()
-        fleet.come("a")
-        fleet.come("b")
+        fleet.come("a", "b")
         wait_until(lambda: all(proven(receiver) for receiver in fleet.members.values()))
         fleet.sent_by_trainer = 0
         victim.send_signal(signal.SIGKILL)
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.take()
     # The trainer sends what is missing, to one of them.
     assert 0 < fleet.sent_by_trainer < SIZE
 
@@ -248,16 +236,15 @@ def begin(fleet: PassersOn, name: str = "a") -> WeightReceiver:
 
 def test_who_is_named_again_amid_a_version_goes_on_from_the_chunks_that_it_has(fleet: PassersOn) -> None:
     receiver = begin(fleet)
-    former = receiver._transfer
-    assert former is not None
+    former = some(receiver._transfer)
     receiver.cancel()
     # What the trainer is about to send is for the former try.
     wait_until(lambda: former.over)
     fleet.go.set()
-    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=2))
+    fleet.again("a")
     progress = settled(receiver)
     assert (progress.state, progress.received_nbytes) == ("ready", SIZE - 3 * MIB), progress
-    assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+    assert_takes(receiver, WEIGHTS)
     # And what it has sent of that, it has sent for nothing.
     assert SIZE - 3 * MIB <= fleet.sent_by_trainer <= SIZE - 2 * MIB
 
@@ -266,40 +253,33 @@ def test_who_goes_on_passes_on_what_it_has_at_once_and_others_take_it_there(flee
     receiver = begin(fleet)
     receiver.cancel()
     again = announcement(fleet.server, 0, fleet.checksum, "a", "b", epoch=2)
-    fleet.come("a", again)
-    fleet.come("b", again)
+    fleet.come("a", "b", announced=again)
     wait_until(lambda: proven(fleet.members["b"]) == 12)
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.take()
     assert fleet.sent_by_trainer <= SIZE - 2 * MIB
 
 
 def test_the_next_life_of_a_trainer_that_is_killed_sends_the_rest_alone(fleet: PassersOn) -> None:
     receiver = fleet.members["a"] = WeightReceiver()
-    with pulls("serve-chunks") as trainer:
-        assert trainer.stdout is not None
-        port, checksum = trainer.stdout.readline().split()
+    with peer("serve-chunks") as trainer:
+        port, checksum = line_of(trainer).split()
         assert checksum.decode() == fleet.checksum
         former = fleet.announced.model_copy(update={"master_port": int(port)})
         receiver.start(source(former, "a", 20))
-        assert trainer.stdout.readline() == b"amid\n"
+        assert line_of(trainer) == b"amid\n"
         wait_until(lambda: proven(receiver) == 12)
         trainer.send_signal(signal.SIGKILL)
         assert settled(receiver).state == "failed"
     receiver.cancel()
-    fleet.go.set()
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     assert fleet.sent_by_trainer == SIZE - 3 * MIB
 
 
 def test_who_has_the_whole_version_is_sent_nothing_of_it(fleet: PassersOn) -> None:
-    fleet.go.set()
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     fleet.sent_by_trainer = 0
     fleet.go.clear()
-    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=2))
+    fleet.again("a")
     assert settled(fleet.members["a"]).received_nbytes == 0
     fleet.all_have_it()
     # And is a holder again.
@@ -310,17 +290,16 @@ def test_who_has_the_whole_version_is_sent_nothing_of_it(fleet: PassersOn) -> No
 
 def test_chunks_that_have_changed_meanwhile_fail_the_whole_and_are_received_anew(fleet: PassersOn) -> None:
     receiver = begin(fleet)
-    former = receiver._transfer
-    assert former is not None
+    former = some(receiver._transfer)
     receiver.cancel()
     wait_until(lambda: former.over)
     former.resources.buffers[0][5] += 1
     fleet.go.set()
-    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=2))
+    fleet.again("a")
     assert "announced was" in settled(receiver).error
     receiver.cancel()
     fleet.sent_by_trainer = 0
-    fleet.come("a", announcement(fleet.server, 0, fleet.checksum, "a", epoch=3))
+    fleet.again("a", 3)
     fleet.all_have_it()
     assert fleet.sent_by_trainer == SIZE
 
@@ -331,18 +310,16 @@ def test_chunks_of_another_version_are_of_no_use(fleet: PassersOn) -> None:
     fleet.go.set()
     other = {name: tensor + 1 for name, tensor in WEIGHTS.items()}
     checksum = fleet.server.stage(1, other.items())
-    fleet.come("a", announcement(fleet.server, 1, checksum, "a", epoch=2))
+    fleet.come("a", announced=announcement(fleet.server, 1, checksum, "a", epoch=2))
     progress = settled(receiver)
     assert (progress.state, progress.received_nbytes) == ("ready", SIZE)
-    assert all(torch.equal(tensor, other[name]) for name, tensor in receiver.take())
+    assert_takes(receiver, other)
 
 
 def test_what_a_member_passes_on_wrong_goes_no_further(fleet: PassersOn) -> None:
     fleet.instead = lambda channel, piece: channel.write(b"x" * len(piece))
-    for name in NAMES[:3]:
-        fleet.come(name)
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.come(*NAMES[:3])
+    fleet.take()
     assert fleet.sent_by_trainer == 3 * SIZE
 
 
@@ -354,24 +331,18 @@ def test_a_holder_that_is_silent_is_left(fleet: PassersOn, monkeypatch: pytest.M
         over.wait(20)
 
     fleet.instead = stay
-    for name in NAMES[:2]:
-        fleet.come(name)
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.come(*NAMES[:2])
+    fleet.take()
     over.set()
     assert fleet.sent_by_trainer == 2 * SIZE
 
 
-def test_who_cannot_reach_its_holder_is_sent_all_by_the_trainer(
-    fleet: PassersOn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_cannot_reach_its_holder_takes_from_the_trainer(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setattr(Relay, "open", lambda *_: port)
-    for name in NAMES[:3]:
-        fleet.come(name)
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.come(*NAMES[:3])
+    fleet.take()
     assert fleet.sent_by_trainer == 3 * SIZE
 
 
@@ -385,13 +356,11 @@ def test_one_dead_holder_does_not_make_a_member_alone(fleet: PassersOn, monkeypa
         return real(self, *arguments)
 
     monkeypatch.setattr(transport.PullTransport, "_meet", meet_but_the_first)
-    fleet.come("a")
-    fleet.come("b")
+    fleet.come("a", "b")
     # It has another holder by now: the trainer, whose only other member counts as dead.
     wait_until(lambda: len(met) == 1)
     fleet.come("c")
-    fleet.go.set()
-    fleet.all_have_it()
+    fleet.take()
     assert fleet.sent_by_trainer == 2 * SIZE
     assert len(met) == 2
 
@@ -422,11 +391,12 @@ def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: py
     server.close()
 
 
+@pytest.mark.parametrize("method", ["memory", "gloo"])
 @pytest.mark.parametrize(("host", "fan_out"), [("127.0.0.2", False), ("127.0.0.1", True)])
 def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_itself(
-    host: str, *, fan_out: bool
+    host: str, method: Literal["memory", "gloo"], *, fan_out: bool
 ) -> None:
-    server, receiver = WeightServer(host, fan_out=fan_out), WeightReceiver()
+    server, receiver = WeightServer(host, fan_out=fan_out, method=method), WeightReceiver()
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
     receiver.start(source(announced, "a", 20))
     assert settled(receiver).state == "ready", receiver.progress
@@ -442,9 +412,7 @@ def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_i
 
 
 def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet: PassersOn) -> None:
-    fleet.go.set()
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     door = fleet.door("a", "b", 0.5)
     assert door.host == "127.0.0.1"
     for stranger in (
@@ -461,16 +429,12 @@ def test_nobody_is_let_in_who_does_not_know_the_secret_of_the_announcement(fleet
 
 
 def test_the_next_version_waits_for_nobody_who_still_takes_the_former(fleet: PassersOn) -> None:
-    fleet.go.set()
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     deaf = meet(fleet.door("a", "b"), threading.Event())
     transport._ask(deaf, WeightsRequest(0, fleet.checksum))
-    holding = fleet.members["a"]._relay._holding
-    assert holding is not None
+    holding = some(fleet.members["a"]._relay._holding)
     wait_until(lambda: holding._readers == 1)
-    fleet.come("a")
-    fleet.all_have_it()
+    fleet.take("a")
     assert holding._readers == 0
     deaf.close()
 
@@ -526,9 +490,7 @@ def test_a_version_of_hundreds_of_gigabytes_is_passed_on_too() -> None:
     assert sum(sizes) == sum(buckets)
 
 
-def test_a_version_that_nobody_can_pass_on_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_nobody_can_pass_on_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("trinity_bus.weights.pull.server.MAX_CHUNKS", 47)
     server = WeightServer("127.0.0.2", bucket_bytes=1 << 20)
     server.stage(0, WEIGHTS.items())
@@ -551,9 +513,7 @@ def machines(fleet: PassersOn, monkeypatch: pytest.MonkeyPatch) -> PassersOn:
     return fleet
 
 
-def test_who_takes_from_a_slow_member_takes_the_rest_from_another(
-    machines: PassersOn, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_takes_from_a_slow_member_leaves_it(machines: PassersOn, caplog: pytest.LogCaptureFixture) -> None:
     over = threading.Event()
     sent_slowly = 0
 
@@ -569,10 +529,8 @@ def test_who_takes_from_a_slow_member_takes_the_rest_from_another(
             channel.write(piece[start : start + (1 << 14)])
 
     machines.instead = slowly_from_the_first
-    for name in NAMES:
-        machines.come(name)
-    machines.go.set()
-    machines.all_have_it()
+    machines.come(*NAMES)
+    machines.take()
     assert sent_slowly < SIZE / 2
     over.set()
     (tree,) = machines.server._trees._trees.values()

@@ -4,8 +4,6 @@ import contextlib
 import io
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled, source
 from tests.support.mesh.waiting import wait_until
+from tests.support.narrowing import some
 from trinity_bus.runtime.frames import HEAD
 from trinity_bus.weights.channel import OPENING_BYTES, meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.pull.server import WeightServer
-from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.wire import ANSWER, DELTA, REQUEST, WeightsRequest
 
 BUCKET = 1 << 12
@@ -56,55 +55,35 @@ def receiver() -> Iterator[WeightReceiver]:
     made.close()
 
 
-def pull(
-    server: WeightServer, receiver: WeightReceiver, version: int, checksum: str, timeout_s: float = 5
-) -> TransferProgress:
-    receiver.start(source(announcement(server, version, checksum, "a"), "a", timeout_s))
-    return settled(receiver)
-
-
-def taken(receiver: WeightReceiver) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in receiver.take()}
-
-
-def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert list(got) == list(wanted)
-    assert all(torch.equal(got[name], wanted[name]) and got[name].dtype == wanted[name].dtype for name in wanted)
-
-
 def test_versions_are_taken_whole_and_proven(server: WeightServer, receiver: WeightReceiver) -> None:
     for version in range(3):
         checksum = server.stage(version, model(version).items())
         progress = pull(server, receiver, version, checksum)
         assert progress.state == "ready", progress.error
         assert progress.checksum == checksum
-        assert_same(taken(receiver), model(version))
+        assert_takes(receiver, model(version))
 
 
-def test_only_what_changed_is_sent_to_whoever_holds_a_version_that_is_kept(
-    server: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_only_what_changed_is_sent_to_who_holds_the_version(server: WeightServer, receiver: WeightReceiver) -> None:
     weights = model(0)
     first = pull(server, receiver, 0, server.stage(0, weights.items()))
     assert first.received_nbytes == first.nbytes
-    taken(receiver)
+    receiver.take()
     for version in (1, 2):
         weights = step(weights, 100)
         progress = pull(server, receiver, version, server.stage(version, weights.items()))
-        assert progress.state == "ready", progress.error
-        assert progress.received_nbytes == 100 * 3
-        assert progress.nbytes == first.nbytes
-        assert_same(taken(receiver), weights)
+        assert (progress.received_nbytes, progress.nbytes) == (100 * 3, first.nbytes), progress.error
+        assert_takes(receiver, weights)
 
 
 def test_all_is_sent_where_that_is_less_or_the_base_is_gone(server: WeightServer, receiver: WeightReceiver) -> None:
     weights = model(0)
     pull(server, receiver, 0, server.stage(0, weights.items()))
-    taken(receiver)
+    receiver.take()
     # Everything is another: a delta would be larger.
     progress = pull(server, receiver, 1, server.stage(1, model(1).items()))
     assert progress.received_nbytes == progress.nbytes
-    taken(receiver)
+    receiver.take()
     # Two versions are missed: the base is not kept any more.
     checksum = ""
     for version in (2, 3):
@@ -112,16 +91,15 @@ def test_all_is_sent_where_that_is_less_or_the_base_is_gone(server: WeightServer
         checksum = server.stage(version, weights.items())
     progress = pull(server, receiver, 3, checksum)
     assert progress.received_nbytes == progress.nbytes
-    assert_same(taken(receiver), weights)
+    assert_takes(receiver, weights)
 
 
 def test_a_version_of_another_model_is_sent_whole(server: WeightServer, receiver: WeightReceiver) -> None:
     pull(server, receiver, 0, server.stage(0, model(0).items()))
-    taken(receiver)
+    receiver.take()
     other = model(0, elements=40)
-    progress = pull(server, receiver, 1, server.stage(1, other.items()))
-    assert progress.state == "ready", progress.error
-    assert_same(taken(receiver), other)
+    pull(server, receiver, 1, server.stage(1, other.items()))
+    assert_takes(receiver, other)
 
 
 def test_without_deltas_all_is_sent(receiver: WeightReceiver) -> None:
@@ -130,16 +108,16 @@ def test_without_deltas_all_is_sent(receiver: WeightReceiver) -> None:
     for version in range(2):
         progress = pull(server, receiver, version, server.stage(version, weights.items()))
         assert progress.received_nbytes == progress.nbytes
-        taken(receiver)
+        receiver.take()
     server.close()
 
 
-def test_a_base_that_was_touched_is_caught_and_the_next_version_comes_whole(
+def test_a_touched_base_is_caught_and_the_next_version_comes_whole(
     server: WeightServer, receiver: WeightReceiver
 ) -> None:
     weights = model(0)
     pull(server, receiver, 0, server.stage(0, weights.items()))
-    taken(receiver)
+    receiver.take()
     # A memory that changes a byte of what is held.
     receiver._resources.buffers[0][5000] ^= 1
     weights = step(weights, 10)
@@ -147,9 +125,8 @@ def test_a_base_that_was_touched_is_caught_and_the_next_version_comes_whole(
     assert "have digest" in pull(server, receiver, 1, checksum).error
     receiver.cancel()
     progress = pull(server, receiver, 1, checksum)
-    assert progress.state == "ready", progress.error
     assert progress.received_nbytes == progress.nbytes
-    assert_same(taken(receiver), weights)
+    assert_takes(receiver, weights)
 
 
 def test_a_version_that_is_gone_is_refused_with_what_there_is_and_the_base_is_kept(
@@ -161,7 +138,7 @@ def test_a_version_that_is_gone_is_refused_with_what_there_is_and_the_base_is_ke
         checksums.append(server.stage(version, weights[-1].items()))
         if version == 2:
             pull(server, receiver, 2, checksums[2])
-            taken(receiver)
+            receiver.take()
         weights.append(step(weights[-1], 5))
     gone = pull(server, receiver, 0, checksums[0])
     assert gone.error.startswith("VersionGoneError")
@@ -172,8 +149,7 @@ def test_a_version_that_is_gone_is_refused_with_what_there_is_and_the_base_is_ke
     receiver.cancel()
     # The newest can be had, and as a delta: what is held was not touched.
     progress = pull(server, receiver, 3, checksums[3])
-    assert progress.state == "ready", progress.error
-    assert progress.received_nbytes == 5 * 3
+    assert (progress.state, progress.received_nbytes) == ("ready", 5 * 3), progress.error
 
 
 def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() -> None:
@@ -189,7 +165,7 @@ def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() 
         receiver.start(source(announcement(server, 0, checksum, "a"), "a", 10))
     for receiver in receivers:
         assert settled(receiver).state == "ready"
-        assert_same(taken(receiver), weights)
+        assert_takes(receiver, weights)
         receiver.close()
     # The version before is what the slow one still gets, however many come after it.
     for version in range(1, 5):
@@ -234,9 +210,7 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_dropped_and_others_are_served(
-    server: WeightServer, receiver: WeightReceiver, message: bytes
-) -> None:
+def test_what_is_no_request_is_dropped(server: WeightServer, receiver: WeightReceiver, message: bytes) -> None:
     checksum = server.stage(0, model(0).items())
     # What the stranger has sent and nobody has read may make of the end a reset.
     with socket.create_connection(server.address) as stranger, contextlib.suppress(OSError):
@@ -249,9 +223,7 @@ def test_what_is_no_request_is_dropped_and_others_are_served(
     assert pull(server, receiver, 0, checksum).state == "ready"
 
 
-def test_nobody_at_the_address_or_a_silent_trainer_fails_by_the_time_limit(
-    server: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_nobody_or_a_silent_trainer_fails_by_the_time_limit(server: WeightServer, receiver: WeightReceiver) -> None:
     announced = announcement(server, 0, "0" * 64, "a")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         receiver.start(source(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 0.2))
@@ -267,8 +239,7 @@ def test_a_cancelled_transfer_ends_within_moments(server: WeightServer, receiver
     with socket.create_server(("127.0.0.1", 0)) as silent:
         announced = announcement(server, 0, checksum, "a")
         receiver.start(source(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 60))
-        transfer = receiver._transfer
-        assert transfer is not None
+        transfer = some(receiver._transfer)
         receiver.cancel()
         wait_until(lambda: transfer.over)
     assert pull(server, receiver, 0, checksum).state == "ready"
@@ -297,33 +268,24 @@ def test_a_killed_member_leaves_the_trainer_free_and_others_served(receiver: Wei
     weights = {f"w{i}": torch.full((2 << 20,), float(i)) for i in range(6)}
     checksum = server.stage(0, weights.items())
     announcement(server, 0, checksum, "victim")
-    host, port = server.address
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults.pulls", "take", host, str(port), checksum],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == b"first\n"
+    with peer("take", *server.address, checksum) as victim:
+        assert line_of(victim) == b"first\n"
         assert server.staging._staged[0].leases == 1
         victim.send_signal(signal.SIGKILL)
         wait_until(lambda: server.staging._staged[0].leases == 0)
     assert pull(server, receiver, 0, checksum, 10).state == "ready"
-    assert_same(taken(receiver), weights)
+    assert_takes(receiver, weights)
     server.close()
 
 
 def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(receiver: WeightReceiver) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.faults.pulls", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as trainer:
-        assert trainer.stdout is not None
-        port, checksum = trainer.stdout.readline().split()
+    with peer("serve") as trainer:
+        port, checksum = line_of(trainer).split()
         other = WeightServer()
         announced = announcement(other, 0, checksum.decode(), "a").model_copy(update={"master_port": int(port)})
         receiver.start(source(announced, "a", 60))
         # The trainer stops amid the bytes, and says so.
-        assert trainer.stdout.readline() == b"amid\n"
+        assert line_of(trainer) == b"amid\n"
         trainer.send_signal(signal.SIGKILL)
         began = time.monotonic()
         progress = settled(receiver)
@@ -332,7 +294,7 @@ def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(r
     receiver.cancel()
     weights = model(3)
     assert pull(other, receiver, 1, other.stage(1, weights.items())).state == "ready"
-    assert_same(taken(receiver), weights)
+    assert_takes(receiver, weights)
     other.close()
 
 

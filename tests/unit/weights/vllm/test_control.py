@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.support.faults.transfers import announcement, source
+from tests.support.narrowing import some
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
@@ -149,8 +150,7 @@ async def test_memory_that_holds_another_version_is_refused(server: WeightServer
     ended = threading.Event()
     first.start(wanted(server, 1, checksum), lambda _: ended.set())
     assert ended.wait(60)
-    there = first.progress.shared
-    assert there is not None
+    there = some(first.progress.shared)
     for announced, shared, said in (
         (wanted(server, 1, "0" * 64), there, "another version"),
         (wanted(server, 1, checksum), replace(there, manifest_at=mmap.PAGESIZE * 9), "the manifest cannot be read"),
@@ -191,9 +191,7 @@ async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(ser
         assert (await control.receive(wanted(server, 8, checksum))).state == "ready"
 
 
-async def test_one_that_hangs_is_asked_until_it_counts_as_failed(
-    server: WeightServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_hangs_counts_as_failed_at_last(server: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
     monkeypatch.setattr("trinity_bus.inference.control_client._LOOK_S", 0.02)
     monkeypatch.setattr(WeightReceiver, "start", hanging(WeightReceiver.start))
@@ -239,7 +237,7 @@ async def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
         assert (await control.receive(wanted(server, 8, checksum))).state == "ready"
 
 
-async def test_a_worker_that_does_not_answer_is_a_dead_engine(
+async def test_a_worker_without_an_answer_is_a_dead_engine(
     server: WeightServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()

@@ -150,13 +150,7 @@ class Rig:
     async def sync(self, control: ControlClient, tensors: Tensors) -> SyncOutcome:
         announced = self.announce(tensors)
         self.front_end.told.clear()
-        return await sync_weights(
-            self.front_end,
-            control,
-            announced,
-            announced.members[0],
-            timeout_s=5,
-        )
+        return await sync_weights(self.front_end, control, announced, announced.members[0], timeout_s=5)
 
 
 @pytest.fixture
@@ -231,9 +225,7 @@ def missing() -> Tensors:
         pytest.param(missing, 0, id="a layer gets nothing"),
     ],
 )
-async def test_an_engine_that_was_loaded_half_way_is_dead(
-    rig: Rig, tensors: Callable[[], Tensors], served: int
-) -> None:
+async def test_an_engine_loaded_half_way_is_dead(rig: Rig, tensors: Callable[[], Tensors], served: int) -> None:
     async with rig.control() as control:
         for value in range(served):
             await rig.sync(control, version(float(value)))
