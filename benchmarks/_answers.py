@@ -4,14 +4,6 @@ from schemas import Dispatch, Position, RolloutFinished
 
 
 def completed(order: Dispatch, *, version: int, seconds: float, offset: int = 0) -> RolloutFinished:
-    """Return the answer to an order all of whose runs are done.
-
-    Args:
-        order: What was asked.
-        version: That drew every token.
-        seconds: That it took.
-        offset: Of what it yielded.
-    """
     return RolloutFinished(
         explorer=order.explorer,
         incarnation=order.incarnation,

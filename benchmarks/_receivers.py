@@ -31,11 +31,9 @@ class BareReceiver:
         self.tokens_generated = 0
 
     async def generate(self, *_: object, **__: object) -> list[Any]:
-        """Nothing."""
         return []
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Receive and verify."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TransferProgress] = loop.create_future()
@@ -60,12 +58,10 @@ class BareReceiver:
         )
 
     def let_in(self, announced: ModelVersion) -> None:
-        """Pass it on, as an engine's workers do."""
         if announced.members:
             self._receiver.let_in(source(announced, announced.members[0].explorer))
 
     async def wait_dead(self) -> EngineDeadError:
-        """Never."""
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -81,7 +77,6 @@ class Timed:
         return getattr(self._engine, name)
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Take over a version."""
         began = time.time()
         outcome = await self._engine.sync_weights(announced, member)
         self.first_byte_at = began + outcome.control_s

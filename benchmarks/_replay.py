@@ -72,15 +72,6 @@ def replayed(settings: Settings, name: str, folder: Path) -> list[float]:
 def replaying(
     name: str, trainer: TrainerSettings, groups: Sequence[ExperienceGroup], *, steps: int, turns: int
 ) -> list[Row]:
-    """Time both in turns, the engine alone before and after each replay.
-
-    Args:
-        name: Of the workload.
-        trainer: Its settings.
-        groups: Of each step.
-        steps: How many each time, 3 at least.
-        turns: How many replays.
-    """
     with cluster_to_measure() as cluster:
         live = cluster.folder / "live"
         live.mkdir()

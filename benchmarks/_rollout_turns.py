@@ -24,14 +24,11 @@ def prompt_length(prompt: int, drawn: int, turn: int) -> int:
 
 
 def around(turn: int) -> range:
-    """Return the turns whose mean stands for one."""
     return range(turn - AROUND, turn + 1)
 
 
 @register("bench-turns")
 class TurnsWorkflow(SingleRunWorkflow):
-    """Draws, is answered by one token, and draws again; its metrics say how long turns took."""
-
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
         """See ``SingleRunWorkflow``. The task's data: ``prompt``, ``turns``, ``keep``."""
         del run_id

@@ -15,17 +15,6 @@ def announce(
     epoch: int = 1,
     incarnation: str = "life",
 ) -> ModelVersion:
-    """Return the announcement of a staged version.
-
-    Args:
-        version: Its number.
-        checksum: As staging has told it.
-        address: Where the trainer serves it.
-        method: How.
-        explorers: To whom.
-        epoch: Of the announcement.
-        incarnation: Of the explorers.
-    """
     return ModelVersion(
         model="policy",
         version=version,
@@ -43,13 +32,6 @@ def announce(
 
 
 def source(announced: ModelVersion, explorer: str, timeout_s: float = 30.0) -> Source:
-    """Return what a receiver needs.
-
-    Args:
-        announced: As the coordinator has announced it.
-        explorer: Whose receiver.
-        timeout_s: Limit of each step, in seconds.
-    """
     return Source(
         method=announced.method,
         host=announced.master_address,

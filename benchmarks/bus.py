@@ -79,7 +79,6 @@ async def send_groups(bus: Bus, control: Connection, count: int) -> None:
 
 
 async def send_pickles(bus: Bus, control: Connection, count: int) -> None:
-    """Run the baseline: each sample a pickled dict of lists."""
     samples = [
         {
             "task_id": f"task-{seed}",
@@ -110,13 +109,11 @@ async def _send_all(control: Connection, count: int, send: Callable[[int], Await
 
 
 async def read_groups(bus: Bus, control: Connection, count: int) -> None:
-    """Read and decode ``count`` groups; tell when the last was there, and how many tokens they had."""
     async with bus.reader(EXPERIENCES, start="end") as reader:
         await _read_all(control, reader, count, lambda group: len(group.tokens))
 
 
 async def read_pickles(bus: Bus, control: Connection, count: int) -> None:
-    """Run the baseline's other side."""
     async with bus.reader(EXPERIENCES, start="end", expect=()) as reader:
         await _read_all(control, reader, count * SAMPLES, lambda value: len(pickle.loads(value)["tokens"]))
 
@@ -132,7 +129,6 @@ async def _read_all(control: Connection, reader: Reader, count: int, tokens_of: 
 
 
 async def send_small(bus: Bus, control: Connection, count: int) -> None:
-    """Send small records one by one, each with the time at which it was sent."""
     async with bus.producer() as producer:
         # The warm-up, too, waits until it is told: the reader counts from the end of the log as it finds it.
         await _told(control)
@@ -167,8 +163,6 @@ async def _told(control: Connection) -> None:
 
 
 def serve(side: Side, settings: KafkaSettings, control: Connection, count: int) -> None:
-    """Run in a child process."""
-
     async def run() -> None:
         async with Bus(settings, client_id=side.__name__) as bus:
             await side(bus, control, count)
@@ -178,7 +172,6 @@ def serve(side: Side, settings: KafkaSettings, control: Connection, count: int) 
 
 @contextmanager
 def child(side: Side, settings: KafkaSettings, count: int) -> Iterator[Connection]:
-    """Run a side in a process of its own; yields the connection to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(side, settings, theirs, count), daemon=True)
@@ -193,18 +186,12 @@ def child(side: Side, settings: KafkaSettings, count: int) -> Iterator[Connectio
 
 
 def receive(control: Connection) -> Any:
-    """Return what a child says next.
-
-    Raises:
-        TimeoutError: It says nothing.
-    """
     if not control.poll(LIMIT_S):
         raise TimeoutError(f"a benchmark process said nothing for {LIMIT_S:g} s")
     return control.recv()
 
 
 def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> float:
-    """Million tokens a second, end to end."""
     with child(read, settings, count) as reader, child(send, settings, count) as sender:
         receive(reader)
         receive(sender)
@@ -217,7 +204,6 @@ def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> f
 
 
 def latencies(settings: KafkaSettings, count: int) -> list[float]:
-    """Milliseconds from before the send until decoded, of each small record."""
     with child(read_small, settings, count) as reader, child(send_small, settings, count) as sender:
         receive(reader)
         receive(sender)
@@ -227,7 +213,6 @@ def latencies(settings: KafkaSettings, count: int) -> list[float]:
 
 
 def main() -> None:
-    """Run everything and report."""
     options = parser(__doc__).parse_args()
     share, rounds = (20, 1) if options.short else (1, ROUNDS)
     with cluster_to_measure() as cluster:

@@ -46,8 +46,6 @@ LENGTHS = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way to encode and decode, with its own copy of the groups."""
-
     name: str
     groups: list[Any]
     encode: Callable[[Any], bytes]
@@ -55,7 +53,6 @@ class Format:
 
 
 def make_inputs(seed: int) -> list[Rollout]:
-    """Return one group's samples, as an engine hands them out."""
     rng = np.random.default_rng(seed)
     return [
         Rollout(
@@ -72,7 +69,6 @@ def make_inputs(seed: int) -> list[Rollout]:
 
 
 def identifiers(seed: int) -> dict[str, Any]:
-    """Return what says whose group it is."""
     return {
         "task_id": f"gsm8k-train-{seed:06}",
         "attempt": 1,
@@ -86,7 +82,6 @@ def identifiers(seed: int) -> dict[str, Any]:
 
 
 def fields(sample: Rollout) -> dict[str, Any]:
-    """Return a sample's plain fields."""
     return {
         "reward": sample.reward,
         "prompt_length": PROMPT,
@@ -97,7 +92,6 @@ def fields(sample: Rollout) -> dict[str, Any]:
 
 
 def arrays(sample: Rollout) -> dict[str, np.ndarray]:
-    """Return a sample's numbers by token."""
     return {
         "tokens": np.concatenate([np.asarray(sample.prompt_token_ids), np.asarray(sample.response_token_ids)]),
         "logprobs": np.asarray(sample.logprobs),
@@ -128,7 +122,6 @@ def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format
 
 
 def formats() -> list[Format]:
-    """Return all formats, the codec first."""
     inputs = [make_inputs(seed) for seed in range(GROUPS)]
     shared = [identifiers(seed) for seed in range(GROUPS)]
     numpy_groups = [
@@ -180,7 +173,6 @@ def seconds_each(run: Callable[[Any], Any], items: list[Any]) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
     options = parser(__doc__).parse_args()
     all_formats = formats()
     encoded = [[f.encode(group) for group in f.groups] for f in all_formats]

@@ -39,7 +39,6 @@ WORDS = TEXT.split()
 
 
 def experiences() -> list[bytes]:
-    """Return the records of one group."""
     rng = np.random.default_rng(0)
     tokens, responses = SAMPLES * (PROMPT + RESPONSE), SAMPLES * RESPONSE
     group = ExperienceGroup(
@@ -64,7 +63,6 @@ def experiences() -> list[bytes]:
 
 
 def tasks() -> list[bytes]:
-    """As many as fill a batch."""
     records: list[Any] = []
     rng, size = random.Random(0), 0  # noqa: S311 - makes up texts
     while size < MAX_BATCH_BYTES - 1024:
@@ -75,7 +73,6 @@ def tasks() -> list[bytes]:
 
 
 def body(records: Sequence[bytes]) -> bytes:
-    """Return what the producer packs: records in Kafka's framing."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 1 << 30)
     for number, record in enumerate(records):
         builder.append(number, 1_700_000_000_000, b"task-0", record, [("content-type", b"application/vnd.msgpack")])
@@ -93,7 +90,6 @@ def ms(work: Callable[[], object], rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
     options = parser(__doc__).parse_args()
     rounds = 1 if options.short else ROUNDS
     rows = []
@@ -104,12 +100,7 @@ def main() -> None:
             view = memoryview(packed)
             rows += [
                 Row(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%", better="lower"),
-                Row(
-                    f"{name}, {codec}: packing",
-                    ms(partial(pack, plain), rounds) / mib,
-                    "ms/MiB",
-                    better="lower",
-                ),
+                Row(f"{name}, {codec}: packing", ms(partial(pack, plain), rounds) / mib, "ms/MiB", better="lower"),
                 Row(
                     f"{name}, {codec}: unpacking",
                     ms(partial(unpack, number, view, 1 << 26), rounds) / mib,

@@ -65,8 +65,6 @@ type Encoded = tuple[Topic, type, int, bytes, float]
 
 
 class Mesh:
-    """A made-up mesh, whose log is the same at each run."""
-
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
         self._ends: dict[tuple[str, int], int] = {}
@@ -84,7 +82,6 @@ class Mesh:
         self._kept: list[bytes] = []
 
     def groups(self, first: int, count: int) -> Iterator[Encoded]:
-        """Return the records of some groups."""
         for number in range(first, first + count):
             at = STARTED_S + number // BATCH * 60 / BATCHES_A_MINUTE + number % BATCH / 10
             for topic, kind, value in self._beside:
@@ -96,7 +93,6 @@ class Mesh:
                 yield from self._batch(number // BATCH, at)
 
     def received(self, encoded: Encoded) -> Received[Any]:
-        """Decode a record: what a reader does."""
         topic, kind, partition, value, at = encoded
         offset = self._ends.get((topic.name, partition), 0)
         self._ends[topic.name, partition] = offset + 1
@@ -114,7 +110,6 @@ class Mesh:
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
-        """Behind what was received."""
         return self._ends
 
     def _group(self, number: int) -> bytes:
@@ -194,13 +189,11 @@ class Mesh:
 
 
 def _named(value: bytes, number: int) -> bytes:
-    """Return a record of a group with its ids."""
     ids = f"task-{number:08}".encode(), f"batch-{number // BATCH:06}".encode()
     return value.replace(ID.encode(), ids[0]).replace(BATCH_ID.encode(), ids[1])
 
 
 def tokenizer() -> Texts:
-    """Return what makes text of tokens: byte-level, as most models have it."""
     return byte_level_texts({f"Ġw{i}": i for i in range(VOCABULARY)})
 
 
@@ -218,7 +211,6 @@ def index_all(mesh: Mesh, store: Store, begin: int, samples: int) -> float:
 
 
 def questions(index: Index, samples: int) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
-    """Return what pages ask first, and searches."""
     groups = samples // GROUP
     steps = groups // BATCH
     half = STARTED_S + steps / 2 * 60 / BATCHES_A_MINUTE
@@ -268,7 +260,6 @@ def median_ms(ask: Callable[[], Any], times: int) -> tuple[float, float]:
 
 
 def answers(folder: Path, samples: int) -> list[Row]:
-    """Ask the index of so many samples."""
     size = f"{samples / 1e6:g} M"
     with Index(folder, search_s=60) as index:
         first, searches = questions(index, samples)
@@ -285,12 +276,10 @@ def answers(folder: Path, samples: int) -> list[Row]:
 
 
 def memory_mib() -> float:
-    """Most memory that this process had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument(
         "--samples", type=int, nargs="+", default=[1_000_000], help="at how many the index is asked, in rising order"

@@ -38,8 +38,6 @@ _LIMIT_S: Final = 540
 
 
 class Readers:
-    """Pages that are open. How long each answer took is in ``waited``."""
-
     def __init__(self, session: aiohttp.ClientSession, console: str) -> None:
         self._session = session
         self._console = console
@@ -48,15 +46,9 @@ class Readers:
         self.sizes: list[int] = []
 
     def come(self) -> None:
-        """Open all pages."""
         self._open = [asyncio.create_task(self._read(PATHS[i % len(PATHS)])) for i in range(PAGES)]
 
     async def go(self) -> None:
-        """Close all pages.
-
-        Raises:
-            ClientError: The console did not answer one of them.
-        """
         for task in self._open:
             task.cancel()
         ended = await asyncio.gather(*self._open, return_exceptions=True)
@@ -77,20 +69,16 @@ class Readers:
 
 
 def consoles_of(demo: int) -> list[psutil.Process]:
-    """Return the processes of a demo's console: itself, and what waits for it."""
     children = psutil.Process(demo).children(recursive=True)
     return [one for one in children if one.cmdline()[-2:] == ["run", "console"]]
 
 
 def spent_s(*processes: psutil.Process) -> float:
-    """Return the processor time of processes."""
     times = [process.cpu_times() for process in processes]
     return sum(one.user + one.system for one in times)
 
 
 async def measured(run_dir: Path, output: Path, demo: subprocess.Popen[bytes], turns: int, turn_s: float) -> list[Row]:
-    """Measure, beside a demo that has begun."""
-
     async def until(holds: Callable[[], bool]) -> None:
         while not holds():
             if demo.poll() is not None:
@@ -147,7 +135,6 @@ async def measured(run_dir: Path, output: Path, demo: subprocess.Popen[bytes], t
 
 
 def main() -> None:
-    """Run the demo, measure, and end it."""
     options = parser(__doc__).parse_args()
     turns, turn_s = (1, 5.0) if options.short else (4, 12.0)
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:

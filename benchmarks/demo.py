@@ -29,7 +29,6 @@ def seeds_of(text: str) -> list[int]:
 
 
 def learned(summary: dict[str, Any]) -> dict[str, float]:
-    """Return what a seed came to."""
     return {
         "seed": summary["seed"],
         "exact": summary["exact_after"],
@@ -39,7 +38,6 @@ def learned(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def of_all(summaries: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return the median of each figure, and how well the seeds have learned."""
     columns = zip(*map(rows, summaries), strict=True)
     exact = [summary["exact_after"] for summary in summaries]
     enough = SUBJECTS[summaries[0]["subject"]].learned
@@ -52,7 +50,6 @@ def of_all(summaries: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def rows(summary: dict[str, Any]) -> list[Row]:
-    """Return the figures of one run."""
     steps = summary["steps"]
     parts = {
         name: median(step[key] for step in steps if step[key] is not None)
@@ -75,7 +72,6 @@ def rows(summary: dict[str, Any]) -> list[Row]:
 
 
 def main() -> None:
-    """Run or read, then report."""
     arguments = parser(__doc__)
     arguments.add_argument("summaries", nargs="*", type=Path, help="summary.json of earlier runs")
     arguments.add_argument("--seeds", type=seeds_of, default=[0], help="such as 0,1,2 or 0-19")

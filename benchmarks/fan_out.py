@@ -44,7 +44,6 @@ BY: dict[FanOutMethod, str] = {"memory": "", "gloo": "links, "}
 def scaling(
     options: argparse.Namespace, places: Sequence[Where], nbytes: int, method: FanOutMethod
 ) -> tuple[list[Row], dict[int, float]]:
-    """Time how long each number of members takes; and the rows."""
     cards = f"{BY[method]}{MBIT_S} Mbit/s"
     times: dict[int, float] = {}
     rows = []
@@ -60,7 +59,6 @@ def scaling(
 
 
 def shaped(options: argparse.Namespace, nbytes: int, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own."""
     cards, most = f"{BY[method]}{MBIT_S} Mbit/s", max(options.members)
     with network(most + 1, MBIT_S) as places:
         rows, times = scaling(options, places, nbytes, method)
@@ -82,14 +80,6 @@ def shaped(options: argparse.Namespace, nbytes: int, method: FanOutMethod) -> li
 
 
 def late(options: argparse.Namespace, nbytes: int, alone_s: float, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own that join when others have the version.
-
-    Args:
-        options: Of the command line.
-        nbytes: Of the version.
-        alone_s: For one member.
-        method: Of both.
-    """
     have_it, joiners = range(options.have_it), range(options.have_it, options.have_it + options.late)
     took, killed, cards = [], [], []
     with network(len(have_it) + len(joiners) + 1, MBIT_S) as places:
@@ -111,7 +101,7 @@ def late(options: argparse.Namespace, nbytes: int, alone_s: float, method: FanOu
         Row(f"{title}: what the trainer's card sends, over the version, worst",
             max(cards) / nbytes, "", CARD_GOAL, "lower"),
         Row(f"{title}, a holder killed: until these have it, over the time for one, worst",
-            max(killed) / alone_s, "", LATE_GOAL, "lower"),
+            max(killed) / alone_s, "", LATE_GOAL, "lower")
     ]  # fmt: skip
 
 
@@ -124,7 +114,6 @@ def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: lis
 
 
 def slow(options: argparse.Namespace, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own, one of which has a slow card."""
     most, nbytes = max(options.members), options.slow_mib << 20
     undisturbed, disturbed = [], []
     for number in range(options.kills):
@@ -141,12 +130,11 @@ def slow(options: argparse.Namespace, method: FanOutMethod) -> list[Row]:
         Row(f"{title}, the card of one at 1 %: the others have it, over none slow, median",
             statistics.median(disturbed) / usual, "", SLOW_GOAL, "lower"),
         Row(f"{title}, the card of one at 1 %: the others have it, over none slow, worst",
-            max(disturbed) / usual, "", better="lower"),
+            max(disturbed) / usual, "", better="lower")
     ]  # fmt: skip
 
 
 def loopback(options: argparse.Namespace, nbytes: int) -> list[Row]:
-    """Members on this machine, with fan-out and without."""
     rows = []
     for count in (1, 2):
         places = [(None, "127.0.0.1")] * (count + 1)
@@ -186,7 +174,6 @@ def hashing(nbytes: int, digest: Callable[[memoryview], bytes]) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--kills", type=int, default=4)

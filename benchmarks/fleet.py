@@ -32,7 +32,6 @@ GOAL_RECORD_KIB = 1024.0
 
 
 def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[Row]:
-    """Measure a fleet of one size."""
     freeze_gc()
     mesh = SimulatedMesh(explorers, slots, SEED)
     joined = mesh.join(JOIN_S)
@@ -75,12 +74,7 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
         share(f"at {rate:g} tasks/s", working, 1.0),
         longest(f"at {rate:g} tasks/s", working),
         Row(f"{name}: free slot to order committed, p50", statistics.median(waits) * 1e3, "ms", better="lower"),
-        Row(
-            f"{name}: free slot to order committed, p99",
-            _p99(waits) * 1e3,
-            "ms",
-            better="lower",
-        ),
+        Row(f"{name}: free slot to order committed, p99", _p99(waits) * 1e3, "ms", better="lower"),
         Row(f"{name}: written for each task", working.written / (rate * stretch_s) / 1024, "KiB", better="lower"),
         longest("one of a hundred is killed", killed),
         Row(f"{name}: another coordinator takes over", took_over_s, "s", better="lower"),
@@ -99,7 +93,6 @@ def _p99(waits: list[float]) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument("--explorers", type=int, nargs="+", help="only these sizes")
     options = arguments.parse_args()

@@ -37,7 +37,6 @@ NAMES = ("bare", "gateway")
 
 @contextlib.contextmanager
 def servers(kafka: KafkaSettings, model: Path, folder: Path) -> Iterator[dict[str, str]]:
-    """Provide the URL of each, once both answer."""
     ports = {name: free_port() for name in NAMES}
     one_thread = {"OMP_NUM_THREADS": "1"}
     bare = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
@@ -75,7 +74,6 @@ def servers(kafka: KafkaSettings, model: Path, folder: Path) -> Iterator[dict[st
 
 
 async def until_healthy(urls: Mapping[str, str], children: Mapping[str, Child], folder: Path) -> None:
-    """Wait until both answer."""
     async with aiohttp.ClientSession() as http, asyncio.timeout(START_S):
         for url in urls.values():
             while True:
@@ -89,7 +87,6 @@ async def until_healthy(urls: Mapping[str, str], children: Mapping[str, Child], 
 
 
 async def ask(http: aiohttp.ClientSession, url: str, number: int, max_tokens: int) -> float:
-    """Return the seconds that one request takes."""
     words = " ".join(f"t{3 + (number * 31 + i * 7) % 500}" for i in range(16))
     asked = {"model": "policy", "messages": [{"role": "user", "content": words}], "max_tokens": max_tokens}
     began = time.perf_counter()
@@ -101,7 +98,6 @@ async def ask(http: aiohttp.ClientSession, url: str, number: int, max_tokens: in
 
 
 async def round_of(http: aiohttp.ClientSession, url: str, requests: int) -> float:
-    """Return the requests per second of a round."""
     numbers = iter(range(requests))
 
     async def client() -> None:
@@ -135,7 +131,6 @@ async def measure(
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()

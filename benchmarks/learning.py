@@ -57,20 +57,12 @@ _SILENT: Final = {_ID[word] for word in (PAD, BOS, EOS, UNKNOWN)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much a run does."""
-
     steps: int = STEPS
     tasks: int = BATCH_SIZE
     samples: int = GROUP_SIZE
 
 
 class Sampler:
-    """Draws responses.
-
-    Args:
-        folder: Of a model, whose weights it begins with.
-    """
-
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
@@ -83,7 +75,6 @@ class Sampler:
         return logits
 
     def take(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Take over the weights of an engine."""
         parameters = dict(self._network.named_parameters())
         with torch.no_grad():
             for name, tensor in tensors:
@@ -122,7 +113,6 @@ def batch(
     version: int,
     lots: torch.Generator,
 ) -> list[ExperienceGroup]:
-    """Return what the policy answers to tasks, with rewards."""
     prompts = [[_ID[BOS], *(_ID[word] for word in str(task.prompt).split())] for task in tasks]
     tokens, logprobs = sampler.draw(prompts, samples, lots)
     taught = None if teacher is None else teacher.logprobs(prompts, tokens).numpy()
@@ -168,18 +158,6 @@ def _rollout(
 def learn(
     objective: str, seed: int, size: Size, teacher: Path | None = None, export: Path | None = None
 ) -> list[float]:
-    """Train from random weights.
-
-    Args:
-        objective: Of ``OBJECTIVES``.
-        seed: Of weights, tasks and draws.
-        size: How much.
-        teacher: Folder of the model to learn from, where the objective needs one.
-        export: Where the trained model goes.
-
-    Returns:
-        The mean reward of each batch, drawn before it was trained on.
-    """
     from trinity_bus.training.megatron_engine import MegatronEngine  # seconds, in the processes that run
 
     torch.set_num_threads(1)
@@ -191,7 +169,7 @@ def learn(
         figures: dict[str, Any] = {
             "model_path": str(model), "dtype": "float32", "max_tokens": COPY.max_tokens, "threads": 1, "seed": seed,
             "learning_rate": LEARNING_RATE, "warmup_steps": 3, "decay_steps": STEPS, "entropy_coef": COPY.entropy_coef,
-            "mini_batches": 8, "adam_beta2": 0.99,
+            "mini_batches": 8, "adam_beta2": 0.99
         }  # fmt: skip
         engine = MegatronEngine(TrainerSettings(**{**figures, **OBJECTIVES[objective]}))
         sampler, taught_by = Sampler(model), None if teacher is None else Sampler(teacher)
@@ -211,7 +189,6 @@ def learn(
 
 
 def curves(objectives: Sequence[str], seeds: int, size: Size, folder: Path) -> dict[str, list[list[float]]]:
-    """Return the rewards of all runs, as many at a time as there are cores."""
     teacher = folder / "teacher"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
@@ -235,12 +212,10 @@ def curves(objectives: Sequence[str], seeds: int, size: Size, folder: Path) -> d
 
 
 def steps_to(goal: float, rewards: Sequence[float]) -> int | None:
-    """Return after how many steps the reward was over a goal."""
     return next((step for step, reward in enumerate(rewards) if reward > goal), None)
 
 
 def plot(found: dict[str, list[list[float]]], path: Path) -> None:
-    """Write the curves: a panel for each objective, a line for each seed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -264,7 +239,6 @@ def plot(found: dict[str, list[list[float]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run all objectives."""
     options = parser(__doc__).parse_args()
     objectives = ["GRPO", TAUGHT] if options.short else list(OBJECTIVES)
     size = Size(steps=2, tasks=4, samples=4) if options.short else Size()

@@ -80,7 +80,6 @@ def peak_mib() -> float:
 
 
 def allocate(way: str) -> None:
-    """Have the C library handle freed memory in one of ``ALLOCATORS``, whatever the engine asks of it."""
     from trinity_bus.training import rank_engine
 
     if way == ALLOCATORS[0]:
@@ -94,7 +93,6 @@ def allocate(way: str) -> None:
 
 
 def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dict[str, Any]:
-    """Train in this process, in a thread as the service does; what was measured."""
     allocate(allocator)
     torch.set_num_threads(_THREADS)
     if engine == "torch":
@@ -104,12 +102,7 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
     from trinity_bus.weights.pull.server import WeightServer
 
     workload = next(one for one in (*WORKLOADS, SMOLLM2) if one.name == load)
-    settings = TrainerSettings(
-        model_path=str(folder),
-        learning_rate=1e-6,
-        mini_batches=workload.updates,
-        engine=engine,
-    )
+    settings = TrainerSettings(model_path=str(folder), learning_rate=1e-6, mini_batches=workload.updates, engine=engine)
     with ThreadPoolExecutor(1) as thread, tempfile.TemporaryDirectory() as kept:
         trainer, server = thread.submit(Engine, settings).result(), WeightServer(bucket_bytes=16 << 20)
         peak_mib()
@@ -163,12 +156,10 @@ class SharedPeak:
             )
 
     def take(self) -> float:
-        """Return it since the last call, in MiB, and begin anew."""
         most, self._most = self._most, 0.0
         return most
 
     def end(self) -> None:
-        """Look no more."""
         self._over.set()
 
 
@@ -181,7 +172,6 @@ def _share_mib(process: int) -> float:
 
 
 async def draw(folder: Path, steps: int) -> dict[str, Any]:
-    """Draw and take versions, in turn, in this process and its children; what was measured."""
     from trinity_bus.inference.engine import InferenceEngine
     from trinity_bus.weights.pull.server import WeightServer
 
@@ -241,7 +231,6 @@ def measured(*arguments: object, library: Path | None = None) -> dict[str, Any]:
 
 
 def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
-    """Measure both engines."""
     rows = []
     for engine in (*ENGINES, EXPLORER):
         told, what = measured(engine, folder, steps, ALLOCATORS[0], load), f"{load}, {engine}"
@@ -258,7 +247,6 @@ def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
 
 
 def allocators(load: str, folder: Path, steps: int, libraries: Sequence[Path] = ()) -> list[Row]:
-    """Compare what becomes of freed memory."""
     rows = []
     ways: list[tuple[str, Path | None]] = [
         *((way, None) for way in ALLOCATORS),
@@ -275,7 +263,6 @@ def allocators(load: str, folder: Path, steps: int, libraries: Sequence[Path] = 
 
 
 def main() -> None:
-    """Measure all models."""
     made = parser(__doc__)
     made.add_argument("--steps", type=int, default=8, help="of each")
     made.add_argument("--allocators", action="store_true", help="compare ways to handle freed memory in place of it")

@@ -66,8 +66,6 @@ GOALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One run, of either."""
-
     name: str
     watch: Watch
     steps: Sequence[Mapping[str, Any]]
@@ -77,7 +75,6 @@ class Ran:
 
     @property
     def step_s(self) -> float:
-        """Median seconds of a step by the clock."""
         times = [step["rewarded_at"] for step in self.steps]
         return float(statistics.median(later - earlier for earlier, later in itertools.pairwise(times)))
 
@@ -89,15 +86,9 @@ class Ran:
 
     @property
     def training_s(self) -> float:
-        """Median seconds of the training in a step, by the clock."""
         return float(statistics.median(step["train_s"] for step in self.steps))
 
     def rows(self, goal: float | None) -> list[Row]:
-        """Return the figures of the run.
-
-        Raises:
-            SystemExit: It has not reached the reward that it was to reach.
-        """
         first = self.steps[0]["rewarded_at"] - self.watch.began
         found = [Row(f"{self.name}: command to first reward", first, "s", better="lower")]
         if goal is not None:
@@ -119,7 +110,6 @@ class Ran:
 
 
 def environment() -> Path:
-    """Return the Python of TRL's environment, which is made where it is not there."""
     subprocess.run([ROOT / "tools" / "tool_env.sh", "peers"], cwd=ROOT, check=True)  # noqa: S603 - our own script
     python = ROOT / ".cache" / "peers" / "bin" / "python"
     # Once, so that its bytecode is kept: set-up has done the same for ours.
@@ -131,15 +121,6 @@ OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 class Match:
-    """TRL and the mesh on one subject.
-
-    Args:
-        model: Of the real subject; None for the toy.
-        folder: Of ours, for what is written.
-        seed: Of weights, order and draws.
-        steps: Of the real subject.
-    """
-
     def __init__(self, model: Path | None, folder: Path, seed: int, steps: int) -> None:
         self.taught: DemoSubject = COPY if model is None else SUMS
         self.seed, self.folder, self.real = seed, folder, model is not None
@@ -152,11 +133,9 @@ class Match:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Of the real subject, the same for both."""
         return MICRO_BATCH * (SUM_TOKENS + self.taught.max_tokens)
 
     def trl(self, python: Path, name: str, **figures: float | None) -> Ran:
-        """Run TRL."""
         out, tasks = self.folder / f"{name}.jsonl", ROOT / "workers" / "demo" / "tasks"
         asked = self.settings
         updates = asked["trainer.mini_batches"]
@@ -168,19 +147,18 @@ class Match:
             "learning_rate": asked["trainer.learning_rate"], "entropy_coef": self.taught.entropy_coef,
             "warmup_steps": asked["trainer.warmup_steps"], "adam_beta2": asked["trainer.adam_beta2"],
             "decay_steps": asked["trainer.decay_steps"], "steps": self.steps, "steps_after": 2, "goal": self.goal,
-            "threads": None, **figures,
+            "threads": None, **figures
         }  # fmt: skip
         command: list[str | Path] = [
             python, Path(__file__).parent / "_peers" / "trl_demo.py", "--model", self.model, "--out", out,
             "--tasks", tasks / f"{self.taught.tasks}train.jsonl",
-            "--held-out", tasks / f"{self.taught.tasks}held_out.jsonl", "--figures", json.dumps(values),
+            "--held-out", tasks / f"{self.taught.tasks}held_out.jsonl", "--figures", json.dumps(values)
         ]  # fmt: skip
         watch = watched(command, "TRL", OFFLINE, memory=True)
         *steps, last = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         return Ran("TRL", watch, steps, last["exact"])
 
     def mesh(self) -> Ran:
-        """Run the demo."""
         options = ["--seed", str(self.seed), "--limit", str(LIMIT_S)]
         told = {}
         if self.real:
@@ -223,14 +201,6 @@ class Match:
 
 
 def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> list[Row]:
-    """Return the rows of one seed.
-
-    Args:
-        match: Of whom.
-        python: Of TRL's environment.
-        threads: Of TRL's; None: torch's choice.
-        whole: Compare training by itself, too.
-    """
     theirs, ours = match.trl(python, "trl", threads=threads), match.mesh()
     goals = GOALS[REAL if match.real else TOY]
     rows = [
@@ -273,7 +243,6 @@ def over_seeds(found: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def main() -> None:
-    """Run both, then report."""
     arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--seeds", nargs="+", type=int, default=[0])
     arguments.add_argument("--steps", type=int, default=STEPS, help="of SmolLM2, 2 or more")

@@ -38,16 +38,7 @@ from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
 from benchmarks._sources import announce
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
-from schemas import (
-    Dispatch,
-    ExplorerHeartbeat,
-    ModelVersion,
-    Position,
-    RolloutFinished,
-    Sampling,
-    Task,
-    WeightsSynced,
-)
+from schemas import Dispatch, ExplorerHeartbeat, ModelVersion, Position, RolloutFinished, Sampling, Task, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.chat import Tokenizer
@@ -72,19 +63,12 @@ LIMIT_S = 120.0
 
 
 def prompts(tasks: int) -> list[list[int]]:
-    """Token ids, different for each task."""
     return [[3 + (task * 31 + i * 7) % 500 for i in range(PROMPT)] for task in range(tasks)]
 
 
 def explorer_settings(model: str) -> ExplorerSettings:
-    """Return the settings of the explorer and of the bare engine."""
     return ExplorerSettings(
-        name=NAME,
-        model_path=model,
-        dtype="float32",
-        max_model_len=PROMPT + RESPONSE,
-        slots=TASKS,
-        max_tokens=RESPONSE,
+        name=NAME, model_path=model, dtype="float32", max_model_len=PROMPT + RESPONSE, slots=TASKS, max_tokens=RESPONSE
     )
 
 
@@ -113,7 +97,6 @@ async def through_explorer(
 
 
 def order_of(task: Task, incarnation: str, *, repeat_times: int = 1, explorer: str = NAME, **more: Any) -> Dispatch:
-    """Return what hands a task to an explorer."""
     return Dispatch(
         explorer=explorer,
         incarnation=incarnation,
@@ -157,7 +140,6 @@ async def answered(
 def announced_version(
     publisher: WeightServer, explorer_incarnation: str, model: Path, *, name: str, epoch: int, version: int
 ) -> ModelVersion:
-    """Stage weights, and return what says that they are there for one explorer."""
     checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
     return announce(version, checksum, publisher.address, "gloo", name, epoch=epoch, incarnation=explorer_incarnation)
 
@@ -165,7 +147,6 @@ def announced_version(
 async def serve_weights(
     producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
 ) -> None:
-    """Move version 0 into the explorer, as the mesh does before anything is handed out."""
     publisher = WeightServer(method="gloo")
     announced = announced_version(publisher, explorer_incarnation, model, name=name, epoch=epoch, version=0)
     await producer.send(MODEL_VERSIONS, announced.model, announced)
@@ -180,7 +161,6 @@ async def serve_weights(
 
 
 async def incarnation(events: Reader, name: str = NAME) -> str:
-    """Return that of the explorer, once it has joined."""
     while True:
         for received in await events.batch(LIMIT_S):
             if isinstance(received.record, ExplorerHeartbeat) and received.record.explorer == name:
@@ -188,7 +168,6 @@ async def incarnation(events: Reader, name: str = NAME) -> str:
 
 
 def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) -> list[Task]:
-    """Tasks of so many turns, of so many tokens each."""
     return [
         Task(
             task_id=f"{name}/{i}",
@@ -201,8 +180,6 @@ def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) 
 
 
 class Bench:
-    """One explorer's process, the log, and what has been measured."""
-
     def __init__(
         self, pipe: Connection, producer: Producer, events: Reader, *, short: bool, tokenizer: Tokenizer | None = None
     ) -> None:
@@ -214,12 +191,10 @@ class Bench:
         self.incarnation = ""
 
     async def ask(self, what: Any) -> Any:
-        """Return what the explorer's process answers."""
         self.pipe.send(what)
         return await asyncio.to_thread(self.pipe.recv)
 
     async def join(self, model: Path, epoch: int, known: str = "") -> None:
-        """Wait for the explorer's next life, and move weights into it."""
         while (found := await incarnation(self.events)) == known:
             """One that is gone, and was heard late."""
         self.incarnation = found
@@ -254,7 +229,6 @@ class Bench:
         return found
 
     async def over_bare(self, in_flight: dict[int, int], rounds: int) -> tuple[list[Row], list[str]]:
-        """Return how fast the explorer is beside the bare engine, and notes."""
         rows, notes = [], []
         for count, tokens in in_flight.items():
             found = await self.speeds(min(count, SHORT_TASKS) if self.short else count, tokens, rounds)
@@ -265,7 +239,6 @@ class Bench:
         return rows, notes
 
     async def talk(self, tasks: list[Task]) -> tuple[list[RolloutFinished], float]:
-        """Have conversations, all at once."""
         orders = [order_of(task, self.incarnation) for task in tasks]
         return await answered(self.producer, self.events, orders, len(orders))
 
@@ -369,7 +342,6 @@ class Bench:
 
 @contextmanager
 def explorer_process(settings: Settings) -> Iterator[tuple[Connection, "Synchronized[int]", BaseProcess]]:
-    """Provide a way to an explorer in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     drawn = context.Value("q", 0)
@@ -385,7 +357,6 @@ def explorer_process(settings: Settings) -> Iterator[tuple[Connection, "Synchron
 
 
 async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
-    """Return the rows of the report, and its notes."""
     async with (
         Bus(settings.kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
@@ -440,7 +411,6 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
 
 
 async def measure_real(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
-    """Return the rows of the real model, and notes."""
     async with (
         Bus(settings.kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
@@ -457,7 +427,6 @@ async def measure_real(settings: Settings, model: Path, rounds: int, *, short: b
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()

@@ -52,8 +52,6 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What no option says, of a run."""
-
     fleets: tuple[int, ...] = (1, 8)
     """Explorers of each measurement of throughput."""
     warm_up: int = 64 * BATCH
@@ -83,7 +81,6 @@ SETTINGS = {
 
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
-    """Provide a function that makes a bar for each step; they vanish at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
 
@@ -95,7 +92,6 @@ def progress_bars() -> Iterator[Bars]:
 
 
 def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> list[Row]:
-    """Return the throughput of one explorer and of eight."""
     rows: list[Row] = []
     for explorers in size.fleets:
         name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
@@ -134,7 +130,6 @@ def _offered_rows(name: str, rate: float, offered: throughput.Measured) -> list[
 
 
 async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told: Bar) -> throughput.Measured:
-    """Measure the saturated mesh alone."""
     total = size.warm_up + tasks
     async with Bus(made.kafka, client_id="benchmark") as bus:
         return await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
@@ -143,7 +138,6 @@ async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told
 async def _measure(
     made: Mesh, explorers: int, tasks: int, size: Size, told: Bar
 ) -> tuple[throughput.Measured, dict[float, throughput.Measured], throughput.Measured]:
-    """Return the saturated mesh, the mesh at each of the moderate rates, and bare aiokafka."""
     before, total = size.warm_up + tasks, size.warm_up + tasks + size.offered * len(OFFERED_RATES)
     offered: dict[float, throughput.Measured] = {}
     async with Bus(made.kafka, client_id="benchmark") as bus:
@@ -165,7 +159,6 @@ async def _measure(
 async def _saturate(
     made: Mesh, bus: Bus, explorers: int, tasks: int, warm_up: int, *, progress: throughput.Progress
 ) -> throughput.Measured:
-    """Start the mesh, warm it up, and measure it with as many tasks as it can take."""
     await _start(made, bus, explorers)
     await throughput.run(made, bus, "warm-up", warm_up, progress=progress)
     return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(warm_up + done))
@@ -180,7 +173,6 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
 
 
 def fleet_rows(batches: int, bars: Bars) -> list[Row]:
-    """Return the synchronous way, and the asynchronous one with and without what shortens the tail."""
     one: dict[str, float] = {"max_staleness": 0, "max_inflight_batches": 1}
     some: dict[str, float] = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
     more: dict[str, float] = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
@@ -218,7 +210,6 @@ def _over_rollout(ratio: float) -> dict[str, float]:
 
 
 def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list[Row]:
-    """Return what a crash of each victim costs, at each position of the checkpoint cycle."""
     told = bars("crashes")
     with mesh(cluster, crash.SETTINGS) as made:
 
@@ -250,7 +241,6 @@ def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list
 
 
 def memory_rows(cluster: Cluster, queued: int, size: Size, bars: Bars) -> list[Row]:
-    """Return the memory of the coordinator and two explorers, with their runners."""
     told = bars(f"memory, {queued:,} tasks queued")
     explorers = 2
     with mesh(cluster, SETTINGS | memory.SETTINGS) as made:
@@ -274,7 +264,6 @@ def memory_rows(cluster: Cluster, queued: int, size: Size, bars: Bars) -> list[R
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument(
         "--only", choices=PARTS, nargs="+", default=PARTS, help="run these parts; no others have rows"

@@ -49,7 +49,6 @@ def grown(name: str, points: Points, unit: str, goal: float | None) -> list[Row]
 
 
 def live_rows(found: live.Soaked) -> list[Row]:
-    """Of the mesh."""
     rows = [
         Row("live: minutes", found.seconds / 60, "min"),
         Row("live: kills", found.kills, ""),
@@ -75,13 +74,6 @@ def live_rows(found: live.Soaked) -> list[Row]:
 
 
 def coordinator_rows(name: str, rate: float, found: records.Passed) -> list[Row]:
-    """Of the coordinator.
-
-    Args:
-        name: With which all rows begin.
-        rate: Tasks a second.
-        found: What was measured.
-    """
     rows = [
         Row(f"{name}: tasks", found.records, ""),
         Row(f"{name}: tasks a second", rate, "1/s"),
@@ -113,7 +105,6 @@ def growing(found: records.Passed) -> dict[str, float]:
 
 
 def index_rows(name: str, found: records.Passed) -> list[Row]:
-    """Of the index, likewise."""
     return [
         Row(f"{name}: samples", found.records, ""),
         *grown(f"{name}: memory", found.points("memory"), "MiB", GOAL_CACHE_MIB),
@@ -124,7 +115,6 @@ def index_rows(name: str, found: records.Passed) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=60.0, help="of the live part")
     arguments.add_argument("--hours", type=float, default=24.0, help="of records")

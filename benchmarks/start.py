@@ -47,7 +47,6 @@ def cold_environment(folder: Path) -> dict[str, str]:
 
 
 def rows(label: str, summary: Mapping[str, Any], watch: Watch, goal_s: float | None) -> list[Row]:
-    """Return the figures of one run."""
     first = summary["time_to_first_reward_s"]
     used = {name: service.until(first) for name, service in watch.services.items()}
     found = [
@@ -68,7 +67,6 @@ def rows(label: str, summary: Mapping[str, Any], watch: Watch, goal_s: float | N
 
 
 def main() -> None:
-    """Run, then report."""
     options = parser(__doc__, subjects=True).parse_args()
     # What comes after the first reward is not looked at.
     short = ["--steps", "1", *(["--explorers", "1"] if options.short else [])]

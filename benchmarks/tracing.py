@@ -69,7 +69,6 @@ METRICS_EVERY_S = 5
 
 
 def environment_of(kafka: KafkaSettings, model: Path, name: str, endpoint: str | None) -> dict[str, str]:
-    """Return the environment of an explorer's process."""
     settings: dict[str, object] = {"telemetry.metrics_interval_s": METRICS_EVERY_S}
     told = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True)
     for key, value in (told | {"name": name}).items():
@@ -97,11 +96,6 @@ def span_cost(endpoint: str) -> float:
 
 @contextlib.contextmanager
 def otlp_sink(received: dict[str, int]) -> Iterator[str]:
-    """Provide the endpoint of a sink.
-
-    Args:
-        received: Has what came to it, after the block.
-    """
     with subprocess.Popen([sys.executable, str(SINK)], stdout=subprocess.PIPE, text=True) as sink:  # noqa: S603 - our own
         try:
             assert sink.stdout is not None
@@ -141,11 +135,6 @@ async def measure(
 
 
 async def while_they_run[T](explorers: dict[str, Child], measuring: Coroutine[Any, Any, T]) -> T:
-    """Return what is measured.
-
-    Raises:
-        RuntimeError: An explorer has ended meanwhile; nothing would ever be measured.
-    """
     task = asyncio.ensure_future(measuring)
     while not (await asyncio.wait([task], timeout=CHECK_EVERY_S))[0]:
         for way, child in explorers.items():
@@ -156,7 +145,6 @@ async def while_they_run[T](explorers: dict[str, Child], measuring: Coroutine[An
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()

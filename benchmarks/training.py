@@ -59,17 +59,16 @@ WORKLOADS = (
     DEMO,
     Workload(
         name="equal", vocabulary=4096, hidden=384, layers=8, heads=6, head_dim=64, groups=4, group_size=4, prompt=64,
-        lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=5,
+        lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=5
     ),
     Workload(
         name="ragged", vocabulary=4096, hidden=384, layers=8, heads=6, head_dim=64, groups=4, group_size=4, prompt=8,
-        lengths=(16, 368), updates=1, micro_batch_tokens=1536, repeats=5,
-    ),
+        lengths=(16, 368), updates=1, micro_batch_tokens=1536, repeats=5
+    )
 )  # fmt: skip
 
 
 def make_model(load: Workload, folder: Path) -> Path:
-    """Return a Qwen3 with random weights."""
     shape = TinyShape(
         hidden_size=load.hidden,
         intermediate_size=load.mlp * load.hidden,
@@ -102,7 +101,6 @@ def make_groups(load: Workload, seed: int = 0) -> list[ExperienceGroup]:
 
 
 def groups_of(rollouts: Sequence[Sequence[Rollout]]) -> list[ExperienceGroup]:
-    """Return samples, those of each task together, as an explorer would send them."""
     return [
         build_group(
             samples,
@@ -121,7 +119,6 @@ def groups_of(rollouts: Sequence[Sequence[Rollout]]) -> list[ExperienceGroup]:
 
 
 def settings_of(load: Workload, folder: Path, **layout: int) -> TrainerSettings:
-    """Return the settings of all engines that are compared."""
     return TrainerSettings(
         model_path=str(folder),
         learning_rate=LEARNING_RATE,
@@ -133,7 +130,6 @@ def settings_of(load: Workload, folder: Path, **layout: int) -> TrainerSettings:
 
 
 def seconds(clock: Callable[[], float], function: Callable[[], object]) -> float:
-    """Return how long a call takes by a clock."""
     began = clock()
     function()
     return clock() - began
@@ -223,7 +219,6 @@ def _publishing(
 
 
 def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
-    """Return the rows of a workload."""
     make_model(load, folder)
     groups = make_groups(load)
     rows, wall = one_rank(load, folder, groups, repeats)
@@ -234,7 +229,6 @@ def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
 
 
 def toys(*, short: bool) -> list[Row]:
-    """Return the rows of models of random weights."""
     rows = []
     for load in WORKLOADS[:1] if short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
@@ -249,7 +243,6 @@ def toys(*, short: bool) -> list[Row]:
 
 
 def main() -> None:
-    """Run all workloads."""
     options = parser(__doc__, subjects=True).parse_args()
     torch.set_num_threads(THREADS)
     for subject, folder in subjects_of(options).items():

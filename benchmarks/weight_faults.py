@@ -28,7 +28,6 @@ SHORT_KILLS = 2
 
 
 def main() -> None:
-    """Run it."""
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=2, help="kills of each victim at each phase, by each method")
     arguments.add_argument("--explorers", type=int, default=3)

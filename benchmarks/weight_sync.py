@@ -68,15 +68,8 @@ METHODS = ("nccl", "memory")
 
 
 async def measure(
-    kafka: KafkaSettings,
-    sides: list[Side],
-    store: Any,
-    tensors: dict[str, torch.Tensor],
-    *,
-    rounds: int,
-    method: str,
+    kafka: KafkaSettings, sides: list[Side], store: Any, tensors: dict[str, torch.Tensor], *, rounds: int, method: str
 ) -> list[Round]:
-    """Return the rounds of one model with these explorers, in a namespace of their own."""
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     buffer = torch.ones(nbytes, dtype=torch.uint8)
     prefix, size = f"raw/{uuid.uuid4().hex}", len(sides) + 1
@@ -115,16 +108,6 @@ async def measure(
 
 
 def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool, alone: bool) -> Iterator[Row]:
-    """Medians of one configuration.
-
-    Args:
-        title: Of it.
-        results: Of all its versions.
-        engines: Whether explorers have any.
-        goals: Whether shares are to reach their goals: those of small models are done before anything is warm.
-        alone: Whether it is one explorer, whose times are to reach theirs.
-    """
-
     def median(name: str) -> float:
         return float(statistics.median(getattr(result, name) for result in results))
 
@@ -147,7 +130,6 @@ def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool, alo
 
 
 async def run(cluster: Cluster, options: argparse.Namespace, real: Path | None) -> list[Row]:
-    """All configurations: each model with each number of explorers, by each method."""
     store = serve_store("127.0.0.1", timeout_s=LIMIT_S)
     rows: list[Row] = []
     for name in options.models if real is None else [REAL]:
@@ -173,7 +155,6 @@ async def run(cluster: Cluster, options: argparse.Namespace, real: Path | None) 
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     arguments.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))

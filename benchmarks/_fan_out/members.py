@@ -32,17 +32,10 @@ type Where = tuple[str | None, str]
 
 @dataclass
 class ReceiverSide:
-    """A process, and the pipe to it."""
-
     process: BaseProcess
     pipe: Connection
 
     def hear(self) -> Any:
-        """Return what it says next.
-
-        Raises:
-            TimeoutError: It says nothing.
-        """
         if not self.pipe.poll(LIMIT_S):
             raise TimeoutError(f"{self.process.name} said nothing for {LIMIT_S:g} s")
         return self.pipe.recv()
@@ -64,7 +57,6 @@ def _die_after(buckets: int) -> None:
 
 
 def member(pipe: Connection, where: Where) -> None:
-    """Body of a member's process: take what it is told to, and say when it was there and proven."""
     die_with_parent()
     torch.set_num_threads(1)
     if where[0] is not None:
@@ -90,7 +82,6 @@ def member(pipe: Connection, where: Where) -> None:
 
 
 def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, method: FanOutMethod) -> None:
-    """Body of the trainer's process: stage versions, and let the members of announcements in."""
     die_with_parent()
     if where[0] is not None:
         enter(where[0])
@@ -109,8 +100,6 @@ def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, metho
 
 
 class Receivers:
-    """A trainer and members that have started; see :func:`fleet`."""
-
     def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide], method: FanOutMethod) -> None:
         self._method: FanOutMethod = method
         self._trainer = trainer
@@ -139,16 +128,10 @@ class Receivers:
         return self._bring(sorted(self._members if members is None else members), victim, slow)
 
     def join_late(self, members: Collection[int], amid: Callable[[], None] = lambda: None) -> float:
-        """Bring the version of the last round to others. Return the seconds until the last one of them has it, proven.
-
-        Args:
-            members: Which.
-            amid: Called when they have begun.
-        """
+        """Bring the last round's version to others: seconds until the last one of them has it, proven."""
         return self._bring(sorted(members), None, None, amid)
 
     def kill(self, number: int) -> None:
-        """Kill a member that has the version."""
         self._have_it.discard(number)
         self._members.pop(number).process.kill()
 
@@ -184,7 +167,6 @@ class Receivers:
 def fleet(
     places: Sequence[Where], nbytes: int, *, fan_out: bool = True, method: FanOutMethod = "memory"
 ) -> Iterator[Receivers]:
-    """Start a trainer, at the first place, and members at the others, until the end of the block."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks._fan_out.members"])
     sides: list[ReceiverSide] = []

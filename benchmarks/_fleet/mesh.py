@@ -48,8 +48,6 @@ BACKLOG: Final = 4
 
 @dataclass(slots=True)
 class SimulatedExplorer:
-    """An explorer of the simulation."""
-
     name: str
     slots: int
     key: bytes
@@ -65,7 +63,6 @@ class SimulatedExplorer:
     """The heartbeat of now, and where its time stands."""
 
     def heartbeat(self, now: float) -> bytes:
-        """Return the next one."""
         if self.beat is None:
             value = encode(
                 ExplorerHeartbeat(
@@ -92,15 +89,6 @@ class SimulatedExplorer:
 
 
 class SimulatedMesh:
-    """A coordinator and its explorers, in simulated time.
-
-    Args:
-        explorers: How many.
-        slots: Of each.
-        seed: Of the order in which attempts end.
-        clock: Of the processor; see :class:`SimulatedCoordinator`.
-    """
-
     def __init__(self, explorers: int, slots: int, seed: int, clock: Callable[[], float] = time.thread_time) -> None:
         self.capacity = explorers * slots
         self.batch = min(BATCH, self.capacity)
@@ -138,7 +126,6 @@ class SimulatedMesh:
     # -- what is done to it ------------------------------------------------------------------------------------------
 
     def join(self, within_s: float) -> CoordinatorCost:
-        """Start all explorers, and the trainer; return when all of them are known."""
         for number, explorer in enumerate(self.explorers.values()):
             self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
         self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(0))
@@ -147,25 +134,21 @@ class SimulatedMesh:
         return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
 
     def publish(self) -> CoordinatorCost:
-        """Have the trainer publish a version; return when all serve it."""
         self._trained()
         return self.run_until(self._is_served)
 
     def publish_in_a_row(self, after_s: float) -> CoordinatorCost:
-        """Have the trainer publish two versions, the second amid the transfer of the first; return when all have it."""
         self._trained()
         spent = self.run(after_s)
         self._trained()
         return self.run_until(self._is_served, spent)
 
     def fill(self) -> CoordinatorCost:
-        """Send tasks for all slots, and some that wait; return when all slots are taken."""
         for _ in range(self.wanted):
             self.send(self.now)
         return self.run_until(lambda: self.running >= self.capacity)
 
     def kill(self, share: float) -> CoordinatorCost:
-        """End some without a word; return when they are known to be gone."""
         for explorer in self._random.sample(list(self.explorers.values()), max(1, int(len(self.explorers) * share))):
             explorer.alive = False
         gone = {name for name, explorer in self.explorers.items() if not explorer.alive}
@@ -173,7 +156,6 @@ class SimulatedMesh:
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
 
     def start_anew(self, name: str) -> None:
-        """Kill an explorer, and start it again under its name."""
         explorer = self.explorers[name]
         self.lives += 1
         explorer.incarnation, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
@@ -192,7 +174,6 @@ class SimulatedMesh:
         return self.run(seconds)
 
     def send(self, now: float) -> None:
-        """Send one more task."""
         self.sent += 1
         name = f"task-{self.sent:08d}"
         self._write(now, TASKS, name.encode(), Task(task_id=name, workflow=WORKFLOWS[0], prompt="What is 17 + 25?"))
@@ -201,12 +182,10 @@ class SimulatedMesh:
 
     @property
     def now(self) -> float:
-        """Simulated seconds."""
         return self.coordinator.now
 
     @property
     def running(self) -> int:
-        """Attempts."""
         return sum(len(explorer.running) for explorer in self.explorers.values())
 
     @property
@@ -225,7 +204,6 @@ class SimulatedMesh:
         return spent
 
     def run_until(self, condition: Callable[[], bool], spent: CoordinatorCost | None = None) -> CoordinatorCost:
-        """Let time pass until something is so."""
         self.coordinator.spent = spent = spent or CoordinatorCost()
         while not condition():
             for _ in range(20):

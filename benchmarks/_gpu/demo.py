@@ -15,7 +15,6 @@ _KEPT = ("held-out reward", "time to first reward", "everything", "steps", "a st
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Run it."""
     given = {}
     if options.device == "cuda":
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]

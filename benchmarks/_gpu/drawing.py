@@ -23,14 +23,6 @@ _SHARE = 0.5
 
 @asynccontextmanager
 async def started(model: Path, dtype: str, size: Size, **more: Any) -> AsyncIterator[InferenceEngine]:
-    """Provide an engine, and stop it.
-
-    Args:
-        model: Its folder.
-        dtype: Of weights and activations.
-        size: How many requests at a time.
-        more: Settings of the explorer beside these.
-    """
     engine = InferenceEngine(
         ExplorerSettings(
             model_path=str(model),
@@ -50,7 +42,6 @@ async def started(model: Path, dtype: str, size: Size, **more: Any) -> AsyncIter
 
 
 def prompt(number: int) -> list[int]:
-    """Return the prompt of a request."""
     return [3 + number, 4, 5]
 
 

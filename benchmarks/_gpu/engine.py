@@ -35,7 +35,6 @@ _BUSY = 4
 
 
 async def pace(engine: InferenceEngine, size: Size) -> float:
-    """Return the tokens a second of many requests at a time."""
     sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
     began = engine.tokens_generated, time.perf_counter()
     await asyncio.gather(*(engine.generate([3 + i, 4, 5], sampling) for i in range(size.requests)))
@@ -43,14 +42,12 @@ async def pace(engine: InferenceEngine, size: Size) -> float:
 
 
 def farthest(ones: list[float], others: list[float]) -> float:
-    """Return the largest difference."""
     return max(abs(one - other) for one, other in zip(ones, others, strict=True))
 
 
 async def versions(
     engine: InferenceEngine, model: Path, options: argparse.Namespace, size: Size, figures: Figures
 ) -> None:
-    """Take two versions while answers are drawn."""
     server = WeightServer(dtype=options.dtype)
     weights = load_file(model / "model.safetensors")
     turned = {name: torch.roll(tensor, 1, -1) for name, tensor in weights.items()}
@@ -78,7 +75,6 @@ async def versions(
 
 
 async def look(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Start, draw, take versions, stop."""
     size = SIZES[options.size]
     model = make_tiny_qwen3(folder, seed=0, shape=size.engine)
     settings = ExplorerSettings(
@@ -106,7 +102,6 @@ async def look(options: argparse.Namespace, figures: Figures, folder: Path) -> N
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Do all of it, on whatever the vLLM that is installed computes on."""
     with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
         asyncio.run(look(options, figures, Path(folder)))
 

@@ -12,7 +12,6 @@ from benchmarks._tiny_model import make_tiny_qwen3
 
 
 async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Draw from one after the other."""
     size = SIZES[options.size]
     model = make_tiny_qwen3(folder, seed=0, shape=size.engine)
     async with started(model, options.dtype, size, tensor_parallel_size=2) as engine:
@@ -23,7 +22,6 @@ async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Do all of it, where there are GPUs."""
     if options.device == "cpu":
         raise NotHereError("an engine over two ranks is for GPUs")
     with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:

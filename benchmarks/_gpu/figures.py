@@ -23,32 +23,18 @@ class NotHereError(Exception):
 
 
 class Figures:
-    """What a part has found.
-
-    Args:
-        path: Where to write it.
-    """
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def row(self, metric: str, value: float, unit: str, **more: Any) -> None:
-        """Add a figure; see :class:`Row`."""
         self.say({"row": asdict(Row(metric, value, unit, **more))})
 
     def say(self, what: Mapping[str, object]) -> None:
-        """Add anything else."""
         with self._path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(what) + "\n")
 
 
 def run_part(document: str | None, body: Callable[[argparse.Namespace, Figures], None]) -> None:
-    """Do a part as its command line says.
-
-    Args:
-        document: Of its module.
-        body: Measures.
-    """
     told = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("figures", type=Path, help="file to add figures to")
     told.add_argument("--device", choices=DEVICES, default="cpu")

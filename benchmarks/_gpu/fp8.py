@@ -18,7 +18,6 @@ from benchmarks._tiny_model import make_tiny_qwen3
 
 
 async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Draw from one after the other."""
     size = SIZES[options.size]
     model = make_tiny_qwen3(folder, seed=0, shape=size.engine)
     async with started(model, options.dtype, size, quantization="fp8") as engine:
@@ -30,7 +29,6 @@ async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Do all of it, where the GPU can."""
     if options.device == "cpu":
         raise NotHereError("FP8 rollouts are for GPUs")
     if torch.cuda.get_device_capability() < (8, 9):

@@ -19,7 +19,6 @@ _EXPERTS, _CHOSEN, _LAYERS = 32, 4, 8
 
 
 def make_model(folder: Path) -> Path:
-    """Write a random model with experts."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -27,7 +26,7 @@ def make_model(folder: Path) -> Path:
         vocab_size=16_384, hidden_size=1024, num_hidden_layers=_LAYERS, num_attention_heads=8, num_key_value_heads=2,
         head_dim=128, intermediate_size=2048, moe_intermediate_size=512, num_experts=_EXPERTS,
         num_experts_per_tok=_CHOSEN, norm_topk_prob=True, max_position_embeddings=512, initializer_range=0.05,
-        tie_word_embeddings=False, eos_token_id=1, bos_token_id=None, pad_token_id=0, dtype="float32",
+        tie_word_embeddings=False, eos_token_id=1, bos_token_id=None, pad_token_id=0, dtype="float32"
     )  # fmt: skip
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
@@ -35,7 +34,6 @@ def make_model(folder: Path) -> Path:
 
 
 async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> ExperienceGroup:
-    """Draw, and return what the trainer is given."""
     size = SIZES[options.size]
     async with started(model, options.dtype, size, capture_routes=True) as engine:
         answers = await draw(engine, size, figures, "routes captured")
@@ -51,12 +49,11 @@ async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> E
     ]
     return build_group(
         rollouts, version=0, sampling=Sampling(temperature=1.0), task_id="task", attempt=1, batch_id="batch",
-        batch_type="train", workflow="none", model="policy", explorer="explorer-0", incarnation="life",
+        batch_type="train", workflow="none", model="policy", explorer="explorer-0", incarnation="life"
     )  # fmt: skip
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Draw, then compute both ways."""
     if options.device == "cpu":
         raise NotHereError("vLLM tells routes on GPUs alone: its second model runner needs Triton")
     from trinity_bus.training.megatron_engine import MegatronEngine

@@ -32,7 +32,6 @@ _SECONDS = 30.0
 
 
 def throughput(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Time steps."""
     load = SIZES[options.size].training
     reached = peak(options.device, options.dtype, options.size)
     settings = training.settings_of(load, training.make_model(load, folder))
@@ -69,7 +68,6 @@ def throughput(options: argparse.Namespace, figures: Figures, folder: Path) -> N
 
 
 def beside_plain(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Compare a step of both engines."""
     load = SIZES["tiny"].training
     settings = training.settings_of(load, training.make_model(load, folder))
     groups = training.make_groups(load)
@@ -81,7 +79,6 @@ def beside_plain(options: argparse.Namespace, figures: Figures, folder: Path) ->
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Time, then compare."""
     if options.device == "cuda" and options.dtype == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
         raise NotHereError(f"{torch.cuda.get_device_name()} has no bfloat16: Ampere or newer has")
     torch.set_num_threads(training.THREADS)

@@ -36,8 +36,6 @@ _PARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A version that the other process has taken."""
-
     transfer_s: float
     verify_s: float
     load_s: float
@@ -52,18 +50,10 @@ def visible_gpu(number: int) -> str:
 
 
 def digits_of(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bytes, computed where it is."""
     return int(tensor.reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
 
 
 def member(pipe: Connection, device: str, gpu: str | None) -> None:
-    """Body of the other process: take versions into tensors of its own.
-
-    Args:
-        pipe: Sources come by it; :class:`Taken`, or what went wrong, goes.
-        device: Where its tensors are.
-        gpu: The one that it may see.
-    """
     die_with_parent()
     if gpu is not None:
         # Nothing has asked CUDA for anything yet in this process.
@@ -115,7 +105,6 @@ def plain_copy(nbytes: int, method: str, device: str) -> float:
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Send versions, one after the other."""
     size, device, method = SIZES[options.size], options.device, options.method
     nbytes = size.transfer_mib << 20
     dtype = getattr(torch, options.dtype)

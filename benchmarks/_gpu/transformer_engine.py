@@ -13,7 +13,6 @@ from trinity_bus.training.model import have_transformer_engine
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Compare a step, where there is Transformer Engine."""
     if options.device == "cpu":
         raise NotHereError("Transformer Engine computes on GPUs alone")
     if not have_transformer_engine():

@@ -44,13 +44,6 @@ class Step:
 
 
 class Consumer:
-    """One incarnation of a trainer that only consumes.
-
-    Args:
-        bus: Connected.
-        folder: Of the checkpoint and the log.
-    """
-
     def __init__(self, bus: Bus, folder: Path) -> None:
         self._bus = bus
         self._checkpoint = folder / "checkpoint.json"
@@ -62,7 +55,6 @@ class Consumer:
             self._step, self._offset = kept["step"], kept["offset"]
 
     async def run(self) -> None:
-        """Consumes until cancelled."""
         start = {(BATCHES.name, 0): self._offset}
         async with self._bus.producer() as producer, self._bus.reader(BATCHES, start=start) as batches:
             await self._publish(producer)
@@ -104,7 +96,6 @@ class Consumer:
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """Return the log so far, of all incarnations."""
     log = folder / "steps.jsonl"
     if not log.exists():
         return []
@@ -114,7 +105,6 @@ def steps_of(folder: Path) -> list[Step]:
 
 
 async def run(settings: Settings, folder: Path) -> None:
-    """Consumes until it is cancelled."""
     async with Bus(settings.kafka, client_id="trainer-0") as bus:
         await Consumer(bus, folder).run()
 

@@ -46,8 +46,6 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A SIGKILL and what it cost."""
-
     victim: str
     position: int
     """Steps since the newest checkpoint."""
@@ -59,8 +57,6 @@ class Crash:
 
 @dataclass(slots=True)
 class Cost:
-    """What the crashes of a whole history cost."""
-
     crashes: list[Crash] = field(default_factory=list)
     trajectories: int = 0
     """That count."""
@@ -76,13 +72,6 @@ class Cost:
 
 
 class History:
-    """Crashes of a running mesh.
-
-    Args:
-        mesh: With coordinator and explorers; the broker must be ours.
-        bus: Connected to it.
-    """
-
     def __init__(self, mesh: Mesh, bus: Bus) -> None:
         self._mesh = mesh
         self._bus = bus
@@ -92,7 +81,6 @@ class History:
         self._since = 0.0
 
     async def live(self, plan: Sequence[tuple[int, str]], progress: Callable[[int, int], None]) -> Cost:
-        """Crashes each victim of the plan at its position of the cycle, and settles the account."""
         cost = Cost()
         async with self.fed():
             for number, (position, victim) in enumerate(plan):
@@ -125,13 +113,11 @@ class History:
                     task.result()
 
     async def go_on(self, until: float) -> None:
-        """Let it work until this moment of ``time.monotonic()``."""
         while (left := until - time.monotonic()) > 0:
             self._mesh.check()
             await asyncio.sleep(min(left, 1.0))
 
     async def kill(self, victim: str) -> None:
-        """Send SIGKILL to a process, and start it again."""
         if victim == "broker":
             broker = self._mesh.broker
             assert broker is not None
@@ -143,7 +129,6 @@ class History:
             await asyncio.to_thread(self._mesh.start_again, victim)
 
     async def _feed(self, producer: Producer) -> None:
-        """Keep so many tasks in the log that nobody lacks work, in whole batches."""
         while True:
             while self._sent < (len(self._finalized) + AHEAD) * BATCH:
                 for _ in range(BATCH):

@@ -46,8 +46,6 @@ INCARNATION = "life-1"
 
 @dataclass(slots=True)
 class Spent:
-    """Slot-seconds of one simulation, within the window that is measured."""
-
     busy_s: float = 0.0
     useful_s: float = 0.0
     window_s: float = 0.0
@@ -58,19 +56,15 @@ class Spent:
 
     @property
     def busy(self) -> float:
-        """Share of all slots' time."""
         return self.busy_s / (self.window_s * EXPLORERS * SLOTS)
 
     @property
     def useful(self) -> float:
-        """Share of all slots' time."""
         return self.useful_s / (self.window_s * EXPLORERS * SLOTS)
 
 
 @dataclass(slots=True)
 class Running:
-    """An attempt on an explorer."""
-
     order: Dispatch
     began: float
     version: int
@@ -79,8 +73,6 @@ class Running:
 
 @dataclass(slots=True)
 class Simulation:
-    """One run of a fleet over ``batches`` batches."""
-
     settings: CoordinatorSettings
     batches: int
     seed: int
@@ -100,7 +92,6 @@ class Simulation:
     _inbox: deque[Input] = field(default_factory=deque)
 
     def run(self) -> Spent:
-        """Until every task has its result."""
         self.machine = CoordinatorMachine(self.settings, SynchronizerSettings(sync_timeout_s=1e6))
         for number in range(EXPLORERS):
             self.versions[f"explorer-{number:02d}"] = 0
@@ -127,7 +118,6 @@ class Simulation:
         self.machine.changes()
 
     def _advance(self) -> None:
-        """To the next thing that happens, and everything that happens with it, or to the next tick."""
         if not self._queue or self._queue[0][0] > self.now + TICK_S:
             self.now += TICK_S
             self._inbox.append(Tick())

@@ -28,8 +28,6 @@ IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Memory at one moment."""
-
     when: str
     waiting: int
     """Tasks in the log that nobody has read."""
@@ -37,7 +35,6 @@ class Point:
 
 
 async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
-    """Put ``count`` small tasks into the log, in whole batches of the client."""
     topic = TASKS.full_name(mesh.kafka.namespace)
     async with AIOKafkaProducer(
         bootstrap_servers=mesh.kafka.bootstrap_servers, acks="all", enable_idempotence=True, max_batch_size=256 << 10
@@ -77,7 +74,6 @@ async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
 
 
 async def _waiting(bus: Bus, group: str) -> int:
-    """Tasks that are in the log and not read."""
     ends = await bus.end_offsets(TASKS)
     read = await bus.committed_offsets(group, [TASKS])
     return sum(end - read.get((TASKS.name, partition), 0) for partition, end in ends.items())
@@ -86,19 +82,6 @@ async def _waiting(bus: Bus, group: str) -> int:
 async def memory(
     mesh: Mesh, bus: Bus, count: int, *, warm_up: int, work_s: float, progress: Callable[[int, int], None]
 ) -> list[Point]:
-    """Measures memory around ``count`` queued tasks.
-
-    Args:
-        mesh: With its processes.
-        bus: Connected to it.
-        count: How many tasks.
-        warm_up: Tasks that are done before, in whole batches.
-        work_s: How long it goes on working with all of them queued, in seconds.
-        progress: Told how many are done, and then are in the log, of how many.
-
-    Returns:
-        The points of the curve, the first before anything is queued.
-    """
     group = f"{mesh.kafka.namespace}.coordinator"
 
     async def point(when: str) -> Point:

@@ -31,8 +31,6 @@ type Progress = Callable[[int], None]
 
 
 class BatchSeen(msgspec.Struct):
-    """The fields of a batch record that are looked at."""
-
     batch_id: str
     state: str
     expected_task_count: int | None = None
@@ -40,8 +38,6 @@ class BatchSeen(msgspec.Struct):
 
 
 class EventSeen(msgspec.Struct):
-    """The fields of an event that are looked at."""
-
     schema: str
     batch_id: str | None = None
 
@@ -52,8 +48,6 @@ _EVENT = msgspec.msgpack.Decoder(EventSeen)
 
 @dataclass(slots=True)
 class Measured:
-    """What a run measured."""
-
     tasks: int
     seconds: float
     latencies_ms: list[tuple[float, float]] = field(default_factory=list)
@@ -63,7 +57,6 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Tasks a second."""
         return self.tasks / self.seconds
 
     def latency(self, quantile: float, *, produced: bool = False) -> float:
@@ -73,7 +66,6 @@ class Measured:
 
 
 async def _produce(producer: Producer, run: str, count: int, rate: float | None) -> float:
-    """Return when the last task was durable."""
     began = time.monotonic()
     for number in range(count):
         if rate is not None and (early := began + number / rate - time.monotonic()) > 0:
@@ -110,7 +102,6 @@ async def _watch(batches: Reader, count: int, progress: Progress) -> dict[str, f
 
 
 async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str, float]:
-    """When the last result of each batch was sent, from the times of the records."""
     last: dict[str, float] = {}
     async with bus.reader(EXPLORER_EVENTS, start=start, expect=()) as events:
         async for item in events.replay():
@@ -123,16 +114,7 @@ async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str
 async def run(
     mesh: Mesh, bus: Bus, name: str, count: int, *, rate: float | None = None, progress: Progress = lambda _: None
 ) -> Measured:
-    """Send ``count`` tasks, whole batches of them, and wait until all are FINALIZED.
-
-    Args:
-        mesh: With its processes.
-        bus: Connected to it.
-        name: Of this run; stands in the ids of its tasks.
-        count: How many.
-        rate: Tasks a second; as fast as they go where absent.
-        progress: Told how many are FINALIZED.
-    """
+    """Send ``count`` tasks, whole batches of them, and wait until all are FINALIZED."""
     ends = await bus.end_offsets(EXPLORER_EVENTS)
     start = {(EXPLORER_EVENTS.name, partition): offset for partition, offset in ends.items()}
     mine = psutil.Process()

@@ -13,8 +13,6 @@ from workers.coordinator.retention import counting, first_turns
 
 
 class KeptTopics:
-    """The two topics, and what is known of them."""
-
     def __init__(self) -> None:
         self.batches: dict[str, int] = {}
         """Key to the offset of its record."""
@@ -26,11 +24,9 @@ class KeptTopics:
 
     @property
     def end(self) -> int:
-        """Of ``batches``."""
         return self._ends[BATCHES.name]
 
     def written(self, sent: Sent) -> None:
-        """Take in a record that was committed."""
         topic, key, record = sent
         if topic not in (BATCHES, VERSION_HISTORY):
             return
@@ -46,13 +42,6 @@ class KeptTopics:
             self.retention.batch(key, offset, record if isinstance(record, BatchRecord) else None)
 
     def look(self, coordinator: SimulatedCoordinator, needs_from: int, experiences: int) -> None:
-        """Have the coordinator forget what is old.
-
-        Args:
-            coordinator: That works.
-            needs_from: The first offset in ``batches`` that the trainer may still need.
-            experiences: How many have been written.
-        """
         machine = coordinator.machine
         self.retention.trained(needs_from)
         self.retention.look(

@@ -52,14 +52,6 @@ FAILS: Final = "50"
 
 
 class LivedInMesh(SimulatedMesh):
-    """A simulated mesh to which all of this happens.
-
-    Args:
-        explorers: How many.
-        slots: Of each.
-        seed: Of the order in which attempts end.
-    """
-
     def __init__(self, explorers: int, slots: int, seed: int) -> None:
         super().__init__(explorers, slots, seed, clock=lambda: 0.0)
         self.kept = KeptTopics()
@@ -69,7 +61,6 @@ class LivedInMesh(SimulatedMesh):
         self._trainers = self._clients = self._contributed = self._commands = self._minutes = 0
 
     def begin(self) -> None:
-        """Have all come, the trainer train, and tasks wait for slots."""
         self.join(1.0)
         self.publish()
         self.trains = True
@@ -79,7 +70,6 @@ class LivedInMesh(SimulatedMesh):
         self._every(TRAINER_BEATS_EVERY_S, self._trainer_beats)
 
     def minute(self, rate: float, seconds: float) -> None:
-        """Let a minute pass, at whose end members change."""
         end = self.kept.end
         self.work(rate, seconds, TOGETHER_S)
         self._minutes += 1
@@ -97,7 +87,6 @@ class LivedInMesh(SimulatedMesh):
             self.send(self.now)
 
     def send(self, now: float) -> None:
-        """Send one more task; some twice."""
         super().send(now)
         if self.sent % TWICE_EVERY == 0:
             name = f"task-{self.sent:08d}"
@@ -114,7 +103,6 @@ class LivedInMesh(SimulatedMesh):
     # -- members -----------------------------------------------------------------------------------------------------
 
     def _change_member(self, name: str) -> None:
-        """Another takes the place of the one that is there longest."""
         gone = self.explorers.pop(name)
         gone.alive = False
         if self._members % 2:

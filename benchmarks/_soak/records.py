@@ -48,7 +48,6 @@ class Passed:
     """The same of collections, by the way to them."""
 
     def add(self, at: float, **values: float) -> None:
-        """Note what is held at a moment."""
         _note(self.measured, at, values)
 
     def look_into(self, at: float, roots: Mapping[str, object]) -> int:
@@ -59,11 +58,9 @@ class Passed:
         return sum(found.values())
 
     def points(self, name: str) -> Points:
-        """Of one thing."""
         return list(zip(*self.measured[name], strict=True))
 
     def collections(self) -> dict[str, Points]:
-        """All points of collections, by the way to them."""
         return {way: list(zip(*points, strict=True)) for way, points in self.ways.items()}
 
 
@@ -75,20 +72,12 @@ def _note(measured: dict[str, tuple[array[float], array[float]]], at: float, val
 
 
 def own_memory_mib() -> float:
-    """Return what this process holds once it has let go of what it can."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
 def through_coordinator(minutes: int, rate: float, told: Callable[[int, int], None]) -> Passed:
-    """Let so many simulated minutes pass, with all that happens meanwhile.
-
-    Args:
-        minutes: How many.
-        rate: Tasks a second.
-        told: Of how many minutes have passed, of how many.
-    """
     mesh = LivedInMesh(EXPLORERS, SLOTS, SEED)
     mesh.begin()
     found = Passed()
@@ -123,7 +112,6 @@ def _look(mesh: LivedInMesh, found: Passed) -> None:
 
 
 def through_index(minutes: int, folder: Path, told: Callable[[int, int], None]) -> Passed:
-    """Have the records of so many minutes indexed."""
     log, found, process = console.Mesh(), Passed(), psutil.Process()
     a_minute = console.BATCHES_A_MINUTE * console.BATCH * console.GROUP
     looks = max(4, math.ceil(minutes / INDEX_EVERY))

@@ -72,8 +72,6 @@ POLL_S = 0.005
 
 @dataclass(frozen=True)
 class Post:
-    """Where a process works."""
-
     name: str
     kafka: KafkaSettings
     folder: Path
@@ -81,7 +79,6 @@ class Post:
     method: FaultMethod = "nccl"
 
     def die_if_told(self, phase: Phase) -> None:
-        """End here, if somebody has asked for it."""
         order = kill_order(self.folder, self.name, phase)
         if order.exists():
             order.unlink()
@@ -98,7 +95,6 @@ class Post:
 
 
 def kill_order(folder: Path, name: str, phase: Phase) -> Path:
-    """Return the file that asks for a death."""
     return folder / f"{name}-{phase}"
 
 
@@ -116,8 +112,6 @@ def after_some[**P](call: Callable[P, None], every: int, then: Callable[[], None
 
 
 def explorer_dies_amid_buckets(post: Post) -> None:
-    """Let a part of the buckets arrive, and look then."""
-
     def look() -> None:
         post.die_if_told("bytes")
         post.trainer_may_die("bytes")
@@ -132,8 +126,6 @@ def explorer_dies_amid_buckets(post: Post) -> None:
 
 
 def trainer_dies_amid_buckets(post: Post) -> None:
-    """Send a part of the buckets, and look then."""
-
     def look() -> None:
         post.die_if_told("bytes")
 
@@ -150,19 +142,16 @@ def trainer_dies_amid_buckets(post: Post) -> None:
 
 
 class TornError(Exception):
-    """Tensors of two versions arrived together."""
+    pass
 
 
 class Engine:
-    """Takes weights and serves nobody."""
-
     def __init__(self, post: Post) -> None:
         self._post = post
         self._receiver = WeightReceiver()
         self.model_version = -1
 
     def let_in(self, announced: ModelVersion) -> None:
-        """Pass it on, as an engine's workers do."""
         if announced.members:
             self._receiver.let_in(source(announced, announced.members[0].explorer, self._post.sync_timeout_s))
 
@@ -190,7 +179,6 @@ class Engine:
 
 
 def explorer(post: Post) -> None:
-    """Live an explorer's incarnation."""
     die_with_parent()
     explorer_dies_amid_buckets(post)
     asyncio.run(_explorer(post))
@@ -232,8 +220,6 @@ async def _explorer(post: Post) -> None:
 
 
 class Server:
-    """The publisher, with the points at which a trainer may die."""
-
     def __init__(self, post: Post, publisher: Publisher) -> None:
         self._post = post
         self._publisher = publisher
@@ -263,7 +249,6 @@ def trainer(post: Post) -> None:
 
 
 def tensors(version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make a model of this version."""
     for number in range(TENSORS):
         yield f"layer.{number}", torch.full((TENSOR_VALUES,), float(version))
 

@@ -18,7 +18,6 @@ CHANGED = 50
 
 
 def delta_rows(name: str, tensors: Mapping[str, torch.Tensor], rounds: int) -> Iterator[Row]:
-    """Return what it takes to bring a receiver from one version to the next, with and without deltas."""
     weights = {key: tensor.bfloat16() for key, tensor in tensors.items()}
     ways = {way: (WeightServer(deltas=way == "changes"), WeightReceiver()) for way in ("whole", "changes")}
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

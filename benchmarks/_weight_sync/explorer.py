@@ -23,15 +23,6 @@ BUSY_REQUESTS = 8
 
 
 class ExplorerSide:
-    """An explorer's process, which does what it is told through a pipe.
-
-    Args:
-        kafka: The broker.
-        name: The explorer's.
-        model: Of its engine; None for one without.
-        store_port: Of the store at which the raw group meets.
-    """
-
     def __init__(self, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
         self.settings = Settings(
             kafka=kafka,
@@ -47,7 +38,6 @@ class ExplorerSide:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
-        """Start what takes long."""
         if self.settings.explorer.model_path is not None:
             self._fork_server = ForkServer(self.settings)
             self._engine = Timed(InferenceEngine(self.settings.explorer))
@@ -92,15 +82,12 @@ class ExplorerSide:
         self._tasks += [asyncio.create_task(keep_busy(self._engine, i)) for i in range(BUSY_REQUESTS)]
 
     async def stop(self) -> None:
-        """End what was started."""
         if self._fork_server is not None:
             await self._engine.stop()
             self._fork_server.close()
 
 
 def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
-    """Body of an explorer's process."""
-
     async def main() -> None:
         side = ExplorerSide(kafka, name, model, store_port)
         await side.start()
@@ -116,14 +103,11 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str 
 
 
 async def keep_busy(engine: Any, number: int) -> None:
-    """Generate without end."""
     while True:
         await engine.generate([3 + number, 4, 5], Sampling(), 4)
 
 
 class Side:
-    """This process's end of an explorer."""
-
     def __init__(self, kafka: KafkaSettings, name: str, model: Path | None, store_port: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
@@ -134,7 +118,6 @@ class Side:
         theirs.close()
 
     async def tell(self, *command: Any) -> float:
-        """Send a command and wait until it is done; what it measured."""
         self.pipe.send(command)
         seconds: float = await asyncio.to_thread(self.pipe.recv)
         return seconds

@@ -10,7 +10,6 @@ LIMIT_S = 60.0
 
 
 def raw_group(store: Any, prefix: str, rank: int, size: int) -> Any:
-    """Return a gloo group over all processes, as plain as can be."""
     from torch._C._distributed_c10d import ProcessGroupGloo
     from torch.distributed import PrefixStore
 

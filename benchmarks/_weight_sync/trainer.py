@@ -18,8 +18,6 @@ from workers.trainer.published_tensors import Publisher
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds of one version."""
-
     total: float
     staging: float
     transfer: float
@@ -33,8 +31,6 @@ class Round:
 
 
 class Trainer:
-    """The trainer's part of the protocol, without training."""
-
     def __init__(self, publisher: Publisher, producer: Producer, events: Reader, versions: Reader) -> None:
         self._publisher = publisher
         self._producer = producer
@@ -46,7 +42,6 @@ class Trainer:
         """When the last version was announced, by its record."""
 
     async def serve(self) -> None:
-        """Serve every announcement, as the trainer's service does."""
         while True:
             for received in await self._versions.batch(1.0):
                 announced = received.record
@@ -55,7 +50,6 @@ class Trainer:
                     self._publisher.admit(announced)
 
     async def alive(self) -> None:
-        """Heartbeats, so that the coordinator counts on this trainer."""
         host, port = self._publisher.address
         while True:
             beat = TrainerHeartbeat(
