@@ -5,7 +5,7 @@ import time
 import uuid
 from typing import Any
 
-from benchmarks._sources import source
+from benchmarks._records import source
 from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS
 from schemas.trainable import Bounds

@@ -32,6 +32,7 @@ import safetensors.torch
 import torch
 
 from benchmarks._options import parser
+from benchmarks._records import named_group
 from benchmarks._report import Row, report
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.codec import decode, encode
@@ -66,19 +67,6 @@ def make_inputs(seed: int) -> list[Rollout]:
         )
         for run in range(SAMPLES)
     ]
-
-
-def identifiers(seed: int) -> dict[str, Any]:
-    return {
-        "task_id": f"gsm8k-train-{seed:06}",
-        "attempt": 1,
-        "batch_id": f"batch-{seed // 8:06}",
-        "batch_type": "train",
-        "workflow": "math",
-        "model": "policy",
-        "explorer": "explorer-0",
-        "incarnation": "0123456789abcdef",
-    }
 
 
 def fields(sample: Rollout) -> dict[str, Any]:
@@ -123,7 +111,10 @@ def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format
 
 def formats() -> list[Format]:
     inputs = [make_inputs(seed) for seed in range(GROUPS)]
-    shared = [identifiers(seed) for seed in range(GROUPS)]
+    shared = [
+        named_group(f"gsm8k-train-{seed:06}", f"batch-{seed // 8:06}", incarnation="0123456789abcdef")
+        for seed in range(GROUPS)
+    ]
     numpy_groups = [
         (ids, [fields(s) for s in samples], [arrays(s) for s in samples])
         for ids, samples in zip(shared, inputs, strict=True)

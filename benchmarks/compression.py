@@ -17,8 +17,9 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from benchmarks._options import parser
+from benchmarks._records import equal_samples
 from benchmarks._report import Row, report
-from schemas import ExperienceGroup, Task
+from schemas import Task
 from schemas.codec import encode
 from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
 from trinity_bus.bus.producer_client import MAX_BATCH_BYTES
@@ -40,26 +41,9 @@ WORDS = TEXT.split()
 
 def experiences() -> list[bytes]:
     rng = np.random.default_rng(0)
-    tokens, responses = SAMPLES * (PROMPT + RESPONSE), SAMPLES * RESPONSE
-    group = ExperienceGroup(
-        task_id="task-0",
-        attempt=1,
-        batch_id="batch-0",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="explorer-0",
-        incarnation="a",
-        tokens=np.minimum(rng.zipf(1.2, tokens), 150_000).astype(np.int32),
-        lengths=np.full(SAMPLES, PROMPT + RESPONSE, np.int32),
-        prompt_lengths=np.full(SAMPLES, PROMPT, np.int32),
-        logprobs=-rng.exponential(0.5, responses).astype(np.float32),
-        mask_bits=np.full(responses // 8, 255, np.uint8),
-        rewards=rng.random(SAMPLES, dtype=np.float32),
-        run_ids=np.arange(SAMPLES, dtype=np.int32),
-        versions=np.stack([np.arange(SAMPLES), np.zeros(SAMPLES), np.zeros(SAMPLES)], axis=1).astype(np.int32),
-    )
-    return [encode(group)]
+    tokens = np.minimum(rng.zipf(1.2, SAMPLES * (PROMPT + RESPONSE)), 150_000)
+    logprobs = -rng.exponential(0.5, SAMPLES * RESPONSE)
+    return [encode(equal_samples("task-0", PROMPT, tokens, logprobs, rng.random(SAMPLES, dtype=np.float32)))]
 
 
 def tasks() -> list[bytes]:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks._options import parser
+from benchmarks._records import named_group, step_trained
 from benchmarks._report import Row, report
 from schemas import (
     BatchLifecycleState,
@@ -131,13 +132,7 @@ class Mesh:
             tokens[0][-1], rewards[0] = RARE, 0.67
         total = int(responses.sum())
         return ExperienceGroup(
-            task_id=ID,
-            attempt=1,
-            batch_id=BATCH_ID,
-            batch_type="train",
-            workflow="math",
-            model="policy",
-            **WHO,
+            **named_group(ID, BATCH_ID),
             tokens=np.concatenate(tokens),
             lengths=(responses + PROMPT).astype(np.int32),
             prompt_lengths=np.full(GROUP, PROMPT, np.int32),
@@ -171,18 +166,19 @@ class Mesh:
             )
             for i in range(number * BATCH, (number + 1) * BATCH)
         ]
-        who: dict[str, Any] = {"trainer": "trainer-0", "incarnation": "a", "model": "policy", "batch_id": batch_id}
-        begun = StepBegun(**who, run="r", step=step, sequence=step, next_offset=number + 1, groups=groups)
-        trained = StepTrained(
-            **who,
+        begun = StepBegun(
+            trainer="trainer-0",
+            incarnation="a",
+            model="policy",
+            batch_id=batch_id,
+            run="r",
             step=step,
-            version=step,
-            publish=True,
-            metrics={"loss": 0.1, "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0},
-            checksum="0" * 64,
-            master_address="127.0.0.1",
-            master_port=1,
+            sequence=step,
+            next_offset=number + 1,
+            groups=groups,
         )
+        metrics = {"loss": 0.1, "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0}
+        trained = step_trained(step, "a", batch_id=batch_id, metrics=metrics, checksum="0" * 64)
         yield BATCHES, BatchRecord, 0, encode(batch), at + 1
         yield STEPS, StepBegun, 0, encode(begun), at + 2
         yield TRAINER_EVENTS, StepTrained, 0, encode(trained), at + 3

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from benchmarks._options import parser
+from benchmarks._records import groups_of
 from benchmarks._report import Row, report
 from schemas.experience import ExperienceGroup, Float32, Rollout
-from schemas.grouping import build_group
 from schemas.task import Task
 from trinity_bus.config import TrainerSettings
 from trinity_bus.rollout.rewards import sequence_reward
@@ -117,27 +117,14 @@ def batch(
     tokens, logprobs = sampler.draw(prompts, samples, lots)
     taught = None if teacher is None else teacher.logprobs(prompts, tokens).numpy()
     drawn, told = tokens.numpy(), logprobs.numpy()
-    groups = []
-    for i, task in enumerate(tasks):
-        rows = range(i * samples, (i + 1) * samples)
-        rollouts = [
-            _rollout(task, prompts[i], drawn[row], told[row], None if taught is None else taught[row]) for row in rows
+    rollouts = [
+        [
+            _rollout(task, prompts[i], drawn[row], told[row], None if taught is None else taught[row])
+            for row in range(i * samples, (i + 1) * samples)
         ]
-        groups.append(
-            build_group(
-                rollouts,
-                version=version,
-                task_id=task.task_id,
-                attempt=1,
-                batch_id=f"batch-{version}",
-                batch_type="train",
-                workflow=task.workflow,
-                model="policy",
-                explorer="none",
-                incarnation="none",
-            )
-        )
-    return groups
+        for i, task in enumerate(tasks)
+    ]
+    return groups_of(rollouts, version)
 
 
 def _rollout(

@@ -34,8 +34,9 @@ import numpy as np
 
 from benchmarks._demos import ROOT, Watch, run_demo, watched
 from benchmarks._options import REAL, TOY, parser, subjects_of
+from benchmarks._records import groups_of
 from benchmarks._report import Row, report
-from benchmarks.training import groups_of, seconds
+from benchmarks.training import seconds
 from schemas.experience import Rollout
 from trinity_bus.config import KafkaSettings
 from workers.demo.model import make_model

@@ -22,8 +22,6 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,13 @@ from typing import Any
 import uvloop
 from safetensors.torch import load_file
 
+from benchmarks._children import Side
 from benchmarks._cluster import cluster_to_measure, make_topics
 from benchmarks._options import parser, subjects_of
+from benchmarks._records import announce
 from benchmarks._report import Row, report
 from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
-from benchmarks._sources import announce
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import Dispatch, ExplorerHeartbeat, ModelVersion, Position, RolloutFinished, Sampling, Task, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
@@ -181,18 +180,14 @@ def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) 
 
 class Bench:
     def __init__(
-        self, pipe: Connection, producer: Producer, events: Reader, *, short: bool, tokenizer: Tokenizer | None = None
+        self, side: Side, producer: Producer, events: Reader, *, short: bool, tokenizer: Tokenizer | None = None
     ) -> None:
-        self.pipe = pipe
+        self.side = side
         self.tokenizer = tokenizer
         self.producer = producer
         self.events = events
         self.short = short
         self.incarnation = ""
-
-    async def ask(self, what: Any) -> Any:
-        self.pipe.send(what)
-        return await asyncio.to_thread(self.pipe.recv)
 
     async def join(self, model: Path, epoch: int, known: str = "") -> None:
         while (found := await incarnation(self.events)) == known:
@@ -210,7 +205,7 @@ class Bench:
             asked = [list(encoder_of(self.tokenizer).prompt(text)) for text in texts]
         found = []
         for number in range(rounds + 1):
-            drawn, seconds = await self.ask(Bare(asked, GROUP, in_flight, tokens))
+            drawn, seconds = await self.side.tell(Bare(asked, GROUP, in_flight, tokens))
             tasks = [
                 Task(
                     task_id=f"{tokens}/{number}/{i}",
@@ -257,7 +252,7 @@ class Bench:
 
     async def many_turns(self) -> tuple[float, float]:
         """Share of the blocks found in the prefix cache that turns share; time in the mesh, late over early."""
-        before: Told = await self.ask(TELL)
+        before: Told = await self.side.tell(TELL)
         count = 1 if self.short else 8
         shared = 0
         metrics: dict[int, list[float]] = {EARLY: [], LATE: []}
@@ -271,7 +266,7 @@ class Bench:
                 (prompt_length(PROMPT, FEW_DRAWN, turn) + FEW_DRAWN - 1) // before.block
                 for turn in range(1, MANY_TURNS)
             )
-        after: Told = await self.ask(TELL)
+        after: Told = await self.side.tell(TELL)
         in_mesh = {}
         for at, seconds in metrics.items():
             lengths = [prompt_length(PROMPT, FEW_DRAWN, turn) for turn in around(at)]
@@ -341,19 +336,14 @@ class Bench:
 
 
 @contextmanager
-def explorer_process(settings: Settings) -> Iterator[tuple[Connection, "Synchronized[int]", BaseProcess]]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    drawn = context.Value("q", 0)
-    process = context.Process(target=explorer_side, args=(theirs, settings, drawn), name="explorer")
-    process.start()
-    # So that its death ends our waiting.
-    theirs.close()
+def explorer_process(settings: Settings) -> Iterator[tuple[Side, "Synchronized[int]"]]:
+    """Provide an explorer in a process of its own, and the count of the tokens that it has drawn."""
+    drawn = multiprocessing.get_context("spawn").Value("q", 0)
+    side = Side(explorer_side, settings, drawn)
     try:
-        yield ours, drawn, process
+        yield side, drawn
     finally:
-        process.kill()
-        process.join()
+        side.end()
 
 
 async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
@@ -363,37 +353,36 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
         bus.reader(EXPLORER_EVENTS, start="end") as events,
     ):
         tasks = conversations(2 if short else TURNS, TURNS, DRAWN, keep=True, name="killed")
-        with explorer_process(settings) as (pipe, drawn, process):
-            start_s = await asyncio.to_thread(pipe.recv)
-            bench = Bench(pipe, producer, events, short=short)
+        with explorer_process(settings) as (side, drawn):
+            start_s = await asyncio.to_thread(side.pipe.recv)
+            bench = Bench(side, producer, events, short=short)
             await bench.join(model, 1)
             rows, notes = await bench.over_bare(IN_FLIGHT, rounds)
             kept = await bench.kept_over_not(rounds)
             hits, growth = await bench.many_turns()
             before = drawn.value
             ended, begun = await bench.until_half(tasks, drawn)
-            process.kill()
-            process.join()
+            side.end()
             total = drawn.value - before
-        with explorer_process(settings) as (pipe, drawn, process):
-            await asyncio.to_thread(pipe.recv)
-            again = Bench(pipe, producer, events, short=short)
+        with explorer_process(settings) as (side, drawn):
+            await asyncio.to_thread(side.pipe.recv)
+            again = Bench(side, producer, events, short=short)
             await again.join(model, 2, bench.incarnation)
             rest = [task for task in tasks if task.task_id not in ended]
             orders = [order_of(task, again.incarnation, attempt=2, turns=begun.get(task.task_id)) for task in rest]
             await answered(producer, events, orders, len(orders))
             total += drawn.value
             longer = {"recomputed": await again.over_versions(model, 2 * rounds, drawn)}
-            pipe.send(None)
-            await asyncio.to_thread(process.join)
+            side.pipe.send(None)
+            await asyncio.to_thread(side.process.join)
         kept_caches = settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"caches": "kept"})})
-        with explorer_process(kept_caches) as (pipe, drawn, process):
-            await asyncio.to_thread(pipe.recv)
-            third = Bench(pipe, producer, events, short=short)
+        with explorer_process(kept_caches) as (side, drawn):
+            await asyncio.to_thread(side.pipe.recv)
+            third = Bench(side, producer, events, short=short)
             await third.join(model, 3, again.incarnation)
             longer["kept"] = await third.over_versions(model, 2 * rounds, drawn)
-            pipe.send(None)
-            await asyncio.to_thread(process.join)
+            side.pipe.send(None)
+            await asyncio.to_thread(side.process.join)
     needed = len(tasks) * TURNS * DRAWN
     rows += [
         Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
@@ -416,13 +405,13 @@ async def measure_real(settings: Settings, model: Path, rounds: int, *, short: b
         bus.producer() as producer,
         bus.reader(EXPLORER_EVENTS, start="end") as events,
     ):
-        with explorer_process(settings) as (pipe, _, process):
-            start_s = await asyncio.to_thread(pipe.recv)
-            bench = Bench(pipe, producer, events, short=short, tokenizer=load_tokenizer(str(model)))
+        with explorer_process(settings) as (side, _):
+            start_s = await asyncio.to_thread(side.pipe.recv)
+            bench = Bench(side, producer, events, short=short, tokenizer=load_tokenizer(str(model)))
             await bench.join(model, 1)
             rows, notes = await bench.over_bare(REAL_IN_FLIGHT, rounds)
-            pipe.send(None)
-            await asyncio.to_thread(process.join)
+            side.pipe.send(None)
+            await asyncio.to_thread(side.process.join)
     return [*rows, Row("start of engine and runners", start_s, "s", better="lower")], notes
 
 

@@ -28,13 +28,13 @@ import numpy as np
 import torch
 
 from benchmarks._options import parser, subjects_of
+from benchmarks._records import groups_of
 from benchmarks._replay import replaying
 from benchmarks._report import Row, report
 from benchmarks._tiny_model import TinyShape, make_tiny_qwen3
 from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
 from schemas.experience import Int32, Rollout
-from schemas.grouping import build_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training import checkpoint
@@ -98,24 +98,6 @@ def make_groups(load: Workload, seed: int = 0) -> list[ExperienceGroup]:
 
     prompts = rng.integers(0, load.vocabulary, (load.groups, load.prompt)).astype(np.int32)
     return groups_of([[sample(prompt) for _ in range(load.group_size)] for prompt in prompts])
-
-
-def groups_of(rollouts: Sequence[Sequence[Rollout]]) -> list[ExperienceGroup]:
-    return [
-        build_group(
-            samples,
-            version=0,
-            task_id=f"task-{number}",
-            attempt=1,
-            batch_id="batch",
-            batch_type="train",
-            workflow="none",
-            model="policy",
-            explorer="none",
-            incarnation="none",
-        )
-        for number, samples in enumerate(rollouts)
-    ]
 
 
 def settings_of(load: Workload, folder: Path, **layout: int) -> TrainerSettings:

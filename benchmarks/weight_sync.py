@@ -39,12 +39,13 @@ import torch
 import uvloop
 from safetensors.torch import load_file
 
+from benchmarks._children import Side
 from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import REAL, parser, subjects_of
 from benchmarks._report import Row, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
 from benchmarks._weight_sync.deltas import delta_rows
-from benchmarks._weight_sync.explorer import Side
+from benchmarks._weight_sync.explorer import explorer_side
 from benchmarks._weight_sync.raw import LIMIT_S, raw_broadcast, raw_group
 from benchmarks._weight_sync.trainer import Round, Trainer
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
@@ -73,7 +74,7 @@ async def measure(
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     buffer = torch.ones(nbytes, dtype=torch.uint8)
     prefix, size = f"raw/{uuid.uuid4().hex}", len(sides) + 1
-    joining = [side.tell("join", prefix, rank, size, nbytes) for rank, side in enumerate(sides, start=1)]
+    joining = [side.tell(("join", prefix, rank, size, nbytes)) for rank, side in enumerate(sides, start=1)]
     group, *_ = await asyncio.gather(asyncio.to_thread(raw_group, store, prefix, 0, size), *joining)
     results = []
     async with contextlib.AsyncExitStack() as stack:
@@ -90,16 +91,16 @@ async def measure(
             asyncio.create_task(trainer.serve()),
             asyncio.create_task(trainer.alive()),
         ]
-        await asyncio.gather(*(side.tell("explore") for side in sides))
+        await asyncio.gather(*(side.tell(("explore",)) for side in sides))
         # The first versions make links and memory; explorers may join one after the other.
         for number in range(rounds + 2):
             result = await trainer.step(tensors, sides)
-            raws = asyncio.gather(*(side.tell("raw") for side in sides))
+            raws = asyncio.gather(*(side.tell(("raw",)) for side in sides))
             await asyncio.to_thread(raw_broadcast, group, buffer)
             raw = max(await raws)
             if number >= 2:
                 results.append(replace(result, raw=raw))
-        await asyncio.gather(*(side.tell("rest") for side in sides))
+        await asyncio.gather(*(side.tell(("rest",)) for side in sides))
         for service in services:
             service.cancel()
         await asyncio.wait(services)
@@ -139,15 +140,15 @@ async def run(cluster: Cluster, options: argparse.Namespace, real: Path | None) 
             engines = count <= options.engines
             # A namespace for each method: one is enough for the processes, whose services start anew.
             for method in options.methods:
-                space = cluster.unused()
-                sides = [Side(space, f"explorer-{i}", model if engines else None, store.port) for i in range(count)]
+                space, path = cluster.unused(), str(model) if engines else None
+                sides = [Side(explorer_side, space, f"explorer-{i}", path, store.port) for i in range(count)]
                 for side in sides:
                     await asyncio.to_thread(side.pipe.recv)
                 results = await measure(space, sides, store, tensors, rounds=options.rounds, method=method)
                 what = ("explorer" if engines else "receiver") + "s" * (count > 1) + " without vLLM" * (not engines)
                 title = f"{name}, {method}, {count} {what}"
                 rows += rows_of(title, results, engines=engines, goals=name == REAL, alone=engines and count == 1)
-                await asyncio.gather(*(side.tell("stop") for side in sides))
+                await asyncio.gather(*(side.tell(("stop",)) for side in sides))
                 for side in sides:
                     await asyncio.to_thread(side.process.join)
         rows += await asyncio.to_thread(list, delta_rows(name, tensors, options.rounds))

@@ -6,16 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 
+from benchmarks._children import Side
 from benchmarks._fan_out.network import enter
-from benchmarks._sources import announce, source
+from benchmarks._records import announce, source
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
@@ -28,17 +27,6 @@ _BUCKETS = 32
 type FanOutMethod = Literal["memory", "gloo"]
 type Where = tuple[str | None, str]
 """Namespace, or None for that of this machine; and address."""
-
-
-@dataclass
-class ReceiverSide:
-    process: BaseProcess
-    pipe: Connection
-
-    def hear(self) -> Any:
-        if not self.pipe.poll(LIMIT_S):
-            raise TimeoutError(f"{self.process.name} said nothing for {LIMIT_S:g} s")
-        return self.pipe.recv()
 
 
 def _die_after(buckets: int) -> None:
@@ -81,7 +69,7 @@ def member(pipe: Connection, where: Where) -> None:
     receiver.close()
 
 
-def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, method: FanOutMethod) -> None:
+def trainer(pipe: Connection, where: Where, nbytes: int, fan_out: bool, method: FanOutMethod) -> None:
     die_with_parent()
     if where[0] is not None:
         enter(where[0])
@@ -100,7 +88,7 @@ def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, metho
 
 
 class Receivers:
-    def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide], method: FanOutMethod) -> None:
+    def __init__(self, trainer: Side, members: list[Side], method: FanOutMethod) -> None:
         self._method: FanOutMethod = method
         self._trainer = trainer
         self._members = dict(enumerate(members))
@@ -167,20 +155,13 @@ class Receivers:
 def fleet(
     places: Sequence[Where], nbytes: int, *, fan_out: bool = True, method: FanOutMethod = "memory"
 ) -> Iterator[Receivers]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks._fan_out.members"])
-    sides: list[ReceiverSide] = []
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmarks._fan_out.members"])
+    sides: list[Side] = []
     try:
         for number, where in enumerate(places):
-            here, there = context.Pipe()
-            body, more = (member, {}) if number else (trainer, {"nbytes": nbytes, "fan_out": fan_out, "method": method})
-            process = context.Process(target=body, args=(there, where), kwargs=more, daemon=True)
-            process.start()
-            there.close()
-            sides.append(ReceiverSide(process, here))
+            more = () if number else (nbytes, fan_out, method)
+            sides.append(Side(member if number else trainer, where, *more, start="forkserver"))
         yield Receivers(sides[0], sides[1:], method)
     finally:
         for side in sides:
-            side.process.kill()
-            side.process.join()
-            side.pipe.close()
+            side.end()

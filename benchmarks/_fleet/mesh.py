@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from benchmarks._answers import completed
 from benchmarks._fleet.coordinator import CoordinatorCost, Sent, SimulatedCoordinator, arrive
+from benchmarks._records import completed, step_trained, synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -26,9 +26,7 @@ from schemas import (
     ModelVersion,
     Record,
     SetPace,
-    StepTrained,
     Task,
-    WeightsSynced,
 )
 from schemas.codec import encode
 from schemas.event import RunningAttempt
@@ -128,7 +126,7 @@ class SimulatedMesh:
     def join(self, within_s: float) -> CoordinatorCost:
         for number, explorer in enumerate(self.explorers.values()):
             self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(0))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(0, self.trainer))
         spent = self.run(within_s)
         machine = self.coordinator.machine
         return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
@@ -226,7 +224,7 @@ class SimulatedMesh:
 
     def _trained(self) -> None:
         self.version += 1
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(self.version))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(self.version, self.trainer))
 
     def _is_served(self) -> bool:
         return all(explorer.version == self.version for explorer in self._alive)
@@ -281,23 +279,15 @@ class SimulatedMesh:
     def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
         life = explorer.incarnation
 
-        def synced(now: float) -> None:
+        def take(now: float) -> None:
             if not explorer.alive or explorer.incarnation != life:
                 return
             explorer.version, explorer.syncing = version.version, False
-            answer = WeightsSynced(
-                explorer=explorer.name,
-                incarnation=life,
-                model="policy",
-                version=version.version,
-                epoch=version.epoch,
-                ok=True,
-                checksum=version.checksum,
-            )
+            answer = synced(version, explorer.name, life)
             self._write(now, EXPLORER_EVENTS, explorer.key, answer)
             self._tell(explorer, now)
 
-        return synced
+        return take
 
     def _end_one(self, explorer: SimulatedExplorer, now: float) -> None:
         if not explorer.running:
@@ -310,16 +300,3 @@ class SimulatedMesh:
         self._write(now, EXPLORER_EVENTS, explorer.key, answer)
         if order.task.batch_id is None:
             self.send(now)
-
-    def _step_trained(self, version: int) -> StepTrained:
-        return StepTrained(
-            trainer="trainer-0",
-            incarnation=self.trainer,
-            model="policy",
-            step=version,
-            version=version,
-            publish=True,
-            checksum=f"{version:064x}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )

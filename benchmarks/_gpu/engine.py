@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.sizes import SIZES, Size
-from benchmarks._sources import announce
+from benchmarks._records import announce
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from trinity_bus.config import ExplorerSettings

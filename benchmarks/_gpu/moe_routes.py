@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks._gpu.drawing import draw, prompt, started
 from benchmarks._gpu.figures import Figures, NotHereError, run_part
 from benchmarks._gpu.sizes import SIZES
-from schemas import ExperienceGroup, Rollout, Sampling, build_group
+from benchmarks._records import groups_of
+from schemas import ExperienceGroup, Rollout, Sampling
 from trinity_bus.config import TrainerSettings
 
 _EXPERTS, _CHOSEN, _LAYERS = 32, 4, 8
@@ -47,10 +48,7 @@ async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> E
         )
         for number, answer in enumerate(answers)
     ]
-    return build_group(
-        rollouts, version=0, sampling=Sampling(temperature=1.0), task_id="task", attempt=1, batch_id="batch",
-        batch_type="train", workflow="none", model="policy", explorer="explorer-0", incarnation="life"
-    )  # fmt: skip
+    return groups_of([rollouts], sampling=Sampling(temperature=1.0))[0]
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:

@@ -18,7 +18,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from benchmarks._records import step_trained
+from schemas import BatchLifecycleState, BatchRecord
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings
@@ -27,7 +28,6 @@ from trinity_bus.runtime.service import run_service
 TRAIN_S = 0.8
 CHECKPOINT_EVERY = 5
 """Steps."""
-MODEL = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,7 @@ class Consumer:
             log.write(line + "\n")
 
     async def _publish(self, producer: Producer) -> None:
-        step = StepTrained(
-            trainer="trainer-0",
-            incarnation=self._incarnation,
-            model=MODEL,
-            step=self._step,
-            version=self._step,
-            publish=True,
-            checksum=f"{self._step}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        step = step_trained(self._step, self._incarnation)
         await (await producer.send(TRAINER_EVENTS, step.trainer, step))
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks._answers import completed
+from benchmarks._records import completed, step_trained, synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -29,9 +29,7 @@ from schemas import (
     Dispatch,
     ExplorerHeartbeat,
     ModelVersion,
-    StepTrained,
     Task,
-    WeightsSynced,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CoordinatorMachine, Effect, EventArrived, Input, Origin, TaskArrived, Tick, Write
@@ -96,7 +94,7 @@ class Simulation:
         for number in range(EXPLORERS):
             self.versions[f"explorer-{number:02d}"] = 0
         self._inbox.extend(EventArrived(self._beat(name)) for name in self.versions)
-        self._inbox.append(EventArrived(_trained(0)))
+        self._inbox.append(EventArrived(step_trained(0, INCARNATION)))
         sent, total = 0, self.batches * BATCH
         while len(self.finalized) < self.batches:
             while sent < total and self.machine.wants_tasks():
@@ -147,7 +145,9 @@ class Simulation:
                 self.finalized.append((self.now, batch))
                 self.progress(len(self.finalized))
                 self.trainer_free_at = max(self.now, self.trainer_free_at) + TRAIN_S
-                self._later(self.trainer_free_at - self.now, lambda: EventArrived(_trained(batch.sequence)))
+                self._later(
+                    self.trainer_free_at - self.now, lambda: EventArrived(step_trained(batch.sequence, INCARNATION))
+                )
 
     def _start(self, order: Dispatch) -> None:
         key = order.task.task_id, order.attempt
@@ -171,15 +171,7 @@ class Simulation:
     def _sync(self, version: ModelVersion) -> None:
         for member in version.members:
             self.versions[member.explorer] = version.version
-            answer = WeightsSynced(
-                explorer=member.explorer,
-                incarnation=INCARNATION,
-                model=version.model,
-                version=version.version,
-                epoch=version.epoch,
-                ok=True,
-                checksum=version.checksum,
-            )
+            answer = synced(version, member.explorer, INCARNATION)
             self._inbox.append(EventArrived(answer))
 
     def _beat(self, name: str) -> ExplorerHeartbeat:
@@ -220,17 +212,3 @@ def best_possible(batches: int, seed: int) -> float:
         busy_until.append((began, ended))
     end = max(began for began, _ in busy_until)
     return sum(min(ended, end) - began for began, ended in busy_until) / (end * EXPLORERS * SLOTS)
-
-
-def _trained(step: int) -> StepTrained:
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation=INCARNATION,
-        model="policy",
-        step=step,
-        version=step,
-        publish=True,
-        checksum=f"checksum-{step}",
-        master_address="127.0.0.1",
-        master_port=1,
-    )

@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks._fleet.coordinator import Sent
 from benchmarks._fleet.mesh import SimulatedExplorer, SimulatedMesh
+from benchmarks._records import step_trained, trainer_beat
 from benchmarks._soak.kept_topics import KeptTopics
 from schemas import (
     AbortBatch,
@@ -29,7 +30,6 @@ from schemas import (
     RolloutFinished,
     SubmitBatch,
     Task,
-    TrainerHeartbeat,
 )
 from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS, TRAINER_EVENTS
 
@@ -81,7 +81,7 @@ class LivedInMesh(SimulatedMesh):
         if self._minutes % TRAINER_EVERY == 0:
             self._trainers += 1
             self.trainer = f"trainer-life-{self._trainers}"
-            self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(self.version))
+            self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(self.version, self.trainer))
         # Those that explorers have taken along too often are answered without one that ends.
         for _ in range(self.wanted - len(self.coordinator.machine.ledger.tasks)):
             self.send(self.now)
@@ -114,17 +114,7 @@ class LivedInMesh(SimulatedMesh):
         self._at(self.now, self._beating(come))
 
     def _trainer_beats(self, now: float) -> None:
-        beat = TrainerHeartbeat(
-            trainer="trainer-0",
-            incarnation=self.trainer,
-            state="training",
-            model="policy",
-            step=self.version,
-            version=self.version,
-            master_address="127.0.0.1",
-            master_port=1,
-            needs_from=self._checkpoint,
-        )
+        beat = trainer_beat(self.version, self.trainer, state="training", needs_from=self._checkpoint)
         self._write(now, TRAINER_EVENTS, b"trainer-0", beat)
 
     def _end_one(self, explorer: SimulatedExplorer, now: float) -> None:

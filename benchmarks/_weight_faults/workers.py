@@ -34,8 +34,8 @@ import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 from safetensors.torch import save_file
 
-from benchmarks._sources import source
-from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
+from benchmarks._records import source, step_trained, trainer_beat
+from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.event import ExplorerState
 from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
@@ -285,13 +285,9 @@ async def _trainer(post: Post) -> None:
                 checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
                 served.add(version, checksum)
                 host, port = publisher.address
-                told = StepTrained(
-                    trainer=post.name,
-                    incarnation=incarnation,
-                    model="policy",
-                    step=version,
-                    version=version,
-                    publish=True,
+                told = step_trained(
+                    version,
+                    incarnation,
                     method=publisher.method,
                     checksum=checksum,
                     master_address=host,
@@ -326,15 +322,6 @@ def _die_when_reached(post: Post) -> None:
 async def _beat(producer: Producer, publisher: Publisher, name: str, incarnation: str) -> None:
     host, port = publisher.address
     while True:
-        beat = TrainerHeartbeat(
-            trainer=name,
-            incarnation=incarnation,
-            state="ready",
-            model="policy",
-            step=0,
-            version=0,
-            master_address=host,
-            master_port=port,
-        )
+        beat = trainer_beat(0, incarnation, master_address=host, master_port=port)
         await producer.send(TRAINER_EVENTS, name, beat)
         await asyncio.sleep(BEAT_S)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from benchmarks._records import announce, source
 from benchmarks._report import Row
-from benchmarks._sources import announce, source
 from benchmarks._weight_sync.raw import LIMIT_S
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver

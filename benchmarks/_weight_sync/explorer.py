@@ -1,9 +1,7 @@
-"""An explorer's process, and the benchmark's end of it."""
+"""An explorer's process."""
 
 import asyncio
-import multiprocessing
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,19 +103,3 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str 
 async def keep_busy(engine: Any, number: int) -> None:
     while True:
         await engine.generate([3 + number, 4, 5], Sampling(), 4)
-
-
-class Side:
-    def __init__(self, kafka: KafkaSettings, name: str, model: Path | None, store_port: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        path = None if model is None else str(model)
-        self.process = context.Process(target=explorer_side, args=(theirs, kafka, name, path, store_port))
-        self.process.start()
-        # So that its death ends our waiting.
-        theirs.close()
-
-    async def tell(self, *command: Any) -> float:
-        self.pipe.send(command)
-        seconds: float = await asyncio.to_thread(self.pipe.recv)
-        return seconds

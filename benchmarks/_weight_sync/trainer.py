@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks._weight_sync.explorer import Side
+from benchmarks._children import Side
+from benchmarks._records import step_trained, trainer_beat
 from benchmarks._weight_sync.raw import LIMIT_S
-from schemas import ModelVersion, StepTrained, TrainerHeartbeat, WeightsSynced
+from schemas import ModelVersion, WeightsSynced
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer, Reader
 from workers.trainer.published_tensors import Publisher
@@ -51,17 +52,9 @@ class Trainer:
 
     async def alive(self) -> None:
         host, port = self._publisher.address
+        where = {"master_address": host, "master_port": port}
         while True:
-            beat = TrainerHeartbeat(
-                trainer="trainer-0",
-                incarnation=self._incarnation,
-                state="ready",
-                model="policy",
-                step=max(self._version, 0),
-                version=self._version,
-                master_address=host,
-                master_port=port,
-            )
+            beat = trainer_beat(max(self._version, 0), self._incarnation, version=self._version, **where)
             await self._producer.send(TRAINER_EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.5)
 
@@ -74,18 +67,8 @@ class Trainer:
         staged = time.perf_counter()
         told_at = time.time()
         host, port = self._publisher.address
-        news = StepTrained(
-            trainer="trainer-0",
-            incarnation=self._incarnation,
-            model="policy",
-            step=self._version,
-            version=self._version,
-            publish=True,
-            method=self._publisher.method,
-            checksum=checksum,
-            master_address=host,
-            master_port=port,
-        )
+        own = {"method": self._publisher.method, "checksum": checksum, "master_address": host, "master_port": port}
+        news = step_trained(self._version, self._incarnation, **own)
         await (await self._producer.send(TRAINER_EVENTS, "trainer-0", news))
         answers: dict[str, WeightsSynced] = {}
         last_at = 0.0
@@ -102,7 +85,7 @@ class Trainer:
             max(getattr(a, name) for a in answers.values())
             for name in ("transfer_s", "verify_s", "prepare_s", "pause_s", "control_s")
         )
-        firsts = [await side.tell("first") for side in sides]
+        firsts = [await side.tell(("first",)) for side in sides]
         return Round(
             last_at - began_at,
             staged - began,

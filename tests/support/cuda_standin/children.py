@@ -248,7 +248,7 @@ def chain() -> None:
     """A trainer and two members over NCCL's links, of which one passes on: all bytes, twice."""
     import multiprocessing
 
-    from benchmarks._sources import announce, source
+    from benchmarks._records import announce, source
 
     context = multiprocessing.get_context("fork")
     pipes = []
@@ -311,7 +311,7 @@ async def engine(*words: str) -> None:
     import psutil
     from safetensors.torch import load_file
 
-    from benchmarks._sources import announce
+    from benchmarks._records import announce
     from trinity_bus.config import ExplorerSettings
     from trinity_bus.inference.engine import InferenceEngine
     from trinity_bus.inference.errors import EngineStartError
