@@ -22,8 +22,7 @@ from schemas.experience import Rollout
 from schemas.grouping import build_group
 from trinity_bus.weights.transport import Method, Source
 
-_TRAINER: Final[dict[str, Any]] = {"trainer": "trainer-0", "model": "policy"}
-_ADDRESS: Final[dict[str, Any]] = {"master_address": "127.0.0.1", "master_port": 1}
+NOWHERE: Final = ("127.0.0.1", 1)
 
 
 def completed(order: Dispatch, *, version: int, seconds: float, offset: int = 0) -> RolloutFinished:
@@ -47,15 +46,19 @@ def completed(order: Dispatch, *, version: int, seconds: float, offset: int = 0)
     )
 
 
-def step_trained(version: int, incarnation: str, **more: Any) -> StepTrained:
+def step_trained(version: int, incarnation: str, address: tuple[str, int] = NOWHERE, **more: Any) -> StepTrained:
     """Return the event of a step whose version is published."""
     own = {"step": version, "version": version, "publish": True, "checksum": f"{version:064x}"}
-    return StepTrained(incarnation=incarnation, **{**_TRAINER, **_ADDRESS, **own, **more})
+    return StepTrained(incarnation=incarnation, **{**_trainer(address), **own, **more})
 
 
-def trainer_beat(version: int, incarnation: str, **more: Any) -> TrainerHeartbeat:
-    own = {"state": "ready", "step": version, "version": version}
-    return TrainerHeartbeat(incarnation=incarnation, **{**_TRAINER, **_ADDRESS, **own, **more})
+def trainer_beat(version: int, incarnation: str, address: tuple[str, int] = NOWHERE, **more: Any) -> TrainerHeartbeat:
+    own = {"state": "ready", "step": max(version, 0), "version": version}
+    return TrainerHeartbeat(incarnation=incarnation, **{**_trainer(address), **own, **more})
+
+
+def _trainer(address: tuple[str, int]) -> dict[str, Any]:
+    return {"trainer": "trainer-0", "model": "policy", "master_address": address[0], "master_port": address[1]}
 
 
 def synced(version: ModelVersion, explorer: str, incarnation: str) -> WeightsSynced:

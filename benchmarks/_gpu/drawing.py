@@ -45,7 +45,7 @@ def prompt(number: int) -> list[int]:
     return [3 + number, 4, 5]
 
 
-async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str) -> list[Completion]:
+async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str = "") -> list[Completion]:
     """Draw many answers at a time, twice, and tell the pace of the second time."""
     sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
     drawn: list[list[Completion]] = []
@@ -54,7 +54,8 @@ async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str)
         began = time.perf_counter()
         drawn = await asyncio.gather(*(engine.generate(prompt(i), sampling) for i in range(size.requests)))
         took = time.perf_counter() - began
-    figures.row(f"{name}: {size.requests} requests at a time", size.requests * size.tokens / took, "tokens/s")
+    what = f"{name}: " if name else ""
+    figures.row(f"{what}{size.requests} requests at a time", size.requests * size.tokens / took, "tokens/s")
     return [answers[0] for answers in drawn]
 
 

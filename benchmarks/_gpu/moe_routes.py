@@ -5,15 +5,13 @@ did: ``mismatch_k3`` is what the two disagree by, and is to be smaller with the 
 """
 
 import argparse
-import asyncio
-import tempfile
 from pathlib import Path
 
 from benchmarks._gpu.drawing import draw, prompt, started
-from benchmarks._gpu.figures import Figures, NotHereError, run_part
+from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.sizes import SIZES
 from benchmarks._records import groups_of
-from schemas import ExperienceGroup, Rollout, Sampling
+from schemas import Rollout, Sampling
 from trinity_bus.config import TrainerSettings
 
 _EXPERTS, _CHOSEN, _LAYERS = 32, 4, 8
@@ -34,10 +32,12 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> ExperienceGroup:
-    size = SIZES[options.size]
-    async with started(model, options.dtype, size, capture_routes=True) as engine:
-        answers = await draw(engine, size, figures, "routes captured")
+async def measure(options: argparse.Namespace, figures: Figures) -> None:
+    from trinity_bus.training.megatron_engine import MegatronEngine
+
+    size, model = SIZES[options.size], make_model(options.folder)
+    async with started(model, options.dtype, size, capture_routes=True) as drawing:
+        answers = await draw(drawing, size, figures, "routes captured")
     rollouts = [
         Rollout(
             prompt_token_ids=prompt(number),
@@ -48,26 +48,16 @@ async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> E
         )
         for number, answer in enumerate(answers)
     ]
-    return groups_of([rollouts], sampling=Sampling(temperature=1.0))[0]
-
-
-def measure(options: argparse.Namespace, figures: Figures) -> None:
-    if options.device == "cpu":
-        raise NotHereError("vLLM tells routes on GPUs alone: its second model runner needs Triton")
-    from trinity_bus.training.megatron_engine import MegatronEngine
-
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
-        model = make_model(Path(folder))
-        group = asyncio.run(drawn(options, model, figures))
-        for replay in (False, True):
-            engine = MegatronEngine(TrainerSettings(model_path=str(model), dtype=options.dtype, router_replay=replay))
-            metrics = engine.train_step([group])
-            engine.leave()
-            name = "the engine's routes" if replay else "the trainer's own routes"
-            figures.row(f"{name}: mismatch, k3", metrics["mismatch_k3"], "nats", better="lower")
-            if replay:
-                figures.row("samples without routes", metrics["samples_without_routes"], "", goal=0, better="lower")
+    groups = groups_of([rollouts], sampling=Sampling(temperature=1.0))
+    for replay in (False, True):
+        engine = MegatronEngine(TrainerSettings(model_path=str(model), dtype=options.dtype, router_replay=replay))
+        metrics = engine.train_step(groups)
+        engine.leave()
+        name = "the engine's routes" if replay else "the trainer's own routes"
+        figures.row(f"{name}: mismatch, k3", metrics["mismatch_k3"], "nats", better="lower")
+        if replay:
+            figures.row("samples without routes", metrics["samples_without_routes"], "", goal=0, better="lower")
 
 
 if __name__ == "__main__":
-    run_part(__doc__, measure)
+    run_part(__doc__, measure, not_on_cpu="vLLM tells routes on GPUs alone: its second model runner needs Triton")

@@ -34,12 +34,19 @@ import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 from safetensors.torch import save_file
 
+from benchmarks._receivers import follow
 from benchmarks._records import source, step_trained, trainer_beat
-from schemas import ExplorerHeartbeat, Member, ModelVersion
-from schemas.event import ExplorerState
+from schemas import Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySettings, TrainerSettings
+from trinity_bus.config import (
+    ExplorerSettings,
+    KafkaSettings,
+    Settings,
+    SynchronizerSettings,
+    TelemetrySettings,
+    TrainerSettings,
+)
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
@@ -52,9 +59,6 @@ from trinity_bus.weights.pull import server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
-from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.weights import ServedVersion, WeightFollower
 from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
 
@@ -194,29 +198,9 @@ async def _bus(post: Post) -> AsyncIterator[Bus]:
 
 
 async def _explorer(post: Post) -> None:
-    who = ExplorerIdentity(explorer=post.name, incarnation=uuid.uuid4().hex, model="policy")
-    served, engine = ServedVersion(), Engine(post)
-
-    def beat(state: ExplorerState) -> ExplorerHeartbeat:
-        return ExplorerHeartbeat(
-            explorer=who.explorer,
-            incarnation=who.incarnation,
-            state=state,
-            slots=1,
-            model_version=served.version,
-            workflows=["math"],
-        )
-
-    async with (
-        _bus(post) as bus,
-        bus.producer() as producer,
-        bus.reader(MODEL_VERSIONS, start="beginning") as announcements,
-        asyncio.TaskGroup() as loops,
-    ):
-        heartbeats = Heartbeats(producer, interval_s=BEAT_S, make=beat, settings={})
-        follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]  # all that it uses
-        loops.create_task(heartbeats.run())
-        loops.create_task(follower.run(announcements))
+    settings = Settings(kafka=post.kafka, explorer=ExplorerSettings(name=post.name, heartbeat_s=BEAT_S))
+    async with _bus(post) as bus:
+        await follow(settings, bus, Engine(post))
 
 
 class Server:
@@ -284,14 +268,12 @@ async def _trainer(post: Post) -> None:
                 folder = await asyncio.to_thread(_save, directory, version) if post.method == "checkpoint" else None
                 checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
                 served.add(version, checksum)
-                host, port = publisher.address
                 told = step_trained(
                     version,
                     incarnation,
+                    publisher.address,
                     method=publisher.method,
                     checksum=checksum,
-                    master_address=host,
-                    master_port=port,
                     checkpoint=None if folder is None else str(folder),
                 )
                 await (await producer.send(TRAINER_EVENTS, post.name, told))
@@ -320,8 +302,7 @@ def _die_when_reached(post: Post) -> None:
 
 
 async def _beat(producer: Producer, publisher: Publisher, name: str, incarnation: str) -> None:
-    host, port = publisher.address
     while True:
-        beat = trainer_beat(0, incarnation, master_address=host, master_port=port)
+        beat = trainer_beat(0, incarnation, publisher.address)
         await producer.send(TRAINER_EVENTS, name, beat)
         await asyncio.sleep(BEAT_S)

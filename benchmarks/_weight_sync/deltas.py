@@ -9,7 +9,7 @@ import torch
 
 from benchmarks._records import announce, source
 from benchmarks._report import Row
-from benchmarks._weight_sync.raw import LIMIT_S
+from benchmarks._weight_sync.explorer import LIMIT_S
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 

@@ -1,6 +1,8 @@
-"""An explorer's process."""
+"""An explorer's process; and what the wire can do: a plain gloo broadcast."""
 
 import asyncio
+import time
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -8,7 +10,6 @@ import torch
 import uvloop
 
 from benchmarks._receivers import BareReceiver, Timed, follow
-from benchmarks._weight_sync.raw import LIMIT_S, raw_broadcast, raw_group
 from schemas import Sampling
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
@@ -17,6 +18,7 @@ from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.rendezvous import join_store
 from workers.explorer.service import ExplorerService
 
+LIMIT_S = 60.0
 BUSY_REQUESTS = 8
 
 
@@ -103,3 +105,22 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str 
 async def keep_busy(engine: Any, number: int) -> None:
     while True:
         await engine.generate([3 + number, 4, 5], Sampling(), 4)
+
+
+def raw_group(store: Any, prefix: str, rank: int, size: int) -> Any:
+    from torch._C._distributed_c10d import ProcessGroupGloo
+    from torch.distributed import PrefixStore
+
+    return ProcessGroupGloo(PrefixStore(prefix, store), rank, size, timedelta(seconds=LIMIT_S))
+
+
+def raw_broadcast(group: Any, buffer: torch.Tensor) -> float:
+    """Move a buffer from rank 0 to all others; seconds from when all were ready until this one is done."""
+    from torch._C._distributed_c10d import BroadcastOptions
+
+    options = BroadcastOptions()
+    options.rootRank = 0
+    group.barrier().wait()
+    began = time.perf_counter()
+    group.broadcast([buffer], options).wait()
+    return time.perf_counter() - began
