@@ -93,17 +93,14 @@ def _p99(waits: list[float]) -> float:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--explorers", type=int, nargs="+", help="only these sizes")
-    options = arguments.parse_args()
+    options = parser(__doc__).parse_args()
     # As the service does.
     collect_young_only()
     # What dies here dies on purpose, by the dozen.
     logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
     rows: list[Row] = []
     for explorers, slots in ((20, 2),) if options.short else SIZES:
-        if options.explorers is None or explorers in options.explorers:
-            rows += rows_of(explorers, slots, 50.0 if options.short else RATE, 1.0 if options.short else STRETCH_S)
+        rows += rows_of(explorers, slots, 50.0 if options.short else RATE, 1.0 if options.short else STRETCH_S)
     report("fleet", "The coordinator with very many explorers, in simulated time", rows, options)
 
 

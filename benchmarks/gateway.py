@@ -131,10 +131,8 @@ async def measure(
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    options = arguments.parse_args()
-    rounds, requests, lone = (1, SHORT_REQUESTS, SHORT_LONE) if options.short else (options.rounds, REQUESTS, LONE)
+    options = parser(__doc__).parse_args()
+    rounds, requests, lone = (1, SHORT_REQUESTS, SHORT_LONE) if options.short else (ROUNDS, REQUESTS, LONE)
     with cluster_to_measure() as cluster:
         kafka = cluster.unused()
         uvloop.run(make_topics(kafka))

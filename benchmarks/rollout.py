@@ -416,10 +416,8 @@ async def measure_real(settings: Settings, model: Path, rounds: int, *, short: b
 
 
 def main() -> None:
-    arguments = parser(__doc__, subjects=True)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    options = arguments.parse_args()
-    rounds = 0 if options.short else options.rounds
+    options = parser(__doc__, subjects=True).parse_args()
+    rounds = 0 if options.short else ROUNDS
     for subject, folder in subjects_of(options).items():
         with cluster_to_measure() as cluster:
             kafka = cluster.unused()

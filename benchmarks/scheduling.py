@@ -14,14 +14,11 @@ nothing is crashed there.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import uvloop
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import parser
@@ -34,7 +31,6 @@ from trinity_bus.config import CoordinatorSettings
 
 PARTS = ("throughput", "fleet", "crashes", "memory")
 BATCH = 64
-SATURATED = 300 * BATCH
 OFFERED_RATES = (300.0, 1000.0)
 FEW, MANY = 128, 512
 """Attempts under way at once, in all explorers together. Every one more adds to the time that each of them takes as
@@ -42,10 +38,8 @@ soon as the cores are busy: the few are just enough for that, the many for the m
 GOAL_RATE, GOAL_P99_MS = 1500.0, 50.0
 GOAL_OVER_AIOKAFKA = 10.0
 GOAL_BUSY = 0.95
-QUEUED = 1_000_000
 GOAL_GROWTH_MIB = 64.0
 """Of the coordinator; of an explorer as well."""
-FLEET_BATCHES = 80
 STALENESS = 8
 SEED = 1
 
@@ -55,21 +49,27 @@ class Size:
     fleets: tuple[int, ...] = (1, 8)
     """Explorers of each measurement of throughput."""
     warm_up: int = 64 * BATCH
+    tasks: int = 300 * BATCH
+    """Of a saturated run."""
     offered: int = 120 * BATCH
     """Tasks at each of ``OFFERED_RATES``."""
+    batches: int = 80
+    """Of each simulation of a fleet."""
+    positions: int = consumer.CHECKPOINT_EVERY
+    """Of the checkpoint cycle, to crash at."""
     victims: tuple[str, ...] = crash.VICTIMS
+    queued: int = 1_000_000
+    """Tasks that wait in the log."""
     fill: int = memory.WARM_UP
     """Tasks until all that is bounded is full."""
     work_s: float = 20.0
     """How long memory is watched once all is queued."""
 
 
-SHORT = Size(fleets=(1,), warm_up=BATCH, offered=2 * BATCH, victims=("coordinator",), fill=2 * BATCH, work_s=1.0)
-
-type Bar = Callable[[int, int], None]
-"""Told how much is done, of how much."""
-type Bars = Callable[[str], Bar]
-"""Makes one."""
+SHORT = Size(
+    fleets=(1,), warm_up=BATCH, tasks=2 * BATCH, offered=2 * BATCH, batches=4, positions=1, victims=("coordinator",),
+    queued=2 * BATCH, fill=2 * BATCH, work_s=1.0,
+)  # fmt: skip
 
 SETTINGS = {
     "coordinator.batch_size": str(BATCH),
@@ -79,27 +79,15 @@ SETTINGS = {
 }
 
 
-@contextmanager
-def progress_bars() -> Iterator[Bars]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-
-        def bar(name: str) -> Bar:
-            task = progress.add_task(name, total=None)
-            return lambda done, total: progress.update(task, completed=done, total=total)
-
-        yield bar
-
-
-def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> list[Row]:
+def throughput_rows(cluster: Cluster, size: Size) -> list[Row]:
     rows: list[Row] = []
     for explorers in size.fleets:
         name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
         with mesh(cluster, SETTINGS | {"explorer.slots": str(MANY // explorers)}) as made:
-            most = uvloop.run(_measure_most(made, explorers, tasks, size, bars(f"{MANY} under way, {name}")))
+            most, _ = uvloop.run(_measure(made, explorers, size, ()))
         with mesh(cluster, SETTINGS | {"explorer.slots": str(FEW // explorers)}) as made:
-            measured = _measure(made, explorers, tasks, size, bars(f"{FEW} under way, {name}"))
-            saturated, offered, bare = uvloop.run(measured)
+            saturated, offered = uvloop.run(_measure(made, explorers, size, OFFERED_RATES))
+            bare = uvloop.run(throughput.baseline(made.kafka, size.tasks, broker_pid=made.pids.get("broker")))
         latency = f"{name}: last result to FINALIZED"
         all_us, bare_us = sum(saturated.cpu_us.values()), sum(bare.cpu_us.values())
         rows += [
@@ -129,39 +117,18 @@ def _offered_rows(name: str, rate: float, offered: throughput.Measured) -> list[
     ]
 
 
-async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told: Bar) -> throughput.Measured:
-    total = size.warm_up + tasks
-    async with Bus(made.kafka, client_id="benchmark") as bus:
-        return await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
-
-
 async def _measure(
-    made: Mesh, explorers: int, tasks: int, size: Size, told: Bar
-) -> tuple[throughput.Measured, dict[float, throughput.Measured], throughput.Measured]:
-    before, total = size.warm_up + tasks, size.warm_up + tasks + size.offered * len(OFFERED_RATES)
-    offered: dict[float, throughput.Measured] = {}
+    made: Mesh, explorers: int, size: Size, rates: Sequence[float]
+) -> tuple[throughput.Measured, dict[float, throughput.Measured]]:
+    """Return the saturated mesh, and the mesh at each of the moderate rates."""
     async with Bus(made.kafka, client_id="benchmark") as bus:
-        saturated = await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
-        for rate in OFFERED_RATES:
-            done_before = before + size.offered * len(offered)
-            offered[rate] = await throughput.run(
-                made,
-                bus,
-                f"offered-{rate:g}",
-                size.offered,
-                rate=rate,
-                progress=lambda done, done_before=done_before: told(done_before + done, total),  # type: ignore[misc]
-            )
-    bare = await throughput.baseline(made.kafka, tasks, broker_pid=made.pids.get("broker"))
-    return saturated, offered, bare
-
-
-async def _saturate(
-    made: Mesh, bus: Bus, explorers: int, tasks: int, warm_up: int, *, progress: throughput.Progress
-) -> throughput.Measured:
-    await _start(made, bus, explorers)
-    await throughput.run(made, bus, "warm-up", warm_up, progress=progress)
-    return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(warm_up + done))
+        await _start(made, bus, explorers)
+        await throughput.run(made, bus, "warm-up", size.warm_up)
+        saturated = await throughput.run(made, bus, "saturated", size.tasks)
+        offered = {
+            rate: await throughput.run(made, bus, f"offered-{rate:g}", size.offered, rate=rate) for rate in rates
+        }
+    return saturated, offered
 
 
 async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) -> None:
@@ -172,7 +139,7 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
     await ready(made, bus, explorers)
 
 
-def fleet_rows(batches: int, bars: Bars) -> list[Row]:
+def fleet_rows(batches: int) -> list[Row]:
     one: dict[str, float] = {"max_staleness": 0, "max_inflight_batches": 1}
     some: dict[str, float] = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
     more: dict[str, float] = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
@@ -186,16 +153,10 @@ def fleet_rows(batches: int, bars: Bars) -> list[Row]:
     ]
     rows = []
     for name, settings, goal in ways:
-        told = bars(name)
         common = {"batch_size": fleet.BATCH, "group_size": 1, "max_open_tasks": fleet.BATCH * 4 * (STALENESS + 1)}
         patient = {"explorer_timeout_s": 1e6, "task_timeout_s": 1e6}
-        simulation = fleet.Simulation(
-            CoordinatorSettings.model_validate({**common, **patient, **settings}),
-            batches,
-            SEED,
-            progress=lambda done, told=told: told(done, batches),  # type: ignore[misc]
-        )
-        spent = simulation.run()
+        own = CoordinatorSettings.model_validate({**common, **patient, **settings})
+        spent = fleet.Simulation(own, batches, SEED).run()
         rows += [
             Row(f"{name}: busy", spent.busy, "", goal=goal),
             Row(f"{name}: spent on what counts", spent.useful, ""),
@@ -209,14 +170,13 @@ def _over_rollout(ratio: float) -> dict[str, float]:
     return {"over_rollout_ratio": ratio, "wait_after_min_s": 1.0}
 
 
-def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list[Row]:
-    told = bars("crashes")
+def crash_rows(cluster: Cluster, size: Size) -> list[Row]:
     with mesh(cluster, crash.SETTINGS) as made:
 
         async def measure() -> crash.Cost:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, 2, think_s=crash.THINK_S)
-                return await crash.History(made, bus).live(list(product(range(positions), size.victims)), told)
+                return await crash.History(made, bus).live(list(product(range(size.positions), size.victims)))
 
         cost = uvloop.run(measure())
     crashes = len(cost.crashes)
@@ -240,26 +200,24 @@ def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list
     ]
 
 
-def memory_rows(cluster: Cluster, queued: int, size: Size, bars: Bars) -> list[Row]:
-    told = bars(f"memory, {queued:,} tasks queued")
+def memory_rows(cluster: Cluster, size: Size) -> list[Row]:
     explorers = 2
     with mesh(cluster, SETTINGS | memory.SETTINGS) as made:
 
         async def measure() -> list[memory.Point]:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, explorers)
-                return await memory.memory(made, bus, queued, warm_up=size.fill, work_s=size.work_s, progress=told)
+                return await memory.memory(made, bus, size.queued, warm_up=size.fill, work_s=size.work_s)
 
         points = uvloop.run(measure())
     rows = []
     for role, share in (("coordinator", 1), ("explorers", explorers)):
         name = role if share == 1 else f"{role}, each"
-        rows += [
-            Row(f"memory of {name}: {point.when}", point.rss_mib[role] / share, "MiB", better="lower")
-            for point in points
-        ]
-        growth = max(point.rss_mib[role] for point in points) - points[0].rss_mib[role]
-        rows.append(Row(f"memory of {name}: growth", growth / share, "MiB", goal=GOAL_GROWTH_MIB, better="lower"))
+        held = [rss[role] / share for _, rss in points]
+        for (when, _), mib in zip(points, held, strict=True):
+            rows.append(Row(f"memory of {name}: {when}", mib, "MiB", better="lower"))
+        growth = max(held) - held[0]
+        rows.append(Row(f"memory of {name}: growth", growth, "MiB", goal=GOAL_GROWTH_MIB, better="lower"))
     return rows
 
 
@@ -268,25 +226,19 @@ def main() -> None:
     arguments.add_argument(
         "--only", choices=PARTS, nargs="+", default=PARTS, help="run these parts; no others have rows"
     )
-    arguments.add_argument("--tasks", type=int, default=SATURATED, help="tasks of a saturated run, in whole batches")
-    arguments.add_argument("--queued", type=int, default=QUEUED, help="tasks that wait in the log")
-    arguments.add_argument("--batches", type=int, default=FLEET_BATCHES, help="batches of each simulation")
-    positions = consumer.CHECKPOINT_EVERY
-    arguments.add_argument("--positions", type=int, default=positions, help="of the checkpoint cycle, to crash at")
     options = arguments.parse_args()
-    if options.short:
-        options.tasks, options.queued, options.batches, options.positions = 2 * BATCH, 2 * BATCH, 4, 1
     size = SHORT if options.short else Size()
     rows: list[Row] = []
-    with progress_bars() as bars, cluster_to_measure() as cluster:
-        if "throughput" in options.only:
-            rows += throughput_rows(cluster, options.tasks // BATCH * BATCH, size, bars)
-        if "fleet" in options.only:
-            rows += fleet_rows(options.batches, bars)
-        if "crashes" in options.only and cluster.broker is not None:
-            rows += crash_rows(cluster, options.positions, size, bars)
-        if "memory" in options.only:
-            rows += memory_rows(cluster, options.queued, size, bars)
+    with cluster_to_measure() as cluster:
+        for part, measure in (
+            ("throughput", lambda: throughput_rows(cluster, size)),
+            ("fleet", lambda: fleet_rows(size.batches)),
+            ("crashes", lambda: [] if cluster.broker is None else crash_rows(cluster, size)),
+            ("memory", lambda: memory_rows(cluster, size)),
+        ):
+            if part in options.only:
+                print(f"{part} ...", flush=True)
+                rows += measure()
     report(
         "scheduling",
         "Tasks through a real broker, coordinator and explorers, around an engine that costs nothing",

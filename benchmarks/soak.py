@@ -24,7 +24,6 @@ from benchmarks._report import Row, report
 from benchmarks._scheduling.mesh import mesh
 from benchmarks._soak import live, records
 from benchmarks._soak.growth import MIN_POINTS, Points, grows, growth
-from benchmarks.scheduling import progress_bars
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 
 PARTS = ("live", "coordinator", "index")
@@ -127,27 +126,26 @@ def main() -> None:
         kill_s, minutes, hours = 4.0, 8 / 60, 4 / 60
     rows: list[Row] = []
     more: dict[str, object] = {}
-    with progress_bars() as bars:
-        if "live" in options.parts:
-            with cluster_to_measure() as cluster, mesh(cluster, live.SETTINGS) as made:
-                found = uvloop.run(live.soak(made, cluster.folder, minutes, kill_s, bars("kills")))
-            rows += live_rows(found)
-            more["memory_mib"] = {
-                name: [(round(at), round(one.rss_mib, 1)) for at, one in held] for name, held in found.held.items()
-            }
-        past = max(MIN_POINTS, round(hours * 60))
-        name = f"{past / 60:g} h of records"
-        # As the services do. What dies here dies on purpose.
-        freeze_gc()
-        collect_young_only()
-        logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
-        if "coordinator" in options.parts:
-            coordinator = records.through_coordinator(past, options.rate, bars("coordinator"))
-            rows += coordinator_rows(f"{name}: coordinator", options.rate, coordinator)
-            more["collections_that_grow"] = growing(coordinator)
-        if "index" in options.parts:
-            with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
-                rows += index_rows(f"{name}: index", records.through_index(past, Path(folder), bars("index")))
+    if "live" in options.parts:
+        with cluster_to_measure() as cluster, mesh(cluster, live.SETTINGS) as made:
+            found = uvloop.run(live.soak(made, cluster.folder, minutes, kill_s))
+        rows += live_rows(found)
+        more["memory_mib"] = {
+            name: [(round(at), round(one.rss_mib, 1)) for at, one in held] for name, held in found.held.items()
+        }
+    past = max(MIN_POINTS, round(hours * 60))
+    name = f"{past / 60:g} h of records"
+    # As the services do. What dies here dies on purpose.
+    freeze_gc()
+    collect_young_only()
+    logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
+    if "coordinator" in options.parts:
+        coordinator = records.through_coordinator(past, options.rate)
+        rows += coordinator_rows(f"{name}: coordinator", options.rate, coordinator)
+        more["collections_that_grow"] = growing(coordinator)
+    if "index" in options.parts:
+        with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
+            rows += index_rows(f"{name}: index", records.through_index(past, Path(folder)))
     report("soak", "What grows in a mesh that goes on and on", rows, options, more=more)
 
 

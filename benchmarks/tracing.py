@@ -145,10 +145,8 @@ async def while_they_run[T](explorers: dict[str, Child], measuring: Coroutine[An
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    options = arguments.parse_args()
-    rounds, tasks = (1, SHORT_TASKS) if options.short else (options.rounds, TASKS)
+    options = parser(__doc__).parse_args()
+    rounds, tasks = (1, SHORT_TASKS) if options.short else (ROUNDS, TASKS)
     received: dict[str, int] = {}
     with cluster_to_measure() as cluster, otlp_sink(received) as endpoint:
         kafka = cluster.unused()

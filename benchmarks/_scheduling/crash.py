@@ -80,13 +80,12 @@ class History:
         self._finalized: list[BatchRecord] = []
         self._since = 0.0
 
-    async def live(self, plan: Sequence[tuple[int, str]], progress: Callable[[int, int], None]) -> Cost:
+    async def live(self, plan: Sequence[tuple[int, str]]) -> Cost:
         cost = Cost()
         async with self.fed():
-            for number, (position, victim) in enumerate(plan):
+            for position, victim in plan:
                 await self._until(lambda position=position: self._is_at(position))  # type: ignore[misc]
                 cost.crashes.append(await self._crash(victim, position))
-                progress(number + 1, len(plan))
         await self.account(cost)
         return cost
 

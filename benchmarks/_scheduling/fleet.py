@@ -74,7 +74,6 @@ class Simulation:
     settings: CoordinatorSettings
     batches: int
     seed: int
-    progress: Callable[[int], None] = lambda _: None
     machine: CoordinatorMachine = field(init=False)
     now: float = 0.0
     versions: dict[str, int] = field(default_factory=dict)
@@ -143,7 +142,6 @@ class Simulation:
                 self._later(SYNC_S, lambda: self._sync(version))
             case Write(record=BatchRecord() as batch) if batch.state is BatchLifecycleState.FINALIZED:
                 self.finalized.append((self.now, batch))
-                self.progress(len(self.finalized))
                 self.trainer_free_at = max(self.now, self.trainer_free_at) + TRAIN_S
                 self._later(
                     self.trainer_free_at - self.now, lambda: EventArrived(step_trained(batch.sequence, INCARNATION))

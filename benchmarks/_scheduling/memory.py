@@ -9,7 +9,6 @@ the results of the last 1,000 batches. What grows after that grows with what wai
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgpack
 from aiokafka import AIOKafkaProducer
@@ -26,12 +25,8 @@ IN_FLIGHT = 64
 """Batches of the client that wait for the broker at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    when: str
-    waiting: int
-    """Tasks in the log that nobody has read."""
-    rss_mib: dict[str, float]
+type Point = tuple[str, dict[str, float]]
+"""When, and MiB of each role."""
 
 
 async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
@@ -73,30 +68,18 @@ async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
         await asyncio.gather(*pending)
 
 
-async def _waiting(bus: Bus, group: str) -> int:
-    ends = await bus.end_offsets(TASKS)
-    read = await bus.committed_offsets(group, [TASKS])
-    return sum(end - read.get((TASKS.name, partition), 0) for partition, end in ends.items())
-
-
-async def memory(
-    mesh: Mesh, bus: Bus, count: int, *, warm_up: int, work_s: float, progress: Callable[[int, int], None]
-) -> list[Point]:
-    group = f"{mesh.kafka.namespace}.coordinator"
-
+async def memory(mesh: Mesh, bus: Bus, count: int, *, warm_up: int, work_s: float) -> list[Point]:
     async def point(when: str) -> Point:
         mesh.check()
-        rss = {role: used.rss_mib for role, used in mesh.usages().items() if role != "broker"}
-        return Point(when, max(0, await _waiting(bus, group)), rss)
+        return when, {role: used.rss_mib for role, used in mesh.usages().items()}
 
-    await run(mesh, bus, "warm-up", warm_up, progress=lambda done: progress(done, warm_up))
+    await run(mesh, bus, "warm-up", warm_up)
     points = [await point("before")]
     sent = 0
 
     def told(number: int) -> None:
         nonlocal sent
         sent = number
-        progress(number, count)
 
     filling = asyncio.create_task(_fill(mesh, count, told))
     deadline = time.monotonic() + max(LIMIT_S, count / 2000)

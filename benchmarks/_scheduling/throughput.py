@@ -11,7 +11,6 @@ read again; no state, no transactions, the client's own defaults but for acks=al
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgpack
@@ -26,8 +25,6 @@ from schemas.codec import encode
 from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
-
-type Progress = Callable[[int], None]
 
 
 class BatchSeen(msgspec.Struct):
@@ -78,7 +75,7 @@ async def _produce(producer: Producer, run: str, count: int, rate: float | None)
     return time.time()
 
 
-async def _watch(batches: Reader, count: int, progress: Progress) -> dict[str, float]:
+async def _watch(batches: Reader, count: int) -> dict[str, float]:
     """When each batch was seen FINALIZED, until so many tasks are in such."""
     finalized: dict[str, float] = {}
     tasks = 0
@@ -95,7 +92,6 @@ async def _watch(batches: Reader, count: int, progress: Progress) -> dict[str, f
                     raise RuntimeError(f"{batch.failed_task_count} tasks of {batch.batch_id} have failed")
         if received:
             last = time.monotonic()
-            progress(tasks)
         elif time.monotonic() - last > LIMIT_S:
             raise TimeoutError(f"{tasks} of {count} tasks are FINALIZED, and no more for {LIMIT_S:g} s")
     return finalized
@@ -111,9 +107,7 @@ async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str
     return last
 
 
-async def run(
-    mesh: Mesh, bus: Bus, name: str, count: int, *, rate: float | None = None, progress: Progress = lambda _: None
-) -> Measured:
+async def run(mesh: Mesh, bus: Bus, name: str, count: int, *, rate: float | None = None) -> Measured:
     """Send ``count`` tasks, whole batches of them, and wait until all are FINALIZED."""
     ends = await bus.end_offsets(EXPLORER_EVENTS)
     start = {(EXPLORER_EVENTS.name, partition): offset for partition, offset in ends.items()}
@@ -122,7 +116,7 @@ async def run(
         before, client_before = mesh.usages(), sum(mine.cpu_times()[:2])
         began = time.monotonic()
         sending = asyncio.create_task(_produce(producer, name, count, rate))
-        finalized = await _watch(batches, count, progress)
+        finalized = await _watch(batches, count)
         seconds = time.monotonic() - began
         after, client_after = mesh.usages(), sum(mine.cpu_times()[:2])
         produced = await sending

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -69,7 +69,7 @@ def holding(pid: int) -> Holding:
     return Holding(rss / 2**20, files, sockets, threads)
 
 
-async def soak(mesh: Mesh, folder: Path, minutes: float, kill_s: float, told: Callable[[int, int], None]) -> Soaked:
+async def soak(mesh: Mesh, folder: Path, minutes: float, kill_s: float) -> Soaked:
     found = Soaked()
     mesh.start_coordinator()
     for name in ("explorer-0", "explorer-1"):
@@ -90,7 +90,7 @@ async def soak(mesh: Mesh, folder: Path, minutes: float, kill_s: float, told: Ca
                 await _look_around(bus, folder, found, time.monotonic() - began)
                 await history.kill(victim)
                 found.kills += 1
-                told(found.kills, kills)
+                print(f"kill {found.kills} of {kills}: {victim}", flush=True)
         cost = crash.Cost()
         await history.account(cost)
         found.seconds = time.monotonic() - began

@@ -11,7 +11,7 @@ import gc
 import math
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -77,7 +77,7 @@ def own_memory_mib() -> float:
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
-def through_coordinator(minutes: int, rate: float, told: Callable[[int, int], None]) -> Passed:
+def through_coordinator(minutes: int, rate: float) -> Passed:
     mesh = LivedInMesh(EXPLORERS, SLOTS, SEED)
     mesh.begin()
     found = Passed()
@@ -90,7 +90,6 @@ def through_coordinator(minutes: int, rate: float, told: Callable[[int, int], No
         if minute % look_every == 0:
             found.records = mesh.answered
             _look(mesh, found)
-        told(minute + 1, minutes)
     return found
 
 
@@ -111,7 +110,7 @@ def _look(mesh: LivedInMesh, found: Passed) -> None:
     )
 
 
-def through_index(minutes: int, folder: Path, told: Callable[[int, int], None]) -> Passed:
+def through_index(minutes: int, folder: Path) -> Passed:
     log, found, process = console.Mesh(), Passed(), psutil.Process()
     a_minute = console.BATCHES_A_MINUTE * console.BATCH * console.GROUP
     looks = max(4, math.ceil(minutes / INDEX_EVERY))
@@ -128,5 +127,4 @@ def through_index(minutes: int, folder: Path, told: Callable[[int, int], None]) 
                 stored_files=len(stored),
                 bytes_a_sample=sum(stored) / found.records,
             )
-            told(look + 1, looks)
     return found
