@@ -19,7 +19,6 @@ from workers.runs import SUMMARY
 ROOT: Final = Path(__file__).parents[1]
 _SAMPLE_S: Final = 0.1
 _MEMORY_S: Final = 0.5
-"""From one look to the next where it is at memory, too."""
 _HIGHER: Final = 1.01
 """What is resident of all processes, over the most that was, from which on it is counted without what they share: that
 takes 60 ms for each GiB, of a machine that has other things to do."""

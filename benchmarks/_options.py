@@ -11,7 +11,6 @@ SHORT_LIMIT_S: Final = 280.0
 """What a short form may take on two cores, seconds."""
 SHORT: Final = f"a little of it, in {SHORT_LIMIT_S:g} s at most on two cores; its figures say nothing"
 TOY: Final = "toy"
-"""Models of random weights, which are made within a second."""
 REAL: Final = "SmolLM2"
 """A model as people have them: 135 M parameters, a vocabulary of 49,152."""
 

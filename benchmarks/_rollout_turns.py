@@ -11,7 +11,6 @@ from schemas.task import Task
 from trinity_bus.rollout import RolloutContext, SingleRunWorkflow, register
 
 SAID = 5
-"""The token that answers a turn."""
 EARLY, LATE = 8, 128
 """Turns whose time is told."""
 AROUND = 4

@@ -37,7 +37,6 @@ DEMO: Final = Workload(
     name="demo", vocabulary=16, hidden=128, layers=2, heads=4, head_dim=32, mlp=2, groups=BATCH_SIZE,
     group_size=GROUP_SIZE, prompt=6, lengths=(10, 10), updates=8, micro_batch_tokens=16_384, repeats=9
 )  # fmt: skip
-"""The shape of the demo's model and of its batches."""
 
 SMOLLM2: Final = Workload(
     name=REAL, vocabulary=49_152, hidden=576, layers=30, heads=9, head_dim=64, groups=8, group_size=8, prompt=40,

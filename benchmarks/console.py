@@ -48,7 +48,6 @@ from trinity_bus.console.index.tokens import byte_level_texts
 from trinity_bus.runtime.heap import freeze_gc
 
 GROUP, BATCH = 8, 64
-"""Samples of a group, and groups of a batch."""
 PROMPT, VOCABULARY = 60, 20_000
 RARE: Final = VOCABULARY - 1
 CHUNK, COMMIT = 256, 4

@@ -46,11 +46,9 @@ class Size:
     kills: int = 4
     members: tuple[int, ...] = (1, FEW, MANY)
     have_it: int = 8
-    """Members that have it when others join late."""
     late: int = 4
     nbytes: int = 48 << 20
     slow_mib: int = 192
-    """Of the version where a card is slow."""
 
 
 SHORT = Size(rounds=1, kills=1, members=(1, 2), have_it=2, late=1, nbytes=4 << 20, slow_mib=4)
@@ -197,7 +195,7 @@ def main() -> None:
         notes = ["trainer, members and links share this machine's cores"]
         rows = loopback(size)
         lacking = why_not()
-        for method in reversed(BY if lacking is None else []):
+        for method in reversed(list(BY) if lacking is None else []):
             if folder is None:
                 rows = shaped(size, method) + slow(size, method) + rows
             else:

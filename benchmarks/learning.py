@@ -48,9 +48,7 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "CISPO": {"loss": "cispo", "clip_high": 4.0, "learning_rate": 3e-4},
     TAUGHT: {"advantage": "distillation"},
 }
-"""What each has otherwise than the demo."""
 STEPS: Final = 60
-"""Most steps of a run; the learning rate falls over as many."""
 _ID: Final = {word: i for i, word in enumerate(DIGITS.vocabulary)}
 _SILENT: Final = {_ID[word] for word in (PAD, BOS, EOS, UNKNOWN)}
 

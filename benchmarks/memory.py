@@ -48,7 +48,6 @@ from trinity_bus.training.families import read_shape
 OFF_GOAL: Final = 0.2
 """Of the measured peak, that the formula may be off."""
 PEAK_GOAL_MIB: Final = 3584
-"""Of SmolLM2's trainer."""
 GROWTH_GOAL: Final = 0.03
 """Of the second step's peak, that the last one's may be above it."""
 ENGINES: Final = ("megatron", "torch")

@@ -45,15 +45,11 @@ from workers.demo.settings import mesh_settings
 from workers.demo.subjects import COPY, SUMS, DemoSubject
 
 GOAL: Final = 0.9
-"""Mean reward of a batch that both are timed to, with the toy."""
 LIMIT_S: Final = 3600.0
-"""Of a demo, on a machine that is busy."""
 STEPS: Final = 5
-"""Of SmolLM2."""
 FEW_STEPS: Final = 6
 """Of TRL with another number of threads."""
 MICRO_BATCH: Final = 16
-"""Samples, of SmolLM2."""
 SUM_TOKENS: Final = 43
 """Of a prompt of the sums, in SmolLM2's tokens."""
 STEP_CLOCK, STEP_CPU, MEMORY = "a step: mesh over TRL", "a step, CPU: mesh over TRL", "peak memory: mesh over TRL"
@@ -130,7 +126,6 @@ class Match:
         self.steps = self.taught.steps if model is None else steps
         options = DemoOptions(run_dir=folder, subject=self.taught, seed=seed, steps=self.taught.steps)
         self.settings: dict[str, Any] = mesh_settings(options, KafkaSettings())
-        """What the demo asks of its services."""
 
     @property
     def micro_batch_tokens(self) -> int:

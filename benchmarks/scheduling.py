@@ -14,7 +14,7 @@ nothing is crashed there.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -39,7 +39,6 @@ GOAL_RATE, GOAL_P99_MS = 1500.0, 50.0
 GOAL_OVER_AIOKAFKA = 10.0
 GOAL_BUSY = 0.95
 GOAL_GROWTH_MIB = 64.0
-"""Of the coordinator; of an explorer as well."""
 STALENESS = 8
 SEED = 1
 
@@ -47,19 +46,14 @@ SEED = 1
 @dataclass(frozen=True, slots=True)
 class Size:
     fleets: tuple[int, ...] = (1, 8)
-    """Explorers of each measurement of throughput."""
     warm_up: int = 64 * BATCH
     tasks: int = 300 * BATCH
-    """Of a saturated run."""
     offered: int = 120 * BATCH
-    """Tasks at each of ``OFFERED_RATES``."""
     batches: int = 80
-    """Of each simulation of a fleet."""
     positions: int = consumer.CHECKPOINT_EVERY
     """Of the checkpoint cycle, to crash at."""
     victims: tuple[str, ...] = crash.VICTIMS
     queued: int = 1_000_000
-    """Tasks that wait in the log."""
     fill: int = memory.WARM_UP
     """Tasks until all that is bounded is full."""
     work_s: float = 20.0
@@ -230,12 +224,13 @@ def main() -> None:
     size = SHORT if options.short else Size()
     rows: list[Row] = []
     with cluster_to_measure() as cluster:
-        for part, measure in (
-            ("throughput", lambda: throughput_rows(cluster, size)),
-            ("fleet", lambda: fleet_rows(size.batches)),
-            ("crashes", lambda: [] if cluster.broker is None else crash_rows(cluster, size)),
-            ("memory", lambda: memory_rows(cluster, size)),
-        ):
+        parts: dict[str, Callable[[], list[Row]]] = {
+            "throughput": lambda: throughput_rows(cluster, size),
+            "fleet": lambda: fleet_rows(size.batches),
+            "crashes": lambda: [] if cluster.broker is None else crash_rows(cluster, size),
+            "memory": lambda: memory_rows(cluster, size),
+        }
+        for part, measure in parts.items():
             if part in options.only:
                 print(f"{part} ...", flush=True)
                 rows += measure()

@@ -58,10 +58,8 @@ ROUNDS = 12
 GOAL = 0.99
 GRACE_S = 60.0
 CHECK_EVERY_S = 1.0
-"""How soon it is noticed that an explorer has ended."""
 SPANS = 5000
 ATTRIBUTES = 12
-"""As many as that of a request has."""
 SINK = Path(__file__).with_name("_otlp_sink.py")
 WITH, WITHOUT = "with", "without"
 METRICS_EVERY_S = 5

@@ -22,7 +22,6 @@ from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 60.0
 _BUCKETS = 32
-"""Of a version."""
 
 type FanOutMethod = Literal["memory", "gloo"]
 type Where = tuple[str | None, str]

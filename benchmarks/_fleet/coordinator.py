@@ -47,9 +47,7 @@ class CoordinatorCost:
     """That the machine has taken for what it decided upon at once."""
     signals: int = 0
     written: int = 0
-    """Bytes."""
     largest: int = 0
-    """Of one record."""
 
 
 class Writer:
@@ -113,7 +111,6 @@ class SimulatedCoordinator:
         self.now = 0.0
         self.machine = CoordinatorMachine(settings, SynchronizerSettings(sync_timeout_s=1e6))
         self.tombstones: list[tuple[Topic, str]] = []
-        """That go into the next transaction."""
         self._clock = clock
         self._committed = committed
         self._changelog = Changelog()

@@ -41,7 +41,6 @@ MARK: Final = 1234567.0
 SYNC_S: Final = 2.0
 BATCH: Final = 512
 BACKLOG: Final = 4
-"""Batches that wait for slots."""
 
 
 @dataclass(slots=True)
@@ -91,7 +90,6 @@ class SimulatedMesh:
         self.capacity = explorers * slots
         self.batch = min(BATCH, self.capacity)
         self.wanted = (-(-self.capacity // self.batch) + BACKLOG) * self.batch
-        """Tasks that fill all slots, with some that wait."""
         settings = CoordinatorSettings(
             batch_size=self.batch,
             group_size=1,
@@ -109,7 +107,6 @@ class SimulatedMesh:
         self.trains = False
         """Whether the trainer trains on what is finalized, and publishes what comes of it."""
         self.trainer = INCARNATION
-        """Its incarnation."""
         self.interval_s = ExplorerSettings().heartbeat_s
         self.dispatched: list[float] = []
         """How long each free slot was free, until the order was committed that takes it."""

@@ -10,7 +10,6 @@ from benchmarks._gpu.figures import Figures, run_part
 
 STEPS = 20
 LIMIT_S = 110.0
-"""Of the demo itself, which then tells what it was waiting for."""
 _KEPT = ("held-out reward", "time to first reward", "everything", "steps", "a step")
 
 

@@ -18,7 +18,6 @@ from trinity_bus.inference.engine import InferenceEngine
 
 MAX_LENGTH = 256
 _SHARE = 0.5
-"""Of a GPU's memory."""
 
 
 @asynccontextmanager

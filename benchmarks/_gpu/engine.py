@@ -27,7 +27,6 @@ _TEXT = list(range(3, 67))
 _SAME = 0.1
 """How much a token's log-probability may differ between two computations with the same weights, in bfloat16."""
 _BUSY = 4
-"""Requests under way while weights come."""
 
 
 def farthest(ones: list[float], others: list[float]) -> float:

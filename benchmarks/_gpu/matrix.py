@@ -10,9 +10,7 @@ from benchmarks._gpu.sizes import SIZES
 from trinity_bus.sizing.hardware import GPUS
 
 _SECONDS = 1.5
-"""Of each size, after warming up."""
 _AT_ONCE = 5
-"""Products between two looks at the clock."""
 
 
 def synchronize(device: str) -> None:

@@ -25,7 +25,6 @@ import psutil
 from benchmarks._report import Row
 
 _LINES = 15
-"""Of a part's output, that are kept."""
 _REAP_S = 5.0
 REMEDY = "make gpu-check DEVICE=gpu installs what is for GPUs"
 
@@ -34,14 +33,10 @@ REMEDY = "make gpu-check DEVICE=gpu installs what is for GPUs"
 class Part:
     name: str
     module: str
-    """Below this package."""
     limit_s: float
-    """Then it is killed."""
     method: str = "memory"
-    """Of a transfer."""
     gpus: int = 1
     needs: tuple[str, ...] = ()
-    """Distributions."""
     short: str = ""
     """Why the short form leaves it out; empty where it does not."""
 
@@ -56,7 +51,6 @@ class Outcome:
     said: list[dict[str, Any]] = field(default_factory=list)
     """Whatever else it has told."""
     output: list[str] = field(default_factory=list)
-    """The last lines, where it failed."""
 
 
 _GPUS_ALONE = "it computes on GPUs alone"

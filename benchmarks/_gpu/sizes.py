@@ -12,15 +12,11 @@ LARGE_GIB = 70
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     edges: tuple[int, ...]
-    """Of the square matrices."""
     training: Workload
     engine: TinyShape
     requests: int
-    """Of the engine, at a time."""
     tokens: int
-    """Of each answer."""
     transfer_mib: int
-    """Of a version."""
     bucket_mib: int
     rounds: int
 

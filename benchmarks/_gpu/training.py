@@ -26,7 +26,6 @@ from trinity_bus.training.torch_engine import TorchEngine
 _MFU = 0.45
 """What is expected of a model of more than a thousand million parameters."""
 _SECONDS = 30.0
-"""Of timed steps, at most."""
 
 
 def throughput(options: argparse.Namespace, figures: Figures) -> None:

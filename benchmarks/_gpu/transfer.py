@@ -29,9 +29,7 @@ from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 20.0
-"""Of each step, on either side."""
 _PARTS = 16
-"""Tensors of a version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from trinity_bus.runtime.service import run_service
 
 TRAIN_S = 0.8
 CHECKPOINT_EVERY = 5
-"""Steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class Step:
     offset: int
     """In ``batches``, to read next."""
     at: float
-    """When, seconds since the Unix epoch."""
     tasks: tuple[str, ...] = ()
     is_checkpoint: bool = False
 

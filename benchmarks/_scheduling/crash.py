@@ -29,7 +29,6 @@ from trinity_bus.bus import Bus, Producer, Reader
 VICTIMS = ("coordinator", "consumer", "broker")
 BATCH = 64
 THINK_S = 2.0
-"""Seconds that the fake engine takes for a trajectory."""
 AHEAD = 10
 """Batches of tasks that are in the log and not finalized."""
 POLL_S = 0.02
@@ -50,16 +49,13 @@ class Crash:
     position: int
     """Steps since the newest checkpoint."""
     at: float
-    """Seconds since the Unix epoch."""
     recovered_s: float
-    """Until the next step was trained."""
 
 
 @dataclass(slots=True)
 class Cost:
     crashes: list[Crash] = field(default_factory=list)
     trajectories: int = 0
-    """That count."""
     again: int = 0
     """Trajectories that were generated although one was finished and durable."""
     again_s: float = 0.0

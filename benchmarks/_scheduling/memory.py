@@ -20,7 +20,6 @@ from trinity_bus.bus import Bus, partition_of
 
 SETTINGS = {"coordinator.dedup_window": "50000"}
 WARM_UP = 1_100 * 64
-"""Tasks, in batches of 64."""
 IN_FLIGHT = 64
 """Batches of the client that wait for the broker at once."""
 

@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True, slots=True)
 class Usage:
     cpu_s: float
-    """User and system time."""
     rss_mib: float
 
 
@@ -48,7 +47,6 @@ class Mesh:
     broker: EmbeddedBroker | None
     children: dict[str, Child] = field(default_factory=dict)
     _started: dict[str, tuple[list[str | Path], Mapping[str, str]]] = field(default_factory=dict)
-    """What each was started with."""
 
     def start_coordinator(self) -> None:
         self.start("coordinator", service("coordinator"), {})

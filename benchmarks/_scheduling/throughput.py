@@ -50,7 +50,6 @@ class Measured:
     latencies_ms: list[tuple[float, float]] = field(default_factory=list)
     """Of each batch: seconds after the last task was produced at which it was seen FINALIZED, and its latency."""
     cpu_us: dict[str, float] = field(default_factory=dict)
-    """CPU time of each role, microseconds a task."""
 
     @property
     def rate(self) -> float:

@@ -19,7 +19,6 @@ class KeptTopics:
         self.versions: dict[str, int] = {}
         self.retention = Retention()
         self.needed = 0
-        """Experiences that were needed at the last look."""
         self._ends = {BATCHES.name: 0, VERSION_HISTORY.name: 0}
 
     @property

@@ -44,7 +44,6 @@ CLIENT_BATCH: Final = 8
 LACKING_EVERY: Final = 3
 ABORTED_EVERY: Final = 6
 PATIENCE_S: Final = 20.0
-"""Of a client that waits for its batch."""
 TWICE_EVERY: Final = 100
 """Tasks."""
 FAILS: Final = "50"

@@ -26,7 +26,6 @@ from trinity_bus.console.index.store import Store
 
 EXPLORERS, SLOTS = 2, 32
 RATE: Final = 60.0
-"""Tasks a second."""
 MINUTE_S: Final = 60.0
 TAKE_OVER_EVERY: Final = 10
 """Minutes."""
@@ -43,9 +42,7 @@ class Passed:
 
     records: int = 0
     measured: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
-    """Times and values."""
     ways: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
-    """The same of collections, by the way to them."""
 
     def add(self, at: float, **values: float) -> None:
         _note(self.measured, at, values)

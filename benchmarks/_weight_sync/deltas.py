@@ -14,7 +14,6 @@ from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 CHANGED = 50
-"""One value in so many changes from version to version."""
 
 
 def delta_rows(name: str, tensors: Mapping[str, torch.Tensor], rounds: int) -> Iterator[Row]:

@@ -16,7 +16,6 @@ from trinity_bus.bus import Producer, Reader
 from workers.trainer.published_tensors import Publisher
 
 type Round = dict[str, float]
-"""Seconds of one version."""
 
 
 class Trainer:
@@ -28,7 +27,6 @@ class Trainer:
         self._incarnation = uuid.uuid4().hex
         self._version = -1
         self.announced_at = 0.0
-        """When the last version was announced, by its record."""
 
     async def serve(self) -> None:
         while True:
