@@ -48,7 +48,6 @@ STEP_S = 0.5
 
 
 def machine_of(settings: dict[str, Any], entries: dict[str, bytes]) -> CoordinatorMachine:
-    """The coordinator that goes on from a state."""
     machine = CoordinatorMachine(CoordinatorSettings(**settings), SynchronizerSettings(sync_timeout_s=20))
     machine.restore(entries.items())
     return machine
@@ -178,7 +177,6 @@ def state(seed: int, events: int, *, choosing: bool) -> tuple[dict[str, Any], di
 
 
 def main() -> None:
-    """Write the files that are missing."""
     for name, seed in HISTORIES.items():
         settings, entries = state(seed, EVENTS, choosing=name == "choosing")
         machine = machine_of(settings, entries)

@@ -19,7 +19,6 @@ type Client = TestClient[Any, Any]
 
 @asynccontextmanager
 async def console(folder: Path, **own: Any) -> AsyncIterator[Client]:
-    """A console with some settings of its own."""
     settings = Settings(
         kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here"),
         console=ConsoleSettings(folder=folder, port=0, **own),
@@ -30,6 +29,5 @@ async def console(folder: Path, **own: Any) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def with_tokens(folder: Path) -> AsyncIterator[Client]:
-    """A console with a token for operators, and one for viewers."""
     async with console(folder, token=SecretStr(TOKEN), viewer_token=SecretStr(VIEWERS)) as client:
         yield client

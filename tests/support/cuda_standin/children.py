@@ -24,7 +24,6 @@ HANGING_S = 5.0
 
 
 def tell(**facts: object) -> None:
-    """Print a line of JSON."""
     print(json.dumps(facts), flush=True)
 
 
@@ -120,7 +119,6 @@ def _steps(engine: Any, inner: Any, groups: Any, **facts: object) -> None:
 
 
 def trainer(*words: str) -> None:
-    """A trainer of one rank, with settings."""
     import torch
 
     from trinity_bus.training import runner
@@ -369,7 +367,6 @@ def _mix(folder: Path) -> None:
 
 
 def demo(*arguments: str) -> None:
-    """The whole demo, as the command line starts it."""
     from trinity_bus.runners import confinement
 
     # What services are forked from has no more of the environment than runners, and here its libraries come from there.

@@ -31,14 +31,11 @@ class DyingProducer(Producer):
 
 
 class DyingBus(Bus):
-    """Makes such producers."""
-
     def producer(self, *, transactional_id: str | None = None) -> Producer:
         return DyingProducer(self.settings, client_id=self.client_id, transactional_id=transactional_id)
 
 
 async def main() -> None:
-    """The explorer, with an answer of so many tokens as the environment says."""
     settings = Settings()
     engine = FakeEngine(answer="4" * int(os.environ["ANSWER_TOKENS"]))
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:

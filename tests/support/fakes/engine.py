@@ -149,7 +149,6 @@ class FakePools:
 
 
 async def main() -> None:
-    """An explorer to be killed."""
     settings = Settings()
     engine = FakeEngine(answer=os.environ.get("ANSWER", ""))
     if "ANSWER" not in os.environ:

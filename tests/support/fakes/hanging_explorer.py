@@ -34,7 +34,6 @@ class CountingEngine(FakeEngine):
 
 
 async def main() -> None:
-    """The explorer."""
     settings = Settings()
     engine = CountingEngine("a", int(os.environ["HANG_AT"]))
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:

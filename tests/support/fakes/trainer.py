@@ -25,8 +25,6 @@ HEARTBEAT_S = 0.5
 
 
 class Incarnation:
-    """One incarnation of a fake trainer."""
-
     def __init__(self, checkpoint: Path, producer: Producer) -> None:
         self._checkpoint = checkpoint
         self._producer = producer
@@ -40,7 +38,6 @@ class Incarnation:
         """What the last step was taken on."""
 
     async def train(self, batch: BatchRecord, offset: int) -> None:
-        """Takes a record of ``batches`` in."""
         if batch.state is BatchLifecycleState.FINALIZED and batch.batch_type == "train":
             if batch.sequence != self.step + 1:
                 raise TrinityError(f"after step {self.step} comes a batch of sequence {batch.sequence}")
@@ -52,7 +49,6 @@ class Incarnation:
         half.replace(self._checkpoint)
 
     async def publish(self) -> None:
-        """The version after the last step can be had."""
         step = StepTrained(
             trainer=NAME,
             incarnation=self._incarnation,
@@ -68,7 +64,6 @@ class Incarnation:
         await (await self._producer.send(TRAINER_EVENTS, NAME, step))
 
     async def beat(self) -> None:
-        """Says that it lives, until cancelled."""
         while True:
             alive = TrainerHeartbeat(
                 trainer=NAME,
@@ -85,7 +80,6 @@ class Incarnation:
 
 
 async def run(settings: Settings, checkpoint: Path) -> None:
-    """Trains until it is cancelled or killed."""
     async with Bus(settings.kafka, client_id=NAME) as bus:
         await bus.ensure_topics()
         async with bus.producer() as producer:

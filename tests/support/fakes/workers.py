@@ -88,7 +88,6 @@ class FakeExplorer:
 
     @contextlib.asynccontextmanager
     async def alive(self, incarnation: str = "life-1") -> AsyncIterator["FakeExplorer"]:
-        """Joins the mesh, and vanishes from it at the end without a word."""
         async with (
             self._bus.producer() as producer,
             self._bus.reader(ROLLOUTS, partitions=[lane_partition(self.name)]) as lane,
@@ -207,7 +206,6 @@ class FakeTrainer:
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator["FakeTrainer"]:
-        """Trains until the end of the block."""
         async with (
             self._bus.producer() as producer,
             self._bus.reader(BATCHES, start="beginning") as batches,
@@ -227,7 +225,6 @@ class FakeTrainer:
                     task.cancel()
 
     async def until_trained(self, count: int) -> None:
-        """Waits for so many train batches."""
         async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(lambda: len(self.trained) >= count)
 

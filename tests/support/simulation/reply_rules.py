@@ -38,7 +38,6 @@ class ReplyRules:
         self._told_results: dict[str, BatchResult | None] = {}
 
     def check(self, reply: CommandReply) -> None:
-        """Look at a reply."""
         seen = self._seen
         if reply.result is not None and not seen.keeps_sequences:
             reply = reply.model_copy(update={"result": reply.result.model_copy(update={"sequence": 0})})

@@ -48,8 +48,6 @@ def stored(rng: random.Random, samples: int, offset: int) -> list[ExperiencePiec
 
 @dataclass(slots=True)
 class Running:
-    """An attempt under way."""
-
     dispatch: Dispatch
     version_min: int
 
