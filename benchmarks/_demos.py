@@ -70,7 +70,7 @@ class Watch:
             service.samples.append((now, sum(used for (_, whose), used in self._used.items() if whose == name)))
         if self._memory and resident > _HIGHER * self._most_resident:
             self._most_resident = resident
-            self.peak_bytes = max(self.peak_bytes, sum(map(_held, processes)))
+            self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, processes)))
 
     def _name(self, process: psutil.Process) -> str:
         if process.pid == self._process.pid:
@@ -86,7 +86,7 @@ class Watch:
         return name
 
 
-def _held(process: psutil.Process) -> int:
+def held_bytes(process: psutil.Process) -> int:
     """Return the bytes of memory that a process holds, of what it shares its part."""
     try:
         return int(process.memory_full_info().pss)

@@ -37,6 +37,11 @@ class Row:
         return replace(self, metric=f"{what}: {self.metric}")
 
 
+def less(metric: str, value: float, unit: str, goal: float | None = None) -> Row:
+    """Return a figure of which less is better."""
+    return Row(metric, value, unit, goal, "lower")
+
+
 def report(
     name: str,
     title: str,

@@ -33,7 +33,7 @@ import torch
 
 from benchmarks._options import parser
 from benchmarks._records import named_group
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.codec import decode, encode
 
@@ -177,7 +177,7 @@ def main() -> None:
     encode_median = [statistics.median(times) for times in encode_s]
     decode_median = [statistics.median(times) for times in decode_s]
     size = [statistics.mean(map(len, values)) / TOKENS for values in encoded]
-    rows.append(Row("bytes per token", size[0], "B", 9, "lower"))
+    rows.append(less("bytes per token", size[0], "B", 9))
     encode_ratio = min(encode_median[BASELINES]) / encode_median[0]
     decode_ratio = min(decode_median[BASELINES]) / decode_median[0]
     rows.append(Row("encode speed over the fastest baseline", encode_ratio, "x", 10))
@@ -186,7 +186,7 @@ def main() -> None:
         rows.append(Row(f"encode, {f.name}", TOKENS / encode_median[i] / 1e6, "Mtokens/s"))
         rows.append(Row(f"decode, {f.name}", TOKENS / decode_median[i] / 1e6, "Mtokens/s"))
     for i, f in enumerate(all_formats[1:-1], start=1):
-        rows.append(Row(f"bytes per token, {f.name}", size[i], "B", better="lower"))
+        rows.append(less(f"bytes per token, {f.name}", size[i], "B"))
         rows.append(Row(f"encode speed over {f.name}", encode_median[i] / encode_median[0], "x"))
         rows.append(Row(f"decode speed over {f.name}", decode_median[i] / decode_median[0], "x"))
     names = ", ".join(f.name for f in all_formats[BASELINES])

@@ -18,7 +18,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from benchmarks._options import parser
 from benchmarks._records import equal_samples
-from benchmarks._report import Row, report
+from benchmarks._report import less, report
 from schemas import Task
 from schemas.codec import encode
 from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
@@ -83,14 +83,9 @@ def main() -> None:
             packed = pack(plain)
             view = memoryview(packed)
             rows += [
-                Row(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%", better="lower"),
-                Row(f"{name}, {codec}: packing", ms(partial(pack, plain), rounds) / mib, "ms/MiB", better="lower"),
-                Row(
-                    f"{name}, {codec}: unpacking",
-                    ms(partial(unpack, number, view, 1 << 26), rounds) / mib,
-                    "ms/MiB",
-                    better="lower",
-                ),
+                less(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%"),
+                less(f"{name}, {codec}: packing", ms(partial(pack, plain), rounds) / mib, "ms/MiB"),
+                less(f"{name}, {codec}: unpacking", ms(partial(unpack, number, view, 1 << 26), rounds) / mib, "ms/MiB"),
             ]
     report("compression", "Packing records, by kind and codec", rows, options)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks._options import parser
 from benchmarks._records import named_group, step_trained
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -263,11 +263,11 @@ def answers(folder: Path, samples: int) -> list[Row]:
     rows = []
     for kind, times, goal in (("first content, slowest page", pages, 300), ("search, slowest", found, 1000)):
         rows += [
-            Row(f"{size}: {kind}", max(ms for ms, _ in times.values()), "ms", goal=goal, better="lower"),
-            Row(f"{size}: {kind}, by the clock", max(ms for _, ms in times.values()), "ms", better="lower"),
+            less(f"{size}: {kind}", max(ms for ms, _ in times.values()), "ms", goal),
+            less(f"{size}: {kind}, by the clock", max(ms for _, ms in times.values()), "ms"),
         ]
-    rows += [Row(f"{size}: page: {name}", ms, "ms", better="lower") for name, (ms, _) in pages.items()]
-    return rows + [Row(f"{size}: search: {name}", ms, "ms", better="lower") for name, (ms, _) in found.items()]
+    rows += [less(f"{size}: page: {name}", ms, "ms") for name, (ms, _) in pages.items()]
+    return rows + [less(f"{size}: search: {name}", ms, "ms") for name, (ms, _) in found.items()]
 
 
 def memory_mib() -> float:
@@ -296,9 +296,9 @@ def main() -> None:
                 stored = sum(path.stat().st_size for path in store.folder.iterdir())
                 rows += [
                     Row(f"{size}: indexed", (samples - begin) / spent, "samples/s of one core", goal=20_000),
-                    Row(f"{size}: store", stored / samples, "bytes/sample", better="lower"),
+                    less(f"{size}: store", stored / samples, "bytes/sample"),
                     *answers(store.folder, samples),
-                    Row(f"{size}: memory", memory_mib(), "MiB", goal=500, better="lower"),
+                    less(f"{size}: memory", memory_mib(), "MiB", 500),
                 ]
                 report("console", "the console's index, in processor time", rows, options)
                 begin = samples

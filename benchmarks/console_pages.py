@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from trinity_bus.bus import Bus
 from trinity_bus.config import CONFIG_VARIABLE, Settings
 from trinity_bus.view import follow
@@ -123,14 +123,14 @@ async def measured(run_dir: Path, output: Path, demo: subprocess.Popen[bytes], t
     return [
         Row(f"{name}: tokens/s with over without", paces[True] / paces[False], "x", goal=0.98),
         Row("tokens/s without", paces[False], "tokens/s"),
-        Row("the console without", costs[False], "% of one core", better="lower"),
-        Row(f"the console with {name}", costs[True], "% of one core", better="lower"),
-        Row(f"{name}", costs[True] - costs[False], "% of one core", better="lower"),
-        Row(f"{name}, of all cores", (costs[True] - costs[False]) / (os.cpu_count() or 1), "%", 2, "lower"),
-        Row("readers, which browsers are elsewhere", own_s * 100, "% of one core", better="lower"),
+        less("the console without", costs[False], "% of one core"),
+        less(f"the console with {name}", costs[True], "% of one core"),
+        less(f"{name}", costs[True] - costs[False], "% of one core"),
+        less(f"{name}, of all cores", (costs[True] - costs[False]) / (os.cpu_count() or 1), "%", 2),
+        less("readers, which browsers are elsewhere", own_s * 100, "% of one core"),
         Row("answers", len(readers.waited) / turns / turn_s, "a second"),
-        Row("an answer, median", statistics.median(readers.waited), "ms", better="lower"),
-        Row("an answer, mean", statistics.mean(readers.sizes) / 1024, "KiB", better="lower"),
+        less("an answer, median", statistics.median(readers.waited), "ms"),
+        less("an answer, mean", statistics.mean(readers.sizes) / 1024, "KiB"),
     ]
 
 

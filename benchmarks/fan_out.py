@@ -28,7 +28,7 @@ from functools import partial
 from benchmarks._fan_out.members import FanOutMethod, Receivers, Where, fleet
 from benchmarks._fan_out.network import network, reshape, sent, why_not
 from benchmarks._options import parser, subjects_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from trinity_bus.weights.layout import chunk_hash
 
 MBIT_S = 200
@@ -61,11 +61,11 @@ def scaling(size: Size, places: Sequence[Where], method: FanOutMethod) -> tuple[
     for count in size.members:
         with fleet(places[: count + 1], size.nbytes, method=method) as members:
             times[count] = median(members, size.rounds)
-        rows.append(Row(f"{cards}, {count} members: until all have it", times[count], "s", better="lower"))
+        rows.append(less(f"{cards}, {count} members: until all have it", times[count], "s"))
         if count > 1:
             goal = {FEW: FEW_GOAL, MANY: MANY_GOAL}.get(count)
             title = f"{cards}, {count} members: over the time for one"
-            rows.append(Row(title, times[count] / times[1], "", goal, "lower"))
+            rows.append(less(title, times[count] / times[1], "", goal))
     return rows, times
 
 
@@ -79,14 +79,12 @@ def shaped(size: Size, method: FanOutMethod) -> list[Row]:
                 members.round()
                 killed.append(members.round(victim=number * most // size.kills))
     rows += late(size, times[1], method)
-    title = f"{cards}, {most} members, one killed"
-    rows.append(Row(f"{title}: the others have it, over nobody killed, median",
-                    statistics.median(killed) / times[most], "", KILL_GOAL, "lower"))  # fmt: skip
-    rows.append(Row(f"{title}: the others have it, over nobody killed, worst",
-                    max(killed) / times[most], "", better="lower"))  # fmt: skip
+    others = f"{cards}, {most} members, one killed: the others have it, over nobody killed"
+    rows.append(less(f"{others}, median", statistics.median(killed) / times[most], "", KILL_GOAL))
+    rows.append(less(f"{others}, worst", max(killed) / times[most], ""))
     for what, digest in (("chunks", chunk_hash), ("bytes by SHA-256 at either end", sha256)):
-        rows.append(Row(f"{cards}: hashing all {what}, over the transfer to one",
-                        hashing(size.nbytes, digest) / times[1], "", HASH_GOAL, "lower"))  # fmt: skip
+        share = hashing(size.nbytes, digest) / times[1]
+        rows.append(less(f"{cards}: hashing all {what}, over the transfer to one", share, "", HASH_GOAL))
     return rows
 
 
@@ -106,14 +104,12 @@ def late(size: Size, alone_s: float, method: FanOutMethod) -> list[Row]:
                     took.append(members.join_late(joiners))
                     cards.append(sent(places[0]) - before[0])
     title = f"{BY[method]}{MBIT_S} Mbit/s, {len(have_it)} have it, {len(joiners)} join late"
+    this, sent_share = "until these have it, over the time for one", max(cards) / size.nbytes
     return [
-        Row(f"{title}: until these have it, over the time for one",
-            statistics.median(took) / alone_s, "", LATE_GOAL, "lower"),
-        Row(f"{title}: what the trainer's card sends, over the version, worst",
-            max(cards) / size.nbytes, "", CARD_GOAL, "lower"),
-        Row(f"{title}, a holder killed: until these have it, over the time for one, worst",
-            max(killed) / alone_s, "", LATE_GOAL, "lower")
-    ]  # fmt: skip
+        less(f"{title}: {this}", statistics.median(took) / alone_s, "", LATE_GOAL),
+        less(f"{title}: what the trainer's card sends, over the version, worst", sent_share, "", CARD_GOAL),
+        less(f"{title}, a holder killed: {this}, worst", max(killed) / alone_s, "", LATE_GOAL),
+    ]
 
 
 def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: list[int], alone_s: float) -> None:
@@ -136,13 +132,12 @@ def slow(size: Size, method: FanOutMethod) -> list[Row]:
             disturbed.append(members.round(slow=victim))
     usual = statistics.median(undisturbed)
     title = f"{BY[method]}{SLOW_MBIT_S} Mbit/s, {size.slow_mib} MiB, {most} members"
+    others = f"{title}, the card of one at 1 %: the others have it, over none slow"
     return [
-        Row(f"{title}: until all have it", usual, "s", better="lower"),
-        Row(f"{title}, the card of one at 1 %: the others have it, over none slow, median",
-            statistics.median(disturbed) / usual, "", SLOW_GOAL, "lower"),
-        Row(f"{title}, the card of one at 1 %: the others have it, over none slow, worst",
-            max(disturbed) / usual, "", better="lower")
-    ]  # fmt: skip
+        less(f"{title}: until all have it", usual, "s"),
+        less(f"{others}, median", statistics.median(disturbed) / usual, "", SLOW_GOAL),
+        less(f"{others}, worst", max(disturbed) / usual, ""),
+    ]
 
 
 def loopback(size: Size) -> list[Row]:
@@ -159,8 +154,8 @@ def loopback(size: Size) -> list[Row]:
                     times[members].append(members.round())
         with_it, without = (statistics.median(times[members]) for members in (new, old))
         members_are = f"loopback, {count} member{'s' * (count > 1)}"
-        rows.append(Row(f"{members_are}: until all have it", with_it, "s", better="lower"))
-        rows.append(Row(f"{members_are}: over the time without fan-out", with_it / without, "", BESIDE_GOAL, "lower"))
+        rows.append(less(f"{members_are}: until all have it", with_it, "s"))
+        rows.append(less(f"{members_are}: over the time without fan-out", with_it / without, "", BESIDE_GOAL))
     return rows
 
 

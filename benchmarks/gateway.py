@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks._cluster import cluster_to_measure, environment, make_topics, service
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
@@ -150,9 +150,9 @@ def main() -> None:
             Row("gateway over bare vLLM server, requests per second", statistics.median(ratios), "", 0.95),
             Row("gateway", statistics.median(speeds["gateway"]), "requests/s"),
             Row("bare vLLM server", statistics.median(speeds["bare"]), "requests/s"),
-            Row("added latency, p50", added[0], "ms", 5.0, better="lower"),
-            Row("added latency, p99", added[1], "ms", 25.0, better="lower"),
-            Row("latency of the bare server, p50", points["bare"][49] * 1000, "ms", better="lower"),
+            less("added latency, p50", added[0], "ms", 5.0),
+            less("added latency, p99", added[1], "ms", 25.0),
+            less("latency of the bare server, p50", points["bare"][49] * 1000, "ms"),
         ],
         options,
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],

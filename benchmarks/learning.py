@@ -23,7 +23,7 @@ import torch
 
 from benchmarks._options import parser
 from benchmarks._records import groups_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from schemas.experience import ExperienceGroup, Float32, Rollout
 from schemas.task import Task
 from trinity_bus.config import TrainerSettings
@@ -196,10 +196,6 @@ def curves(objectives: Sequence[str], seeds: int, size: Size, folder: Path) -> d
     return found
 
 
-def steps_to(goal: float, rewards: Sequence[float]) -> int | None:
-    return next((step for step, reward in enumerate(rewards) if reward > goal), None)
-
-
 def plot(found: dict[str, list[list[float]]], path: Path) -> None:
     import matplotlib as mpl
 
@@ -232,12 +228,12 @@ def main() -> None:
         found = curves(objectives, seeds, size, Path(folder))
     rows = []
     for objective, runs in found.items():
-        reached = [steps_to(GOAL, rewards) for rewards in runs]
+        reached = (next((step for step, reward in enumerate(rewards) if reward > GOAL), None) for rewards in runs)
         known = [steps for steps in reached if steps is not None]
         rows.append(Row(f"{objective}: runs over 0.9 within {STEPS} steps", len(known), f"of {seeds}", goal=seeds))
         if known:
-            rows.append(Row(f"{objective}: steps to it, median", statistics.median(known), "", better="lower"))
-            rows.append(Row(f"{objective}: steps to it, most", max(known), "", better="lower"))
+            rows.append(less(f"{objective}: steps to it, median", statistics.median(known), ""))
+            rows.append(less(f"{objective}: steps to it, most", max(known), ""))
     if not options.short:
         plot(found, PLOT)
     report("learning", f"Objectives on the demo's model and tasks, {seeds} seeds each", rows, options)

@@ -18,7 +18,6 @@ the peak is of their proportional shares, as they are found every tenth of a sec
 
 import argparse
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
@@ -33,9 +32,10 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks._demos import held_bytes
 from benchmarks._options import parser, real_model
 from benchmarks._records import announce
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import write_tokenizer
 from benchmarks._workload import DEMO, SMOLLM2
 from benchmarks.training import WORKLOADS, make_groups, make_model
@@ -103,10 +103,7 @@ def run(engine: str, folder: Path, steps: int, load: str) -> dict[str, Any]:
     assert budget != "auto"
     told = settings.model_copy(update={"micro_batch_tokens": min(budget, most)})
     need = trainer_need(trainer.shape, told, None, 1)
-    return {
-        "peaks": peaks,
-        "formula": need.total / _MIB,
-    }
+    return {"peaks": peaks, "formula": need.total / _MIB}
 
 
 class SharedPeak:
@@ -120,9 +117,8 @@ class SharedPeak:
     def _look(self) -> None:
         own = psutil.Process()
         while not self._over.wait(_LOOK_S):
-            self._most = max(
-                self._most, sum(map(_share_mib, [own.pid, *(one.pid for one in own.children(recursive=True))]))
-            )
+            together = sum(map(held_bytes, [own, *own.children(recursive=True)]))
+            self._most = max(self._most, together / _MIB)
 
     def take(self) -> float:
         most, self._most = self._most, 0.0
@@ -130,14 +126,6 @@ class SharedPeak:
 
     def end(self) -> None:
         self._over.set()
-
-
-def _share_mib(process: int) -> float:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
 
 
 async def draw(folder: Path, steps: int) -> dict[str, Any]:
@@ -192,10 +180,10 @@ def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
         goal = PEAK_GOAL_MIB if load == SMOLLM2.name and engine == "megatron" else None
         growth = told["peaks"][-1] / second - 1
         rows += [
-            Row(f"{what}: peak", peak, "MiB", goal=goal, better="lower"),
-            Row(f"{what}: the formula", told["formula"], "MiB", better="lower"),
-            Row(f"{what}: the formula is off by", abs(told["formula"] / peak - 1), "", goal=OFF_GOAL, better="lower"),
-            Row(f"{what}: the last step's peak above the second's", growth, "", goal=GROWTH_GOAL, better="lower"),
+            less(f"{what}: peak", peak, "MiB", goal),
+            less(f"{what}: the formula", told["formula"], "MiB"),
+            less(f"{what}: the formula is off by", abs(told["formula"] / peak - 1), "", OFF_GOAL),
+            less(f"{what}: the last step's peak above the second's", growth, "", GROWTH_GOAL),
         ]
     return rows
 

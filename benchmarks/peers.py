@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks._demos import ROOT, Watch, run_demo, watched
 from benchmarks._options import REAL, TOY, parser, subjects_of
 from benchmarks._records import groups_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks.training import seconds
 from schemas.experience import Rollout
 from trinity_bus.config import KafkaSettings
@@ -87,20 +87,20 @@ class Ran:
 
     def rows(self, goal: float | None) -> list[Row]:
         first = self.steps[0]["rewarded_at"] - self.watch.began
-        found = [Row(f"{self.name}: command to first reward", first, "s", better="lower")]
+        found = [less(f"{self.name}: command to first reward", first, "s")]
         if goal is not None:
             above = next((i for i, step in enumerate(self.steps) if step["reward"] >= goal), None)
             if above is None:
                 raise SystemExit(f"{self.name} has not reached a reward of {goal} in {len(self.steps)} steps")
             until = self.steps[above]["rewarded_at"] - self.watch.began
-            found.append(Row(f"{self.name}: command to reward {goal:g}", until, "s", better="lower"))
-            found.append(Row(f"{self.name}: steps to reward {goal:g}", above + 1, "", better="lower"))
+            found.append(less(f"{self.name}: command to reward {goal:g}", until, "s"))
+            found.append(less(f"{self.name}: steps to reward {goal:g}", above + 1, ""))
         return [
             *found,
-            Row(f"{self.name}: a step", self.step_s, "s", better="lower"),
-            Row(f"{self.name}: a step, of the processor", self.step_cpu_s, "CPU s", better="lower"),
-            Row(f"{self.name}: the training in it", self.training_s, "s", better="lower"),
-            Row(f"{self.name}: peak memory", self.watch.peak_bytes / 2**20, "MiB", better="lower"),
+            less(f"{self.name}: a step", self.step_s, "s"),
+            less(f"{self.name}: a step, of the processor", self.step_cpu_s, "CPU s"),
+            less(f"{self.name}: the training in it", self.training_s, "s"),
+            less(f"{self.name}: peak memory", self.watch.peak_bytes / 2**20, "MiB"),
             Row(f"{self.name}: reward of the last batch", self.steps[-1]["reward"], ""),
             Row(f"{self.name}: held-out prompts answered exactly", self.exact, ""),
         ]
@@ -218,15 +218,15 @@ def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> 
     our_cpu = statistics.median(match.engine_cpu_s(steps)[1:])
     same = f"training on a step's samples, {'one thread' if alike == 1 else f'{alike} threads'}"
     rows += [
-        Row(f"TRL: {same}", their_cpu, "CPU s", better="lower"),
-        Row(f"engine: {same}", our_cpu, "CPU s", better="lower"),
+        less(f"TRL: {same}", their_cpu, "CPU s"),
+        less(f"engine: {same}", our_cpu, "CPU s"),
         _ratio(SAME, our_cpu, their_cpu, goals),
     ]
     return rows
 
 
 def _ratio(metric: str, ours: float, theirs: float, goals: Mapping[str, float]) -> Row:
-    return Row(metric, ours / theirs, "", goals.get(metric), "lower")
+    return less(metric, ours / theirs, "", goals.get(metric))
 
 
 def over_seeds(found: Sequence[Sequence[Row]]) -> list[Row]:

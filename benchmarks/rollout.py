@@ -20,8 +20,9 @@ import multiprocessing
 import secrets
 import statistics
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from benchmarks._children import Side
 from benchmarks._cluster import cluster_to_measure, make_topics
 from benchmarks._options import parser, subjects_of
 from benchmarks._records import announce
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
@@ -178,22 +179,26 @@ def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) 
     ]
 
 
+@dataclass(slots=True)
 class Bench:
-    def __init__(
-        self, side: Side, producer: Producer, events: Reader, *, short: bool, tokenizer: Tokenizer | None = None
-    ) -> None:
-        self.side = side
-        self.tokenizer = tokenizer
-        self.producer = producer
-        self.events = events
-        self.short = short
-        self.incarnation = ""
+    """One explorer's process, and the log."""
 
-    async def join(self, model: Path, epoch: int, known: str = "") -> None:
-        while (found := await incarnation(self.events)) == known:
-            """One that is gone, and was heard late."""
-        self.incarnation = found
-        await serve_weights(self.producer, self.events, found, model, epoch=epoch)
+    side: Side
+    drawn: "Synchronized[int]"
+    """Tokens, by its engine."""
+    start_s: float
+    producer: Producer
+    events: Reader
+    short: bool
+    tokenizer: Tokenizer | None = None
+    known: str = ""
+    """The incarnation before, which may be heard late."""
+    incarnation: str = ""
+
+    async def join(self, model: Path, epoch: int) -> None:
+        while self.incarnation in ("", self.known):
+            self.incarnation = await incarnation(self.events)
+        await serve_weights(self.producer, self.events, self.incarnation, model, epoch=epoch)
 
     async def speeds(self, in_flight: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
         """Tokens per second of the bare engine and through the explorer, in each round."""
@@ -274,7 +279,7 @@ class Bench:
             in_mesh[at] = statistics.fmean(seconds) - engine
         return (after.cached - before.cached) / before.block / shared, in_mesh[LATE] / in_mesh[EARLY]
 
-    async def amid_a_version(self, model: Path, version: int | None, name: str, drawn: "Synchronized[int]") -> float:
+    async def amid_a_version(self, model: Path, version: int | None, name: str) -> float:
         """Return the seconds of some responses, to half of which a version comes; None: none does."""
         tasks, tokens = (1 if self.short else SHORT_TASKS), IN_FLIGHT[16]
         prompt = [" ".join(f"t{t}" for t in tokens_of) for tokens_of in prompts(tasks)]
@@ -284,13 +289,13 @@ class Bench:
             announced = announced_version(
                 publisher, self.incarnation, model, name=NAME, epoch=100 + version, version=version
             )
-        half, began, open_orders = drawn.value + tasks * GROUP * tokens // 2, time.perf_counter(), tasks
+        half, began, open_orders = self.drawn.value + tasks * GROUP * tokens // 2, time.perf_counter(), tasks
         for number in range(tasks):
             own = {"task_id": f"{name}/{number}", "prompt": prompt[number]}
             task = Task(workflow="math", answer="t9", sampling=sampling, **own)
             order = order_of(task, self.incarnation, repeat_times=GROUP)
             await self.producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
-        while announced is not None and drawn.value < half:  # noqa: ASYNC110 - another process counts
+        while announced is not None and self.drawn.value < half:  # noqa: ASYNC110 - another process counts
             await asyncio.sleep(0.001)
         waits_for = set() if announced is None else {WeightsSynced}
         if announced is not None:
@@ -307,26 +312,26 @@ class Bench:
         publisher.close()
         return took
 
-    async def over_versions(self, model: Path, rounds: int, drawn: "Synchronized[int]") -> float:
+    async def over_versions(self, model: Path, rounds: int) -> float:
         """Return by how many milliseconds responses take longer because a version comes amid them, the median."""
         longer = []
         for number in range(rounds + 1):
-            without = await self.amid_a_version(model, None, f"without/{number}", drawn)
-            amid = await self.amid_a_version(model, number + 1, f"amid/{number}", drawn)
+            without = await self.amid_a_version(model, None, f"without/{number}")
+            amid = await self.amid_a_version(model, number + 1, f"amid/{number}")
             if number or self.short:
                 longer.append(1000 * (amid - without))
         return statistics.median(longer)
 
-    async def until_half(self, tasks: list[Task], drawn: "Synchronized[int]") -> tuple[set[str], dict[str, Position]]:
+    async def until_half(self, tasks: list[Task]) -> tuple[set[str], dict[str, Position]]:
         """Begin conversations, and return once half is drawn: which have ended, and where the turns of others begin."""
         # Conversations that began together turn together: the moment is any within a turn, not the end of one.
-        half = drawn.value + len(tasks) * TURNS * DRAWN // 2 + secrets.randbelow(len(tasks) * DRAWN)
+        half = self.drawn.value + len(tasks) * TURNS * DRAWN // 2 + secrets.randbelow(len(tasks) * DRAWN)
         for task in tasks:
             order = order_of(task, self.incarnation)
             await self.producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
         ended: set[str] = set()
         begun: dict[str, Position] = {}
-        while drawn.value < half:
+        while self.drawn.value < half:
             for received in await self.events.batch(0.01):
                 if isinstance(received.record, RolloutFinished):
                     ended.add(received.record.task_id)
@@ -335,65 +340,58 @@ class Bench:
         return ended, begun
 
 
-@contextmanager
-def explorer_process(settings: Settings) -> Iterator[tuple[Side, "Synchronized[int]"]]:
-    """Provide an explorer in a process of its own, and the count of the tokens that it has drawn."""
+@asynccontextmanager
+async def explored(settings: Settings, model: Path, epoch: int, **of_bench: Any) -> AsyncIterator[Bench]:
+    """Provide an explorer in a process of its own, with weights; it ends by itself, unless it was killed."""
     drawn = multiprocessing.get_context("spawn").Value("q", 0)
     side = Side(explorer_side, settings, drawn)
     try:
-        yield side, drawn
+        bench = Bench(side, drawn, start_s=await asyncio.to_thread(side.pipe.recv), **of_bench)
+        await bench.join(model, epoch)
+        yield bench
+        if side.process.is_alive():
+            side.pipe.send(None)
+            await asyncio.to_thread(side.process.join)
     finally:
         side.end()
 
 
 async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
+    tasks = conversations(2 if short else TURNS, TURNS, DRAWN, keep=True, name="killed")
+    kept_caches = settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"caches": "kept"})})
     async with (
         Bus(settings.kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
         bus.reader(EXPLORER_EVENTS, start="end") as events,
     ):
-        tasks = conversations(2 if short else TURNS, TURNS, DRAWN, keep=True, name="killed")
-        with explorer_process(settings) as (side, drawn):
-            start_s = await asyncio.to_thread(side.pipe.recv)
-            bench = Bench(side, producer, events, short=short)
-            await bench.join(model, 1)
+        own: dict[str, Any] = {"producer": producer, "events": events, "short": short}
+        async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(IN_FLIGHT, rounds)
             kept = await bench.kept_over_not(rounds)
             hits, growth = await bench.many_turns()
-            before = drawn.value
-            ended, begun = await bench.until_half(tasks, drawn)
-            side.end()
-            total = drawn.value - before
-        with explorer_process(settings) as (side, drawn):
-            await asyncio.to_thread(side.pipe.recv)
-            again = Bench(side, producer, events, short=short)
-            await again.join(model, 2, bench.incarnation)
+            before = bench.drawn.value
+            ended, begun = await bench.until_half(tasks)
+            bench.side.end()
+            total = bench.drawn.value - before
+        async with explored(settings, model, 2, known=bench.incarnation, **own) as again:
             rest = [task for task in tasks if task.task_id not in ended]
             orders = [order_of(task, again.incarnation, attempt=2, turns=begun.get(task.task_id)) for task in rest]
             await answered(producer, events, orders, len(orders))
-            total += drawn.value
-            longer = {"recomputed": await again.over_versions(model, 2 * rounds, drawn)}
-            side.pipe.send(None)
-            await asyncio.to_thread(side.process.join)
-        kept_caches = settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"caches": "kept"})})
-        with explorer_process(kept_caches) as (side, drawn):
-            await asyncio.to_thread(side.pipe.recv)
-            third = Bench(side, producer, events, short=short)
-            await third.join(model, 3, again.incarnation)
-            longer["kept"] = await third.over_versions(model, 2 * rounds, drawn)
-            side.pipe.send(None)
-            await asyncio.to_thread(side.process.join)
+            total += again.drawn.value
+            longer = {"recomputed": await again.over_versions(model, 2 * rounds)}
+        async with explored(kept_caches, model, 3, known=again.incarnation, **own) as third:
+            longer["kept"] = await third.over_versions(model, 2 * rounds)
     needed = len(tasks) * TURNS * DRAWN
     rows += [
         Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
         Row("blocks found in the prefix cache over those shared", hits, "", 0.9),
-        Row(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5, better="lower"),
-        Row("tokens drawn twice after a SIGKILL", 100 * (total - needed) / needed, "%", 5.0, better="lower"),
+        less(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5),
+        less("tokens drawn twice after a SIGKILL", 100 * (total - needed) / needed, "%", 5.0),
         *(
-            Row(f"responses in flight over a version, caches {caches}: longer by", value, "ms", better="lower")
+            less(f"responses in flight over a version, caches {caches}: longer by", value, "ms")
             for caches, value in longer.items()
         ),
-        Row("start of engine and runners", start_s, "s", better="lower"),
+        less("start of engine and runners", bench.start_s, "s"),
     ]
     notes.append(f"ratios, kept or not: {', '.join(f'{ratio:.3f}' for ratio in kept)}")
     return rows, notes
@@ -405,14 +403,11 @@ async def measure_real(settings: Settings, model: Path, rounds: int, *, short: b
         bus.producer() as producer,
         bus.reader(EXPLORER_EVENTS, start="end") as events,
     ):
-        with explorer_process(settings) as (side, _):
-            start_s = await asyncio.to_thread(side.pipe.recv)
-            bench = Bench(side, producer, events, short=short, tokenizer=load_tokenizer(str(model)))
-            await bench.join(model, 1)
+        tokenizer = load_tokenizer(str(model))
+        own: dict[str, Any] = {"producer": producer, "events": events, "short": short, "tokenizer": tokenizer}
+        async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(REAL_IN_FLIGHT, rounds)
-            side.pipe.send(None)
-            await asyncio.to_thread(side.process.join)
-    return [*rows, Row("start of engine and runners", start_s, "s", better="lower")], notes
+    return [*rows, less("start of engine and runners", bench.start_s, "s")], notes
 
 
 def main() -> None:

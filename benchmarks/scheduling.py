@@ -22,7 +22,7 @@ import uvloop
 
 from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._scheduling import consumer, crash, fleet, memory, throughput
 from benchmarks._scheduling.explorer import THINK_S
 from benchmarks._scheduling.mesh import Mesh, mesh, ready
@@ -62,7 +62,7 @@ class Size:
 
 SHORT = Size(
     fleets=(1,), warm_up=BATCH, tasks=2 * BATCH, offered=2 * BATCH, batches=4, positions=1, victims=("coordinator",),
-    queued=2 * BATCH, fill=2 * BATCH, work_s=1.0,
+    queued=2 * BATCH, fill=2 * BATCH, work_s=1.0
 )  # fmt: skip
 
 SETTINGS = {
@@ -86,19 +86,19 @@ def throughput_rows(cluster: Cluster, size: Size) -> list[Row]:
         all_us, bare_us = sum(saturated.cpu_us.values()), sum(bare.cpu_us.values())
         rows += [
             Row(f"{name}: end to end", saturated.rate, "tasks/s"),
-            Row(f"{latency}, p50", saturated.latency(0.5), "ms", better="lower"),
-            Row(f"{latency}, p99", saturated.latency(0.99), "ms", goal=GOAL_P99_MS, better="lower"),
-            Row(f"{latency}, all produced, p50", saturated.latency(0.5, produced=True), "ms", better="lower"),
-            Row(f"{latency}, all produced, p99", saturated.latency(0.99, produced=True), "ms", better="lower"),
+            less(f"{latency}, p50", saturated.latency(0.5), "ms"),
+            less(f"{latency}, p99", saturated.latency(0.99), "ms", GOAL_P99_MS),
+            less(f"{latency}, all produced, p50", saturated.latency(0.5, produced=True), "ms"),
+            less(f"{latency}, all produced, p99", saturated.latency(0.99, produced=True), "ms"),
             Row(f"{name}, {MANY} under way: end to end", most.rate, "tasks/s", goal=GOAL_RATE),
-            Row(f"{name}, {MANY} under way: last result to FINALIZED, p50", most.latency(0.5), "ms", better="lower"),
-            Row(f"{name}, {MANY} under way: last result to FINALIZED, p99", most.latency(0.99), "ms", better="lower"),
+            less(f"{name}, {MANY} under way: last result to FINALIZED, p50", most.latency(0.5), "ms"),
+            less(f"{name}, {MANY} under way: last result to FINALIZED, p99", most.latency(0.99), "ms"),
             *(row for rate, measured in offered.items() for row in _offered_rows(f"{name}: the same", rate, measured)),
-            *(Row(f"{name}: CPU of {role}", us, "us/task", better="lower") for role, us in saturated.cpu_us.items()),
-            Row(f"{name}: CPU of all", all_us, "us/task", better="lower"),
+            *(less(f"{name}: CPU of {role}", us, "us/task") for role, us in saturated.cpu_us.items()),
+            less(f"{name}: CPU of all", all_us, "us/task"),
             Row(f"{name}: bare aiokafka, 2 records a task", bare.rate, "tasks/s"),
-            Row(f"{name}: CPU of bare aiokafka and its broker", bare_us, "us/task", better="lower"),
-            Row(f"{name}: CPU of all over that", all_us / bare_us, "x", goal=GOAL_OVER_AIOKAFKA, better="lower"),
+            less(f"{name}: CPU of bare aiokafka and its broker", bare_us, "us/task"),
+            less(f"{name}: CPU of all over that", all_us / bare_us, "x", GOAL_OVER_AIOKAFKA),
         ]
     return rows
 
@@ -106,8 +106,8 @@ def throughput_rows(cluster: Cluster, size: Size) -> list[Row]:
 def _offered_rows(name: str, rate: float, offered: throughput.Measured) -> list[Row]:
     goal = GOAL_P99_MS if rate == max(OFFERED_RATES) else None
     return [
-        Row(f"{name} at {rate:g} tasks/s, p50", offered.latency(0.5), "ms", better="lower"),
-        Row(f"{name} at {rate:g} tasks/s, p99", offered.latency(0.99), "ms", goal=goal, better="lower"),
+        less(f"{name} at {rate:g} tasks/s, p50", offered.latency(0.5), "ms"),
+        less(f"{name} at {rate:g} tasks/s, p99", offered.latency(0.99), "ms", goal),
     ]
 
 
@@ -154,7 +154,7 @@ def fleet_rows(batches: int) -> list[Row]:
         rows += [
             Row(f"{name}: busy", spent.busy, "", goal=goal),
             Row(f"{name}: spent on what counts", spent.useful, ""),
-            Row(f"{name}: mean staleness", spent.staleness, "versions", better="lower"),
+            less(f"{name}: mean staleness", spent.staleness, "versions"),
         ]
     rows.append(Row("best possible: no batches, no versions: busy", fleet.best_possible(batches, SEED), ""))
     return rows
@@ -174,21 +174,20 @@ def crash_rows(cluster: Cluster, size: Size) -> list[Row]:
 
         cost = uvloop.run(measure())
     crashes = len(cost.crashes)
+
+    def recovered(victim: str) -> float:
+        return statistics.median(one.recovered_s for one in cost.crashes if one.victim == victim)
+
     name = f"{crashes} crashes, {cost.trajectories:,} trajectories"
     lost = "trajectory-seconds lost per crash"
     return [
-        Row(f"{name}: {lost}", cost.again_s / crashes, "s", goal=0, better="lower"),
-        Row(f"{name}: trajectories generated again", cost.again, "", goal=0, better="lower"),
-        Row(f"{name}: tasks not answered exactly once", cost.unanswered, "", goal=0, better="lower"),
-        Row(f"computed for the same: {lost}, buffer in memory", sum(cost.memory_s) / crashes, "s", better="lower"),
-        Row(f"computed for the same: {lost}, saved at checkpoints", sum(cost.saved_s) / crashes, "s", better="lower"),
+        less(f"{name}: {lost}", cost.again_s / crashes, "s", 0),
+        less(f"{name}: trajectories generated again", cost.again, "", 0),
+        less(f"{name}: tasks not answered exactly once", cost.unanswered, "", 0),
+        less(f"computed for the same: {lost}, buffer in memory", sum(cost.memory_s) / crashes, "s"),
+        less(f"computed for the same: {lost}, saved at checkpoints", sum(cost.saved_s) / crashes, "s"),
         *(
-            Row(
-                f"{victim}: SIGKILL to the next trained step, median",
-                statistics.median(one.recovered_s for one in cost.crashes if one.victim == victim),
-                "s",
-                better="lower",
-            )
+            less(f"{victim}: SIGKILL to the next trained step, median", recovered(victim), "s")
             for victim in size.victims
         ),
     ]
@@ -209,9 +208,9 @@ def memory_rows(cluster: Cluster, size: Size) -> list[Row]:
         name = role if share == 1 else f"{role}, each"
         held = [rss[role] / share for _, rss in points]
         for (when, _), mib in zip(points, held, strict=True):
-            rows.append(Row(f"memory of {name}: {when}", mib, "MiB", better="lower"))
+            rows.append(less(f"memory of {name}: {when}", mib, "MiB"))
         growth = max(held) - held[0]
-        rows.append(Row(f"memory of {name}: growth", growth, "MiB", goal=GOAL_GROWTH_MIB, better="lower"))
+        rows.append(less(f"memory of {name}: growth", growth, "MiB", GOAL_GROWTH_MIB))
     return rows
 
 

@@ -20,7 +20,7 @@ import uvloop
 
 from benchmarks._cluster import cluster_to_measure
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._scheduling.mesh import mesh
 from benchmarks._soak import live, records
 from benchmarks._soak.growth import MIN_POINTS, Points, grows, growth
@@ -42,8 +42,8 @@ def grown(name: str, points: Points, unit: str, goal: float | None) -> list[Row]
     if len(points) < MIN_POINTS:
         return []
     return [
-        Row(f"{name}: most", max(value for _, value in points), unit, better="lower"),
-        Row(f"{name}: growth", growth(points), unit, goal=goal, better="lower"),
+        less(f"{name}: most", max(value for _, value in points), unit),
+        less(f"{name}: growth", growth(points), unit, goal),
     ]
 
 
@@ -52,7 +52,7 @@ def live_rows(found: live.Soaked) -> list[Row]:
         Row("live: minutes", found.seconds / 60, "min"),
         Row("live: kills", found.kills, ""),
         Row("live: tasks", found.tasks, ""),
-        Row("live: tasks not answered exactly once", found.unanswered, "", goal=0, better="lower"),
+        less("live: tasks not answered exactly once", found.unanswered, "", 0),
     ]
     for service, held in found.held.items():
         # The trainer's side is fake: what it holds says nothing.
@@ -93,7 +93,7 @@ def coordinator_rows(name: str, rate: float, found: records.Passed) -> list[Row]
     return [
         *rows,
         Row(f"{name}: collections", len(found.ways), ""),
-        Row(f"{name}: collections that grow", len(growing(found)), "", goal=0, better="lower"),
+        less(f"{name}: collections that grow", len(growing(found)), "", 0),
     ]
 
 

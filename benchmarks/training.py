@@ -30,7 +30,7 @@ import torch
 from benchmarks._options import parser, subjects_of
 from benchmarks._records import groups_of
 from benchmarks._replay import replaying
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import TinyShape, make_tiny_qwen3
 from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
@@ -134,11 +134,11 @@ def one_rank(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], re
     compared = (
         Row(f"{load.name}: packed over padded tokens/s", theirs / ours, "", goal=PACKING_GOAL)
         if load.ragged
-        else Row(f"{load.name}: Megatron over plain", ours / theirs, "", goal=load.overhead_goal, better="lower")
+        else less(f"{load.name}: Megatron over plain", ours / theirs, "", load.overhead_goal)
     )
     return [
-        Row(f"{load.name}: Megatron's engine", ours, "CPU s", better="lower"),
-        Row(f"{load.name}: plain engine", theirs, "CPU s", better="lower"),
+        less(f"{load.name}: Megatron's engine", ours, "CPU s"),
+        less(f"{load.name}: plain engine", theirs, "CPU s"),
         compared,
         Row(f"{load.name}: throughput", tokens / ours, "tokens/CPU s"),
     ], wall
@@ -186,17 +186,12 @@ def _publishing(
     engine.leave()
     a_step, a_save, a_staging = (statistics.median(column) for column in (alone, waits, staged))
     return [
-        Row(f"{load.name}: a step", a_step, "s", better="lower"),
-        Row(f"{load.name}: the copy of a checkpoint", a_save, "s", better="lower"),
-        Row(f"{load.name}: a save blocks, of a step", a_save / a_step, "", goal=SAVE_GOAL, better="lower"),
-        Row(
-            f"{load.name}: the step beside its files over one alone",
-            statistics.median(beside) / a_step,
-            "",
-            better="lower",
-        ),
-        Row(f"{load.name}: staging a version", a_staging, "s", better="lower"),
-        Row(f"{load.name}: a staged publication, of a step", a_staging / a_step, "", goal=STAGED_GOAL, better="lower"),
+        less(f"{load.name}: a step", a_step, "s"),
+        less(f"{load.name}: the copy of a checkpoint", a_save, "s"),
+        less(f"{load.name}: a save blocks, of a step", a_save / a_step, "", SAVE_GOAL),
+        less(f"{load.name}: the step beside its files over one alone", statistics.median(beside) / a_step, ""),
+        less(f"{load.name}: staging a version", a_staging, "s"),
+        less(f"{load.name}: a staged publication, of a step", a_staging / a_step, "", STAGED_GOAL),
     ]
 
 

@@ -41,7 +41,7 @@ from safetensors.torch import load_file
 from benchmarks._children import Side
 from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import REAL, parser, subjects_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
 from benchmarks._weight_sync.deltas import delta_rows
 from benchmarks._weight_sync.explorer import LIMIT_S, explorer_side, raw_broadcast, raw_group
@@ -132,12 +132,12 @@ def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool, alo
         ("raw gloo broadcast", "raw", None),
         *([("prepare", "prepare", None), ("pause", "pause", pause_goal)] if engines else []),
     ]
-    yield from (Row(f"{title}: {what}", median(name), "s", goal, "lower") for what, name, goal in told)
+    yield from (less(f"{title}: {what}", median(name), "s", goal) for what, name, goal in told)
     share = statistics.median(result["raw"] / result["transfer"] for result in results)
     yield Row(f"{title}: transfer's share of raw gloo", share, "", SHARE_GOAL if goals else None)
     if engines:
         stood = statistics.median(result["pause"] / result["transfer"] for result in results)
-        yield Row(f"{title}: pause / transfer", stood, "", PAUSE_GOAL if goals else None, better="lower")
+        yield less(f"{title}: pause / transfer", stood, "", PAUSE_GOAL if goals else None)
 
 
 async def run(cluster: Cluster, size: Size, real: Path | None) -> list[Row]:

@@ -45,14 +45,12 @@ class Judge:
         self.__name__ = "judge"
 
     def __call__(self, completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
-        of_one = self._of_numbers if self._chat else self._of_words
-        self.last = [of_one(ids, wanted) for ids, wanted in zip(completion_ids, answer, strict=True)]
+        self.last = [self._reward(ids, wanted) for ids, wanted in zip(completion_ids, answer, strict=True)]
         return list(self.last)
 
-    def _of_numbers(self, ids: list[int], wanted: str) -> float:
-        return number(self._tokenizer.decode(ids, skip_special_tokens=True), wanted)
-
-    def _of_words(self, ids: list[int], wanted: str) -> float:
+    def _reward(self, ids: list[int], wanted: str) -> float:
+        if self._chat:
+            return number(self._tokenizer.decode(ids, skip_special_tokens=True), wanted)
         words = self._tokenizer.convert_ids_to_tokens([token for token in ids if token >= SPECIAL])
         return reward(words, wanted, ended=self._tokenizer.eos_token_id in ids)
 

@@ -22,15 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks._records import completed, step_trained, synced
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    Cancel,
-    Dispatch,
-    ExplorerHeartbeat,
-    ModelVersion,
-    Task,
-)
+from schemas import BatchLifecycleState, BatchRecord, Cancel, Dispatch, ExplorerHeartbeat, ModelVersion, Task
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CoordinatorMachine, Effect, EventArrived, Input, Origin, TaskArrived, Tick, Write
 

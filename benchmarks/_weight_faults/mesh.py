@@ -109,21 +109,17 @@ class FaultyMesh:
         others_s = 0.0
         if victim == "explorer":
             async with asyncio.timeout(limit_s):
-                while not set(self.names[1:]) <= set(self._serving(synchronizer, version)):  # noqa: ASYNC110 - as above
+                while not set(self.names[1:]) <= set(synchronizer.serving(version)):  # noqa: ASYNC110 - as above
                     await asyncio.sleep(_POLL_S)
             others_s = time.monotonic() - killed_at
         started_at = time.monotonic()
         self.start(name)
         async with asyncio.timeout(limit_s):
-            while set(self._serving(synchronizer, version)) != set(self.names):  # noqa: ASYNC110 - as above
+            while set(synchronizer.serving(version)) != set(self.names):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(_POLL_S)
         torn = self.folder / "torn"
         assert not torn.exists(), torn.read_text()
         return Recovery(phase, victim, others_s, time.monotonic() - started_at)
-
-    @staticmethod
-    def _serving(synchronizer: Synchronizer, version: int) -> list[str]:
-        return synchronizer.serving(version)
 
 
 async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s: float = 120.0) -> list[Recovery]:

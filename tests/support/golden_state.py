@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 
+from benchmarks._records import synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -21,7 +22,6 @@ from schemas import (
     StepTrained,
     SubmitBatch,
     Task,
-    WeightsSynced,
 )
 from schemas.codec import decode, encode
 from tests.support.simulation import random_history
@@ -93,7 +93,7 @@ class Rest:
                 case Write(record=Dispatch() as order):
                     answers.append(self._finished_order(order))
                 case Write(record=ModelVersion() as version):
-                    answers += [_synced(version, member.explorer, member.incarnation) for member in version.members]
+                    answers += [synced(version, member.explorer, member.incarnation) for member in version.members]
                 case Write(record=BatchRecord() as batch) if batch.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(encode(batch))
         return answers
@@ -144,18 +144,6 @@ def _beat(explorer: Explorer) -> ExplorerHeartbeat:
         workflows=["math", "rare"],
         pool=explorer.pool or None,
         follows="none" if explorer.fixed else "trainer",
-    )
-
-
-def _synced(version: ModelVersion, explorer: str, incarnation: str) -> WeightsSynced:
-    return WeightsSynced(
-        explorer=explorer,
-        incarnation=incarnation,
-        model=version.model,
-        version=version.version,
-        epoch=version.epoch,
-        ok=True,
-        checksum=version.checksum,
     )
 
 

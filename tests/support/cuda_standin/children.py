@@ -20,8 +20,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-HANGING_S = 5.0
-
 
 def tell(**facts: object) -> None:
     print(json.dumps(facts), flush=True)

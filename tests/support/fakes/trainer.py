@@ -12,7 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained, TrainerHeartbeat
+from benchmarks._records import step_trained, trainer_beat
+from schemas import BatchLifecycleState, BatchRecord
 from schemas.topics import BATCHES, TRAINER_EVENTS
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer
@@ -49,32 +50,13 @@ class Incarnation:
         half.replace(self._checkpoint)
 
     async def publish(self) -> None:
-        step = StepTrained(
-            trainer=NAME,
-            incarnation=self._incarnation,
-            model="policy",
-            step=self.step,
-            version=self.step,
-            batch_id=self.batch_id,
-            publish=True,
-            checksum=f"checksum-{self.step}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        checksum = f"checksum-{self.step}"
+        step = step_trained(self.step, self._incarnation, batch_id=self.batch_id, checksum=checksum)
         await (await self._producer.send(TRAINER_EVENTS, NAME, step))
 
     async def beat(self) -> None:
         while True:
-            alive = TrainerHeartbeat(
-                trainer=NAME,
-                incarnation=self._incarnation,
-                state="ready",
-                model="policy",
-                step=self.step,
-                version=self.step,
-                master_address="127.0.0.1",
-                master_port=1,
-            )
+            alive = trainer_beat(self.step, self._incarnation)
             await (await self._producer.send(TRAINER_EVENTS, NAME, alive))
             await asyncio.sleep(HEARTBEAT_S)
 
