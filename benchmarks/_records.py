@@ -28,12 +28,21 @@ NOWHERE: Final = ("127.0.0.1", 1)
 def completed(order: Dispatch, *, version: int, seconds: float, offset: int = 0, **more: Any) -> RolloutFinished:
     """Return the answer to an order all of whose runs are done, with tokens of one version."""
     runs = order.repeat_times
-    named = {"explorer": order.explorer, "incarnation": order.incarnation, "task_id": order.task.task_id}
-    batch = {"attempt": order.attempt, "batch_id": order.batch_id, "batch_type": "train"}
-    done = {"status": "completed", "completed_runs": runs, "total_runs": runs, "samples": runs, "seconds": seconds}
-    versions = {"version_min": version, "version_max": version, "metrics": [{"reward": 1.0}]}
-    experience = Position(partition=0, offset=offset)
-    return RolloutFinished(**{**named, **batch, **done, **versions, "experience": experience, **more})
+    own: dict[str, Any] = {
+        "explorer": order.explorer,
+        "incarnation": order.incarnation,
+        "task_id": order.task.task_id,
+        "attempt": order.attempt,
+        "batch_id": order.batch_id,
+        "batch_type": "train",
+        "status": "completed",
+        **dict.fromkeys(("completed_runs", "total_runs", "samples"), runs),
+        **dict.fromkeys(("version_min", "version_max"), version),
+        "metrics": [{"reward": 1.0}],
+        "experience": Position(partition=0, offset=offset),
+        "seconds": seconds,
+    }
+    return RolloutFinished(**own | more)
 
 
 def step_trained(version: int, incarnation: str, address: tuple[str, int] = NOWHERE, **more: Any) -> StepTrained:

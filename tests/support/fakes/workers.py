@@ -140,13 +140,16 @@ class FakeExplorer:
         if order.batch_type == "train":
             sent = await producer.send(EXPERIENCES, order.task.task_id, experience(order, self.version))
             position = await sent
-        one = {
-            "batch_type": order.batch_type,
-            "completed_runs": 1,
-            "total_runs": 1,
-            "samples": int(position is not None),
-        }
-        finished = completed(order, version=self.version, seconds=0.001, experience=position, **one)
+        finished = completed(
+            order,
+            version=self.version,
+            seconds=0.001,
+            batch_type=order.batch_type,
+            completed_runs=1,
+            total_runs=1,
+            experience=position,
+            samples=int(position is not None),
+        )
         await producer.send(EXPLORER_EVENTS, self.name, finished, traceparent=received.traceparent)
 
     async def _sync(self, producer: Producer, versions: Any, incarnation: str) -> None:
