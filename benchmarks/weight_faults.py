@@ -27,7 +27,7 @@ def main() -> None:
     sync_timeout_s, explorers = (2.0, 2) if options.short else (5.0, 3)
     methods: tuple[FaultMethod, ...] = ("memory",) if options.short else METHODS
     with cluster_to_measure() as cluster:
-        recovered: defaultdict[tuple[str, str, str], list[Recovery]] = defaultdict(list)
+        recovered: defaultdict[tuple[FaultMethod, str, str], list[Recovery]] = defaultdict(list)
         for method in methods:
             folder = cluster.folder / method
             folder.mkdir()
